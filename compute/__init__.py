@@ -1,0 +1,1 @@
+"""Tensor-expression definitions, one algorithm a file; pure: no target, no schedule."""

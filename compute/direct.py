@@ -1,0 +1,39 @@
+"""Direct convolution (thesis Alg. 1): windows are read where they lie.
+
+    O[n, j, m, x] = sum over c, u, v of I[n, c, m*s + u*d, x*s + v*d] * F[j, c, u, v]
+
+No transformed tensor: extra memory 0. With padding a schedule may stage the few input rows that a strip of output rows needs
+(block `pad`), zeros included; a padded copy of the whole input never exists.
+"""
+
+from __future__ import annotations
+
+from tvm import te
+
+from im2win.compute import nest
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+PAD = "pad"
+
+
+def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes."""
+    inputs = nest.placeholders(conv, pack)
+    at = nest.image(conv, inputs["data"])
+    if any(conv.padding):
+        padded = te.compute((conv.batch, conv.in_channels, *conv.padded_size), at, name=PAD)
+        at = padded.__call__
+    (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
+    channels = conv.in_channels // conv.groups
+    return nest.convolve(
+        conv,
+        pack,
+        inputs,
+        lambda n, g, c, m, x, u, v: at(n, g * channels + c, m * stride_h + u * dilation_h, x * stride_w + v * dilation_w),
+    )
+
+
+def transform_bytes(conv: Conv2d) -> int:
+    """Nothing is transformed."""
+    return 0

@@ -1,0 +1,46 @@
+"""im2col and product (thesis section 2.1.3; Chellapilla et al. 2006).
+
+    M[n, g, (c, u, v), m*Wo + x] = I[n, g*Ci/G + c, m*s + u*d, x*s + v*d]        O = F * M
+
+Every window is stored: N*Ci*Hf*Wf*Ho*Wo elements (eq. 2-5), up to Hf*Wf times the input.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import te
+
+from im2win.compute import nest
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+IM2COL = "im2col"
+
+
+def transform_shape(conv: Conv2d) -> tuple[int, int, int, int]:
+    """Shape of the matrix: [N, groups, Ci/groups * Hf * Wf, Ho * Wo]."""
+    return conv.batch, conv.groups, math.prod(conv.filter_shape[1:]), math.prod(conv.output_size)
+
+
+def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
+    """The im2col matrix of an input of `conv.input_shape`, its K rows in the order of the packed filter."""
+    at, out_w, channels = nest.image(conv, data), conv.output_size[1], conv.in_channels // conv.groups
+    (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
+
+    def element(n: nest.Expr, g: nest.Expr, k: nest.Expr, p: nest.Expr) -> nest.Expr:
+        c, u, v = nest.split_tap(conv, pack, k)
+        return at(n, g * channels + c, p // out_w * stride_h + u * dilation_h, p % out_w * stride_w + v * dilation_w)
+
+    return te.compute(transform_shape(conv), element, name=IM2COL)
+
+
+def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes."""
+    inputs = nest.placeholders(conv, pack)
+    return nest.multiply(conv, pack, inputs, transform(conv, pack, inputs["data"]), strip)
+
+
+def transform_bytes(conv: Conv2d) -> int:
+    """Bytes of the matrix (eq. 2-5)."""
+    return math.prod(transform_shape(conv)) * conv.itemsize

@@ -1,0 +1,24 @@
+"""Implicit GEMM: im2col by index arithmetic, no matrix in memory (Chetlur et al. 2014; the accelerator document's pixel and window offsets).
+
+The definition is im2col's; what differs is where the matrix lives. Here element (k, p) is found from a window offset (c, u, v) and a pixel
+offset (m, x) while a panel of a few output rows is packed beside the product, or read in place where a 1x1 filter makes the matrix the
+input itself. Extra memory: the panels, never the matrix.
+"""
+
+from __future__ import annotations
+
+from tvm import te
+
+from im2win.compute import im2col
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+
+def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes."""
+    return im2col.define(conv, pack, strip)
+
+
+def transform_bytes(conv: Conv2d) -> int:
+    """No whole matrix is ever stored."""
+    return 0

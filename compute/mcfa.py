@@ -1,0 +1,38 @@
+"""MCFA: blocked im2col, one product a block (Fang and Chen, Computer Engineering 45(7), 2019, doi 10.19678/j.issn.1000-3428.0051507).
+
+The input is divided into blocks by output width and filter size: a block is what one strip of output rows needs. Each block is turned
+into its im2col matrix
+
+    M[n, c, u, v, m, x] = I[n, c, m*s + u*d, x*s + v*d]              m over the rows of the block
+
+multiplied, and its outputs land in order. Only blocks exist, one a worker: K * rows * Wo elements each, against im2col's K * Ho * Wo an image.
+"""
+
+from __future__ import annotations
+
+from tvm import te
+
+from im2win.compute import nest
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+BLOCK = "im2col_block"
+
+
+def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes."""
+    inputs = nest.placeholders(conv, pack)
+    at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
+    (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
+    out_h, out_w = conv.output_size
+    matrix = te.compute(
+        (conv.batch, conv.in_channels, *conv.kernel, out_h, out_w),
+        lambda n, c, u, v, m, x: at(n, c, m * stride_h + u * dilation_h, x * stride_w + v * dilation_w),
+        name=BLOCK,
+    )
+    return nest.convolve(conv, pack, inputs, lambda n, g, c, m, x, u, v: matrix[n, g * channels + c, u, v, m, x])
+
+
+def transform_bytes(conv: Conv2d) -> int:
+    """No whole matrix is ever stored."""
+    return 0

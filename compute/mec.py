@@ -1,0 +1,42 @@
+"""Memory-efficient convolution, MEC (Cho and Brand, arXiv 1706.06873).
+
+The input is lowered along its width only: column strip x holds the Wf input columns that output column x sees, over all rows,
+
+    L[n, c, x, y, v] = I[n, c, y, x*s + v*d]              y over the padded height
+
+and the product for output row m multiplies the slice of rows m*s ... m*s + Hf of every strip; slices of neighbouring rows overlap, so
+rows are stored once. Memory: N*Ci*Wo*Hi*Wf elements, about Hf/s times less than im2col.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import te
+
+from im2win.compute import nest
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+LOWERED = "lowered"
+
+
+def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
+    """Shape of the lowered tensor: [N, Ci, Wo, Hi + padding, Wf]."""
+    return conv.batch, conv.in_channels, conv.output_size[1], conv.padded_size[0], conv.kernel[1]
+
+
+def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes."""
+    inputs = nest.placeholders(conv, pack)
+    at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
+    (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
+    lowered = te.compute(transform_shape(conv), lambda n, c, x, y, v: at(n, c, y, x * stride_w + v * dilation_w), name=LOWERED)
+    return nest.convolve(
+        conv, pack, inputs, lambda n, g, c, m, x, u, v: lowered[n, g * channels + c, x, m * stride_h + u * dilation_h, v]
+    )
+
+
+def transform_bytes(conv: Conv2d) -> int:
+    """Bytes of the lowered tensor."""
+    return math.prod(transform_shape(conv)) * conv.itemsize

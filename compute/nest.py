@@ -1,0 +1,145 @@
+"""What every algorithm shares: the tensors a kernel takes, the product with the filters, the epilogue and the way out.
+
+Letters are those of the thesis: n image, j output channel (jo its block, ji inside it), m output row, x output column, c input channel,
+u kernel row, v kernel column. An algorithm is then only its *operand*: where element (n, c, m, x, u, v) of its windows comes from.
+
+The block names below are the contract between compute/ and schedules/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import te, tirx
+
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+
+CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for those that make a matrix
+ROWS = "rows"  # the product with bias and activation, same shape
+TURNED = "turned"  # ROWS in the output's layout, only where a residual is added after it
+OUT = "out"
+
+Expr = Any
+Operand = Callable[[Expr, Expr, Expr, Expr, Expr, Expr, Expr], Expr]
+"""(n, group, c, m, x, u, v) -> element; c counts inside the group."""
+Image = Callable[[Expr, Expr, Expr, Expr], Expr]
+"""(n, c, y, x) -> element, y and x counted in the padded input."""
+
+
+def image(conv: Conv2d, data: te.Tensor) -> Image:
+    """Reads the input at padded coordinates; outside it the value is zero, and no padded copy exists."""
+    top, left, bottom, right = conv.padding
+    nchw = conv.layout == "NCHW"
+
+    def at(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
+        row, col = y - top, x - left
+        value = data[n, c, row, col] if nchw else data[n, row, col, c]
+        inside = []
+        if top or bottom:
+            inside += [row >= 0, row < conv.height]
+        if left or right:
+            inside += [col >= 0, col < conv.width]
+        if not inside:
+            return value
+        zero = tirx.const(0, conv.dtype)
+        return te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, zero)
+
+    return at
+
+
+def placeholders(conv: Conv2d, pack: FilterPack) -> dict[str, te.Tensor]:
+    """The kernel's inputs by name, in the order of `conv.arguments`; filters and bias are packed."""
+    shapes = {
+        "data": conv.input_shape,
+        "filter": pack.shape(conv),
+        "bias": (pack.blocks(conv), pack.block),
+        "residual": conv.output_shape,
+    }
+    return {name: te.placeholder(shapes[name], conv.dtype, name=name) for name in conv.arguments[:-1]}
+
+
+def _tap(conv: Conv2d, pack: FilterPack, c: Expr, u: Expr, v: Expr) -> Expr:
+    kernel_h, kernel_w = conv.kernel
+    return (c * kernel_h + u) * kernel_w + v if pack.order == "cuv" else (c * kernel_w + v) * kernel_h + u
+
+
+def split_tap(conv: Conv2d, pack: FilterPack, k: Expr) -> tuple[Expr, Expr, Expr]:
+    """The inverse of the packing order: K index -> (c, u, v)."""
+    kernel_h, kernel_w = conv.kernel
+    c, tap = k // (kernel_h * kernel_w), k % (kernel_h * kernel_w)
+    return (c, tap // kernel_w, tap % kernel_w) if pack.order == "cuv" else (c, tap % kernel_h, tap // kernel_h)
+
+
+def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], operand: Operand) -> list[te.Tensor]:
+    """The product as a sum over channels, kernel rows and kernel columns, window by window; returns the kernel's arguments."""
+    out_h, out_w = conv.output_size
+    per_group = pack.blocks_per_group(conv)
+    c = te.reduce_axis((0, conv.in_channels // conv.groups), "c")
+    u, v = te.reduce_axis((0, conv.kernel[0]), "u"), te.reduce_axis((0, conv.kernel[1]), "v")
+    taps = [c, u, v] if pack.order == "cuv" else [c, v, u]
+    product = te.compute(
+        (conv.batch, pack.blocks(conv), out_h, out_w, pack.block),
+        lambda n, jo, m, x, ji: te.sum(
+            operand(n, jo // per_group, c, m, x, u, v) * inputs["filter"][jo, _tap(conv, pack, c, u, v), ji], axis=taps
+        ),
+        name=CONV,
+    )
+    return _finish(conv, pack, inputs, product, lambda m, x: (m, x))
+
+
+def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, strip: int) -> list[te.Tensor]:
+    """The product of filters with a matrix [N, groups, K, Ho*Wo] of windows; returns the kernel's arguments.
+
+    Windows are taken in lines of `strip` output rows each (a divisor of Ho), so a register tile may reach across the end of an output row.
+    """
+    out_h, out_w = conv.output_size
+    per_group, line = pack.blocks_per_group(conv), strip * out_w
+    k = te.reduce_axis((0, pack.shape(conv)[1]), "k")
+    product = te.compute(
+        (conv.batch, pack.blocks(conv), out_h // strip, line, pack.block),
+        lambda n, jo, m, p, ji: te.sum(matrix[n, jo // per_group, k, m * line + p] * inputs["filter"][jo, k, ji], axis=[k]),
+        name=CONV,
+    )
+    return _finish(conv, pack, inputs, product, lambda m, x: (m // strip, m % strip * out_w + x))
+
+
+def _activate(activation: str, dtype: str, value: Expr) -> Expr:
+    zero = tirx.const(0, dtype)
+    if activation == "relu":
+        return te.max(value, zero)
+    if activation == "relu6":
+        return te.min(te.max(value, zero), tirx.const(6, dtype))
+    if activation == "silu":
+        one = tirx.const(1, dtype)
+        return value / (one + te.exp(zero - value))
+    return value
+
+
+def _finish(
+    conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], product: te.Tensor, window: Callable[[Expr, Expr], tuple[Expr, Expr]]
+) -> list[te.Tensor]:
+    """Bias and activation on the blocks, then the output in the problem's layout (after the residual, if there is one)."""
+    per_group, group_channels = pack.blocks_per_group(conv), conv.out_channels // conv.groups
+    last = "none" if conv.residual else conv.activation
+
+    def row(n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr) -> Expr:
+        value = product[n, jo, m, x, ji]
+        return _activate(last, conv.dtype, value + inputs["bias"][jo, ji] if conv.bias else value)
+
+    rows = te.compute(product.shape, row, name=ROWS)
+
+    def taken(n: Expr, j: Expr, m: Expr, x: Expr) -> Expr:
+        group, channel = (j // group_channels, j % group_channels) if conv.groups > 1 else (0, j)
+        return rows[(n, group * per_group + channel // pack.block, *window(m, x), channel % pack.block)]
+
+    def axes(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return indices if conv.layout == "NCHW" else (indices[0], indices[3], indices[1], indices[2])
+
+    if not conv.residual:
+        out = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=OUT)
+    else:
+        turned = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=TURNED)
+        out = te.compute(conv.output_shape, lambda *i: _activate(conv.activation, conv.dtype, turned(*i) + inputs["residual"](*i)), name=OUT)
+    return [*inputs.values(), out]

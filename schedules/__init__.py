@@ -1,0 +1,1 @@
+"""Schedules and their spaces: how a definition runs on a target."""

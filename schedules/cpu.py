@@ -1,0 +1,169 @@
+"""The production schedule for CPUs: one body for every algorithm (thesis Alg. 6, carried further).
+
+A parallel step takes a strip of output rows of one image and a pass of channel blocks. It stages what the algorithm transforms (a padded
+strip, its im2win rows, its im2col block), and for every channel block sweeps a register tile over the strip. A K step of the tile loads
+`vectors` vectors of packed filters and multiplies each with `rows * cols` broadcast inputs, so with 14 windows x 2 vectors there are 28
+sums, 2 filters and 1 broadcast in 32 registers, and 16 loads feed 28 FMAs.
+
+    parallel (channel pass, n, strip)
+        stage                                      # strip-level transform, if the algorithm has one
+        for channel block in pass
+            for row tile, column tile in strip
+                sums = 0                           # registers
+                for c, u, v: sums += filter[k, :] * operand
+                rows[...] = act(sums + bias)       # level 1
+            out[...] = turned rows                 # schedules/turn.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from im2win.compute import nest
+from im2win.problem import Conv2d
+from im2win.schedules.tile import Tile
+from im2win.schedules.turn import turn_intrin
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a schedule must know of an algorithm.
+
+    stage: the block that transforms the input; None if there is none.
+    where: `root` stores the whole transformed tensor, `strip` one strip of it beside the product, `inline` none of it.
+    matrix: whether the product takes windows as one line of a matrix, without rows.
+    """
+
+    stage: str | None = None
+    where: Literal["root", "strip", "inline"] = "inline"
+    matrix: bool = False
+
+
+def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Plan) -> Schedule:
+    """Schedules a definition of compute/ with a legal tile."""
+    sch = Schedule(te.create_prim_func(list(arguments)))
+    if plan.stage and plan.where == "inline":
+        sch.compute_inline(sch.get_sblock(plan.stage))
+    step = (_window_vectors if tile.axis == "windows" else _channel_vectors)(sch, conv, tile, plan)
+    if plan.stage and plan.where != "inline":
+        _stage(sch, sch.get_sblock(plan.stage), step if plan.where == "strip" else None)
+    return sch
+
+
+def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, LoopRV, list[LoopRV], list[LoopRV]]:
+    """Splits the output into parallel steps: (step, channel block of the pass, channel loops inside it, [row, column] of the strip)."""
+    loops = sch.get_loops(sch.get_sblock(nest.OUT))
+    n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
+    inside = [tile.vectors, tile.lanes] if tile.axis == "channels" else [tile.block]
+    passes, block, *channels = sch.split(j, [None, tile.pass_blocks, *inside])
+    strips, row = sch.split(m, [None, tile.strip])
+    order = [*channels, row, x] if conv.layout == "NCHW" else [row, x, *channels]
+    sch.reorder(passes, n, strips, block, *order)
+    step = sch.fuse(passes, n, strips)
+    sch.parallel(step)
+    return step, block, channels, [row, x]
+
+
+def _channel_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> LoopRV:
+    step, block, channels, windows = _output_loops(sch, conv, tile)
+    shuffled = conv.layout == "NCHW" and (conv.out_channels // conv.groups) % tile.block == 0
+    if conv.residual and shuffled:
+        sch.compute_at(sch.get_sblock(nest.TURNED), channels[0], preserve_unit_loops=True)
+    elif conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TURNED))
+    rows, product = sch.get_sblock(nest.ROWS), sch.get_sblock(nest.CONV)
+    sch.compute_at(rows, block, preserve_unit_loops=True)
+    row, col, channel = sch.get_loops(rows)[-3:]
+    row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, col = sch.split(col, [None, tile.cols])
+    vector, lane = sch.split(channel, [None, tile.lanes])
+    sch.reorder(row_tile, col_tile, row, col, vector, lane)
+    _unroll(sch, row, col, vector)
+    sch.vectorize(lane)
+    sch.compute_at(product, col_tile, preserve_unit_loops=True)
+    sch.set_scope(product, 0, "local")
+    _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
+    line = conv.output_size[1] * (tile.strip if plan.matrix else 1)
+    sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
+    if shuffled:
+        _turn(sch, conv, tile, channels, windows)
+    elif (conv.out_channels // conv.groups) % tile.block == 0:
+        sch.unroll(channels[0])
+        sch.vectorize(channels[1])
+    return step
+
+
+def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, taps: int) -> None:
+    """The sum over K on registers: `rows * cols * vectors` sums, unrolled but for the K loops."""
+    row, col, channel, *sums = sch.get_loops(product)[-3 - taps :]
+    vector, lane = sch.split(channel if tile.axis == "channels" else col, [None, tile.lanes])
+    held = [row, col, vector, lane] if tile.axis == "channels" else [row, channel, vector, lane]
+    steps: list[LoopRV] = []
+    if tile.unroll > 1:
+        if taps == 3 and math.prod(conv.kernel) > 1:
+            steps = [sums.pop()]
+        else:
+            sums[0], inner = sch.split(sums[0], [None, math.gcd(tile.unroll, int(sch.get(sums[0]).extent))])
+            steps = [inner]
+    sch.reorder(*sums, *steps, *held)
+    _unroll(sch, *steps, *held[:3])
+    sch.vectorize(lane)
+    start = sch.decompose_reduction(product, sums[0])
+    *zeros, lane = sch.get_loops(start)[-4:]
+    _unroll(sch, *zeros)
+    sch.vectorize(lane)
+
+
+def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Rows of [window][channel] leave as NCHW, turned by shuffles; a residual is added to the turned rows."""
+    intrin = turn_intrin(tile.strip, conv.output_size[1], tile.lanes)
+    if not conv.residual:
+        sch.tensorize(channels[1], intrin)
+        return
+    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TURNED))[-3], intrin)
+    _, lane = sch.split(sch.fuse(*windows), [None, tile.lanes])
+    sch.vectorize(lane)
+
+
+def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> LoopRV:
+    """Sums of neighbouring windows in a vector: they leave as they are, so bias, residual and activation happen on the way out."""
+    step, _, channels, (row, col) = _output_loops(sch, conv, tile)
+    sch.compute_inline(sch.get_sblock(nest.ROWS))
+    if conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TURNED))
+    if plan.matrix:
+        col = sch.fuse(row, col)
+        row_tile, row = sch.split(sch.add_unit_loop(col), [None, 1])
+    else:
+        row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, vector, lane = sch.split(col, [None, tile.vectors, tile.lanes])
+    sch.reorder(row_tile, col_tile, row, *channels, vector, lane)
+    product = sch.get_sblock(nest.CONV)
+    sch.compute_at(product, col_tile, preserve_unit_loops=True)
+    sch.set_scope(product, 0, "local")
+    sch.transform_layout(product, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m, ji, x))
+    _unroll(sch, row, *channels, vector)
+    sch.vectorize(lane)
+    _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
+    return step
+
+
+def _stage(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
+    """Runs a transform for itself, in parallel over all but its last axis, or per step. LLVM vectorizes the plain rows it leaves."""
+    if step is None:
+        loops = sch.get_loops(block)
+        sch.parallel(sch.fuse(*loops[:-1]))
+    else:
+        sch.compute_at(block, step, preserve_unit_loops=True)
+
+
+def _unroll(sch: Schedule, *loops: Any) -> None:
+    for loop in loops:
+        sch.unroll(loop)

@@ -1,0 +1,90 @@
+"""What a schedule needs to know of the CPU it is for, read from the machine and never guessed."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cpuinfo
+import psutil
+
+# Vector instruction sets: float32 lanes, architectural vector registers. Every one listed has two FMA units of latency four on the cores
+# that schedules are tuned for (Intel since Haswell, AMD since Zen, Arm since Cortex-A76).
+_VECTORS = {"avx512f": (16, 32), "avx2": (8, 16), "avx": (8, 16), "asimd": (4, 32), "neon": (4, 32), "sse2": (4, 16)}
+FMA_UNITS, FMA_LATENCY = 2, 4
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One CPU as a schedule sees it; sizes in bytes are of one core's share (level 3: of the whole cache)."""
+
+    brand: str
+    mcpu: str
+    threads: int
+    lanes: int
+    registers: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The folder of this device's tuning logs: vendor and model, microarchitecture, threads."""
+        words = re.sub(r"\((r|tm)\)|\b(cpu|processor|with.*|@.*|\d+-core)\b", " ", self.brand.lower())
+        return "-".join([*re.findall(r"[a-z0-9]+", words), self.mcpu, f"{self.threads}t"])
+
+    @property
+    def outputs_in_flight(self) -> tuple[int, int]:
+        """Least and most independent outputs that keep the FMA units busy (thesis eq. 3-1 and 3-2)."""
+        return self.lanes * FMA_UNITS * FMA_LATENCY, self.lanes * self.registers
+
+    @classmethod
+    def host(cls, threads: int | None = None) -> Machine:
+        """This machine, with all CPUs that the process may use unless `threads` says fewer.
+
+        Raises:
+            ValueError: `threads` is not between 1 and the number of usable CPUs.
+        """
+        usable = usable_cpus()
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= usable):
+            raise ValueError(f"`threads` (={threads!r}) must be an integer from 1 to the CPUs this process may use (={usable}).")
+        facts = _facts()
+        lanes, registers = next((_VECTORS[flag] for flag in _VECTORS if flag in facts["flags"]), (4, 16))
+        return cls(facts["brand"], _mcpu(), threads or usable, lanes, registers, *(_cache(level, facts) for level in (1, 2, 3)))
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may run on."""
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # not on macOS
+        return len(process.cpu_affinity())
+    return psutil.cpu_count(logical=False) or 1
+
+
+@functools.cache
+def _facts() -> dict[str, Any]:
+    info = cpuinfo.get_cpu_info()
+    return {"brand": info.get("brand_raw", "unknown cpu"), "flags": frozenset(info.get("flags", ())), "info": info}
+
+
+@functools.cache
+def _mcpu() -> str:
+    from tvm.target import codegen
+
+    return str(codegen.llvm_get_system_cpu())
+
+
+def _cache(level: int, facts: dict[str, Any]) -> int:
+    """Bytes of one instance of the data cache at this level; the system's table first, it tells instances apart."""
+    for index in sorted(_CACHES.glob("index*")):
+        if int((index / "level").read_text()) == level and (index / "type").read_text().strip() in ("Data", "Unified"):
+            number, unit = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()).groups()  # type: ignore[union-attr]
+            return int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit]
+    name = {1: "l1_data_cache_size", 2: "l2_cache_size", 3: "l3_cache_size"}[level]
+    total = int(facts["info"].get(name, {1: 32 << 10, 2: 256 << 10, 3: 2 << 20}[level]))
+    return total if level == 3 else total // max(psutil.cpu_count(logical=False) or 1, 1)

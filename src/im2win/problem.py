@@ -1,0 +1,303 @@
+"""The problem: one 2-D convolution layer as a frozen value that prints, parses, hashes and validates itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+IntPair = int | Sequence[int]
+Padding = int | Sequence[int] | Literal["same", "valid"]
+
+DTYPES = {"float32": 4, "float16": 2, "int8": 1}
+LAYOUTS = ("NCHW", "NHWC")
+ACTIVATIONS = ("none", "relu", "relu6", "silu")
+MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
+
+_RULE = "Conv2d: `{name}` (={value!r}) must be {rule}."
+
+
+class ConvError(ValueError):
+    """A convolution that is not valid; the message names the argument, its value and the rule."""
+
+
+def _fail(name: str, value: object, rule: str) -> ConvError:
+    return ConvError(_RULE.format(name=name, value=value, rule=rule))
+
+
+def _integer(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise _fail(name, value, "an integer")
+    number = int(value.__index__())
+    if number < least:
+        raise _fail(name, value, f"at least {least}")
+    if number > MAX_ELEMENTS:
+        raise _fail(name, value, f"at most {MAX_ELEMENTS}")
+    return number
+
+
+def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        number = _integer(name, value, least)
+        return number, number
+    if len(value) != 2:
+        raise _fail(name, value, "an integer or a pair (vertical, horizontal)")
+    return _integer(name, value[0], least), _integer(name, value[1], least)
+
+
+def _same(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Padding (before, after) that makes the output ceil(size / stride); the odd element goes after, as in ONNX SAME_UPPER."""
+    total = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+@dataclass(frozen=True, init=False)
+class Conv2d:
+    """A 2-D convolution (cross-correlation, as in every deep-learning framework) with its fused epilogue.
+
+    ``y = activation(conv(x, w) + bias + residual)``; bias and residual only where asked for.
+
+    Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC);
+    w is always ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias ``[out_channels]``;
+    residual and y have `output_shape`.
+
+    Args:
+        batch, in_channels, height, width, out_channels: sizes in elements, at least 1.
+        kernel, stride, dilation: an integer or a pair (vertical, horizontal).
+        padding: zeros round the input: an integer, a pair (vertical, horizontal), four sides (top, left, bottom, right)
+            as in ONNX, ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
+        groups: channels are split into this many independent convolutions; `in_channels` of them is depthwise.
+        dtype: of x, w and y: float32, float16 or int8.
+        layout: of x, y and residual: NCHW or NHWC.
+        bias, residual: whether the epilogue adds them.
+        activation: none, relu, relu6 or silu; applied last.
+
+    Raises:
+        ConvError: a message that names the argument, its value and the rule.
+    """
+
+    batch: int
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    dtype: str
+    layout: str
+    bias: bool
+    residual: bool
+    activation: str
+
+    def __init__(
+        self,
+        batch: int,
+        in_channels: int,
+        height: int,
+        width: int,
+        out_channels: int,
+        kernel: IntPair,
+        stride: IntPair = 1,
+        padding: Padding = 0,
+        dilation: IntPair = 1,
+        groups: int = 1,
+        dtype: str = "float32",
+        layout: str = "NCHW",
+        bias: bool = False,
+        residual: bool = False,
+        activation: str | None = None,
+    ) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        for name in ("batch", "in_channels", "height", "width", "out_channels", "groups"):
+            put(name, _integer(name, locals()[name], 1))
+        put("kernel", _pair("kernel", kernel, 1))
+        put("stride", _pair("stride", stride, 1))
+        put("dilation", _pair("dilation", dilation, 1))
+        put("padding", self._sides(padding))
+        for name, value, allowed in (("dtype", dtype, tuple(DTYPES)), ("layout", layout, LAYOUTS)):
+            if value not in allowed:
+                raise _fail(name, value, "one of " + ", ".join(allowed))
+            put(name, value)
+        for name, flag in (("bias", bias), ("residual", residual)):
+            if not isinstance(flag, bool):
+                raise _fail(name, flag, "True or False")
+            put(name, flag)
+        if (activation or "none") not in ACTIVATIONS:
+            raise _fail("activation", activation, "one of " + ", ".join(ACTIVATIONS))
+        put("activation", activation or "none")
+        self._check()
+
+    def _sides(self, padding: Padding) -> tuple[int, int, int, int]:
+        if isinstance(padding, str):
+            if padding == "valid":
+                return 0, 0, 0, 0
+            if padding == "same":
+                top, bottom = _same(self.height, self.kernel[0], self.stride[0], self.dilation[0])
+                left, right = _same(self.width, self.kernel[1], self.stride[1], self.dilation[1])
+                return top, left, bottom, right
+            raise _fail("padding", padding, "integers, 'same' or 'valid'")
+        if isinstance(padding, Sequence) and len(padding) == 4:
+            top, left, bottom, right = (_integer("padding", side, 0) for side in padding)
+            return top, left, bottom, right
+        if isinstance(padding, Sequence) and len(padding) != 2:
+            raise _fail("padding", padding, "an integer, a pair (vertical, horizontal) or four sides (top, left, bottom, right)")
+        vertical, horizontal = _pair("padding", padding, 0)
+        return vertical, horizontal, vertical, horizontal
+
+    def _check(self) -> None:
+        for name in ("in_channels", "out_channels"):
+            if getattr(self, name) % self.groups:
+                raise ConvError(f"Conv2d: `groups` (={self.groups}) must divide `{name}` (={getattr(self, name)}).")
+        for axis, name in enumerate(("height", "width")):
+            padded, window = self.padded_size[axis], self.window[axis]
+            if window > padded:
+                raise ConvError(
+                    f"Conv2d: the window of `kernel` (={self.kernel[axis]}) and `dilation` (={self.dilation[axis]}) spans {window} elements; "
+                    f"it must fit the padded `{name}` (={padded})."
+                )
+        for name, shape in (("input", self.input_shape), ("filter", self.filter_shape), ("output", self.output_shape)):
+            if math.prod(shape) > MAX_ELEMENTS:
+                raise ConvError(f"Conv2d: the {name} {shape} has {math.prod(shape)} elements; it must have at most {MAX_ELEMENTS}.")
+
+    # --- derived sizes -------------------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Input rows and columns that one output sees: (kernel - 1) * dilation + 1."""
+        return (self.kernel[0] - 1) * self.dilation[0] + 1, (self.kernel[1] - 1) * self.dilation[1] + 1
+
+    @property
+    def padded_size(self) -> tuple[int, int]:
+        """Height and width of the input with its padding."""
+        top, left, bottom, right = self.padding
+        return self.height + top + bottom, self.width + left + right
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return tuple((self.padded_size[i] - self.window[i]) // self.stride[i] + 1 for i in (0, 1))  # type: ignore[return-value]
+
+    def _laid_out(self, channels: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        return (self.batch, channels, *size) if self.layout == "NCHW" else (self.batch, *size, channels)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """Shape of x in this problem's layout."""
+        return self._laid_out(self.in_channels, (self.height, self.width))
+
+    @property
+    def output_shape(self) -> tuple[int, int, int, int]:
+        """Shape of y and of the residual in this problem's layout."""
+        return self._laid_out(self.out_channels, self.output_size)
+
+    @property
+    def filter_shape(self) -> tuple[int, int, int, int]:
+        """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w], whatever the layout."""
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the direct form, a multiplication and an addition each counted (thesis eq. 3-4)."""
+        return 2 * math.prod(self.output_shape) * math.prod(self.filter_shape[1:])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPES[self.dtype]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that must move at least once: input, filter and output (and the residual)."""
+        elements = math.prod(self.input_shape) + math.prod(self.filter_shape) + math.prod(self.output_shape) * (1 + self.residual)
+        return self.itemsize * elements
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every group has a single input channel."""
+        return self.groups == self.in_channels and self.groups > 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a plain matrix product: 1x1, stride 1, no padding."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and not any(self.padding)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the tensors a kernel takes, in order, the output last."""
+        return ("data", "filter", *(("bias",) if self.bias else ()), *(("residual",) if self.residual else ()), "output")
+
+    def with_(self, **changes: Any) -> Conv2d:
+        """A copy with some fields changed (validated again)."""
+        return replace(self, **changes)
+
+    # --- the key -------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The key: unique, short (defaults are left out), safe in file names and on a command line."""
+
+        def pair(value: tuple[int, ...]) -> str:
+            if len(value) == 4:
+                if value[:2] != value[2:]:
+                    return ".".join(map(str, value))
+                value = value[:2]
+            return str(value[0]) if value[0] == value[1] else "x".join(map(str, value))
+
+        parts = [
+            f"n{self.batch}",
+            f"c{self.in_channels}x{self.height}x{self.width}",
+            f"k{self.out_channels}x{self.kernel[0]}x{self.kernel[1]}",
+        ]
+        if self.stride != (1, 1):
+            parts.append("s" + pair(self.stride))
+        if any(self.padding):
+            parts.append("p" + pair(self.padding))
+        if self.dilation != (1, 1):
+            parts.append("d" + pair(self.dilation))
+        if self.groups != 1:
+            parts.append(f"g{self.groups}")
+        parts += [self.dtype] if self.dtype != "float32" else []
+        parts += [self.layout] if self.layout != "NCHW" else []
+        parts += [word for word, on in (("bias", self.bias), ("add", self.residual)) if on]
+        parts += [self.activation] if self.activation != "none" else []
+        return "-".join(parts)
+
+    @classmethod
+    def parse(cls, key: str) -> Conv2d:
+        """The inverse of ``str(conv)``: ``Conv2d.parse("n8-c64x56x56-k64x3x3-p1-bias-relu")``.
+
+        Raises:
+            ConvError: the key is not of that form, or names an invalid convolution.
+        """
+        if not isinstance(key, str) or not (head := _HEAD.fullmatch(key)):
+            raise ConvError(f"Conv2d.parse: key {key!r} must look like n8-c64x56x56-k64x3x3-s2-p1-d1-g1-float32-NCHW-bias-add-relu.")
+        batch, channels, height, width, filters, kernel_h, kernel_w = map(int, head.groups()[:7])
+        options: dict[str, Any] = {}
+        for word in filter(None, head.group(8).split("-")):
+            name, value = cls._option(word, key)
+            if name in options:
+                raise ConvError(f"Conv2d.parse: key {key!r} names `{name}` twice.")
+            options[name] = value
+        return cls(batch, channels, height, width, filters, (kernel_h, kernel_w), **options)
+
+    @staticmethod
+    def _option(word: str, key: str) -> tuple[str, Any]:
+        if numbers := re.fullmatch(r"([spdg])(\d+(?:[x.]\d+)*)", word):
+            name = {"s": "stride", "p": "padding", "d": "dilation", "g": "groups"}[numbers[1]]
+            values = [int(n) for n in re.split("[x.]", numbers[2])]
+            return name, values[0] if len(values) == 1 else values
+        for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("activation", ACTIVATIONS)):
+            if word in allowed:
+                return name, word
+        if word in ("bias", "add"):
+            return {"bias": "bias", "add": "residual"}[word], True
+        raise ConvError(f"Conv2d.parse: key {key!r} has the unknown part {word!r}.")
+
+
+_HEAD = re.compile(r"n(\d+)-c(\d+)x(\d+)x(\d+)-k(\d+)x(\d+)x(\d+)((?:-[A-Za-z0-9.]+)*)")
