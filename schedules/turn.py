@@ -21,8 +21,8 @@ _HEADER = """
 @T.prim_func(s_tir=True)
 def {name}(a: T.handle, b: T.handle):
     row, plane, line = T.int32(), T.int32(), T.int32()
-    A = T.match_buffer(a, ({windows}, {lanes}), "float32", strides=[row, 1], offset_factor=1)
-    B = T.match_buffer(b, ({lanes}, {rows}, {cols}), "float32", strides=[plane, line, 1], offset_factor=1)
+    A = T.match_buffer(a, ({windows}, {lanes}), "float32", strides=[row, 1], offset_factor=1, align=4)
+    B = T.match_buffer(b, ({lanes}, {rows}, {cols}), "float32", strides=[plane, line, 1], offset_factor=1, align=4)
     with T.sblock("root"):
         T.reads(A[0:{windows}, 0:{lanes}])
         T.writes(B[0:{lanes}, 0:{rows}, 0:{cols}])

@@ -25,6 +25,7 @@ class Machine:
 
     brand: str
     mcpu: str
+    isa: str
     threads: int
     lanes: int
     registers: int
@@ -54,8 +55,9 @@ class Machine:
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= usable):
             raise ValueError(f"`threads` (={threads!r}) must be an integer from 1 to the CPUs this process may use (={usable}).")
         facts = _facts()
-        lanes, registers = next((_VECTORS[flag] for flag in _VECTORS if flag in facts["flags"]), (4, 16))
-        return cls(facts["brand"], _mcpu(), threads or usable, lanes, registers, *(_cache(level, facts) for level in (1, 2, 3)))
+        isa = next((flag for flag in _VECTORS if flag in facts["flags"]), "")
+        caches = [_cache(level, facts) for level in (1, 2, 3)]
+        return cls(facts["brand"], _mcpu(), isa, threads or usable, *_VECTORS.get(isa, (4, 16)), *caches)
 
 
 def usable_cpus() -> int:

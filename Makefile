@@ -1,0 +1,38 @@
+# Everything on a fresh machine with Python 3 and make: `make demo`, `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.installed
+
+.PHONY: help demo test lint types clean
+
+help:
+	@echo "make demo    tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
+	@echo "make test    all tests"
+	@echo "make lint    ruff"
+	@echo "make types   mypy"
+	@echo "make clean   remove the environment and build outputs"
+
+# The marker is older than pyproject.toml when the dependencies may have changed: install again.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
+		|| { echo "im2win needs Python 3.10 to 3.13; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/im2win demo
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

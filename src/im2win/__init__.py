@@ -1,0 +1,40 @@
+"""im2win: generates, tunes and deploys 2-D convolution kernels on Apache TVM."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from im2win.problem import Conv2d, ConvError
+
+if TYPE_CHECKING:
+    from im2win.build import build as build
+    from im2win.build import default_tile as default_tile
+    from im2win.runtime import Layer as Layer
+    from im2win.runtime import Op as Op
+    from im2win.runtime import load as load
+    from im2win.schedules.tile import Tile as Tile
+    from im2win.tuner import tune as tune
+
+__version__ = "0.1.0"
+
+# Loaded when first used: `im2win.load` must not pull in the compiler.
+_LAZY = {
+    "build": "build",
+    "default_tile": "build",
+    "Layer": "runtime",
+    "Op": "runtime",
+    "load": "runtime",
+    "Tile": "schedules.tile",
+    "tune": "tuner",
+}
+
+__all__ = ["Conv2d", "ConvError", "Layer", "Op", "Tile", "build", "default_tile", "load", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'im2win' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"im2win.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,132 @@
+"""The registry of convolution algorithms: one literal row each. A new algorithm is one file in compute/ and one row here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec
+from im2win.packing import FilterPack
+from im2win.problem import MAX_ELEMENTS, Conv2d
+from im2win.schedules.cpu import Plan
+
+Define = Callable[[Conv2d, FilterPack, int], list[Any]]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to compute a convolution.
+
+    define: the tensor-expression definition: (conv, pack, strip) -> the kernel's tensors, output last.
+    plan: how schedules treat its transform, for this problem.
+    transform_bytes: bytes of the whole transformed tensor, the formula of its paper; 0 where none is ever stored.
+    strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
+    """
+
+    name: str
+    title: str
+    paper: str
+    define: Define
+    plan: Callable[[Conv2d], Plan]
+    transform_bytes: Callable[[Conv2d], int]
+    strip_elements: Callable[[Conv2d, int], int]
+
+    def supports(self, conv: Conv2d, target: str = "cpu") -> str | None:
+        """Why this algorithm cannot compute `conv` on `target`; None if it can."""
+        if target != "cpu":
+            return f"no schedule for target {target!r}"
+        if conv.dtype != "float32":
+            return f"CPU schedules compute float32, not {conv.dtype}"
+        stored = self.transform_bytes(conv) // conv.itemsize
+        if stored > MAX_ELEMENTS:
+            return f"its transformed tensor would have {stored} elements, more than {MAX_ELEMENTS}"
+        return None
+
+
+def _nothing(conv: Conv2d, rows: int) -> int:
+    return 0
+
+
+def _pad_rows(conv: Conv2d, rows: int) -> int:
+    if not any(conv.padding):
+        return 0
+    return conv.in_channels * ((rows - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
+
+
+def _im2win_rows(conv: Conv2d, rows: int) -> int:
+    return conv.in_channels * rows * conv.padded_size[1] * conv.kernel[0]
+
+
+def _im2col_rows(conv: Conv2d, rows: int) -> int:
+    return conv.in_channels * math.prod(conv.kernel) * rows * conv.output_size[1]
+
+
+def _direct(conv: Conv2d) -> Plan:
+    return Plan(direct.PAD, "strip") if any(conv.padding) else Plan()
+
+
+def _implicit(conv: Conv2d) -> Plan:
+    return Plan(im2col.IM2COL, "inline" if conv.pointwise else "strip", matrix=True)
+
+
+def _implicit_panel(conv: Conv2d, rows: int) -> int:
+    return 0 if conv.pointwise else _im2col_rows(conv, rows)
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    row.name: row
+    for row in (
+        Algorithm("direct", "direct", "thesis Alg. 1", direct.define, _direct, direct.transform_bytes, _pad_rows),
+        Algorithm(
+            "im2win", "im2win, tensor stored", "thesis Alg. 2 and 3, arXiv 2306.14320",
+            im2win.define, lambda conv: Plan(im2win.IM2WIN, "root"), im2win.transform_bytes, _nothing,
+        ),
+        Algorithm(
+            "im2win_fused", "im2win, strip by strip", "thesis Alg. 2 and 3, transform inside the product",
+            im2win.define, lambda conv: Plan(im2win.IM2WIN, "strip"), direct.transform_bytes, _im2win_rows,
+        ),
+        Algorithm(
+            "im2col", "im2col and product", "Chellapilla et al. 2006",
+            im2col.define, lambda conv: Plan(im2col.IM2COL, "root", matrix=True), im2col.transform_bytes, _nothing,
+        ),
+        Algorithm(
+            "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014", implicit_gemm.define, _implicit,
+            implicit_gemm.transform_bytes, _implicit_panel,
+        ),
+        Algorithm(
+            "mec", "MEC", "Cho and Brand, arXiv 1706.06873",
+            mec.define, lambda conv: Plan(mec.LOWERED, "root"), mec.transform_bytes, _nothing,
+        ),
+        Algorithm(
+            "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",
+            mcfa.define, lambda conv: Plan(mcfa.BLOCK, "strip"), mcfa.transform_bytes, _im2col_rows,
+        ),
+    )
+}
+
+
+def algorithm(name: str) -> Algorithm:
+    """The registry's row of that name.
+
+    Raises:
+        ValueError: there is none; the message names those there are.
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"`algorithm` (={name!r}) must be auto or one of {', '.join(ALGORITHMS)}.")
+    return ALGORITHMS[name]
+
+
+def candidates(name: str, conv: Conv2d, target: str = "cpu") -> list[Algorithm]:
+    """The algorithms that a request means: all that support the problem for "auto", else the named one.
+
+    Raises:
+        ValueError: an unknown name, or none supports the problem; the message holds the reasons.
+    """
+    rows = list(ALGORITHMS.values()) if name == "auto" else [algorithm(name)]
+    reasons = {row.name: row.supports(conv, target) for row in rows}
+    able = [row for row in rows if reasons[row.name] is None]
+    if not able:
+        raise ValueError(f"no algorithm computes {conv} on {target!r}: " + "; ".join(f"{n}: {why}" for n, why in reasons.items()))
+    return able

@@ -1,0 +1,56 @@
+"""What the user names on the command line, as layers: a suite, an ONNX file or the key of one convolution."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from im2win.problem import Conv2d
+
+if TYPE_CHECKING:
+    from im2win.suites import Layer
+
+
+class WorkloadError(ValueError):
+    """A name that is no suite, no model and no key, or a layer that a workload does not have."""
+
+
+def read(what: str, batch: int | None = None, names: str | None = None) -> tuple[list[Layer], list[str]]:
+    """The layers that `what` names, and a line for each convolution of a model that cannot be taken.
+
+    Args:
+        what: a suite ("resnet50"), a path that ends in .onnx, or a key ("n8-c64x56x56-k64x3x3-p1").
+        batch: replaces the batch of every layer.
+        names: layer names with commas between them; all layers if None.
+
+    Raises:
+        WorkloadError: `what` or one of `names` is unknown.
+        ValueError, OSError: what the reader of the suite, key or model says.
+    """
+    from im2win import suites
+
+    skipped: list[str] = []
+    if what.endswith(".onnx"):
+        from im2win.onnx_layers import layers_of
+
+        model = layers_of(what, batch=batch)
+        layers, skipped = list(model.layers), [str(line) for line in model.skipped]
+    elif what in suites.suite_names():
+        layers = list(suites.suite(what, batch=batch))
+    elif re.match(r"n\d+-c\d", what):
+        conv = Conv2d.parse(what)
+        layers = [suites.Layer(what, conv if batch is None else conv.with_(batch=batch), 1)]
+    else:
+        raise WorkloadError(f"{what!r} must be a suite ({', '.join(suites.suite_names())}), a file ending in .onnx or a key like n8-c64x56x56-k64x3x3-p1.")
+    return _only(layers, names), skipped
+
+
+def _only(layers: list[Layer], names: str | None) -> list[Layer]:
+    if names is None:
+        return layers
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in wanted if name not in {layer.name for layer in layers}]
+    if unknown or not wanted:
+        known = ", ".join(layer.name for layer in layers)
+        raise WorkloadError(f"`--layers` (={names!r}) must name layers of the workload: {known}.")
+    return [layer for layer in layers if layer.name in wanted]

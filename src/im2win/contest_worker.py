@@ -1,0 +1,95 @@
+"""The process of one contender: `python -m im2win.contest_worker FD` serves requests of `im2win.contest.Worker` over a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.peers import Contender, Tensors, Trial
+from im2win.problem import Conv2d
+
+
+def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
+    trial = contender.prepare(conv, Tensors.random(conv, seed), threads)
+    trial.call()
+    _leave_bound_cpus()
+    np.save(path, trial.read())
+    return trial, (trial.algorithm, trial.tuned, trial.extra_bytes)
+
+
+def _leave_bound_cpus() -> None:
+    """Keeps the calling thread off the CPUs that pool threads are bound to (TVM binds its workers, not the caller)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return
+    bound: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        cpus = os.sched_getaffinity(int(task.name))
+        if len(cpus) == 1 and int(task.name) != os.getpid():
+            bound |= cpus
+    if free := os.sched_getaffinity(0) - bound:
+        os.sched_setaffinity(0, free)
+
+
+def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:
+    start_cpu, begin = time.process_time(), time.perf_counter()
+    fastest, end = float("inf"), begin + seconds
+    while True:
+        start = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        fastest = min(fastest, now - start)
+        if now >= end:
+            return fastest, (time.process_time() - start_cpu) / (now - begin)
+
+
+def _sample(call: Callable[[], object], settle: float, calls: int) -> float:
+    _warm(call, settle)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def serve(pipe: Connection[Any, Any]) -> None:
+    """Answers requests until the pipe closes: (True, answer), or (False, message) for whatever the contender raised."""
+    trial: Trial | None = None
+    while True:
+        try:
+            request, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: Any
+            if request == "prepare":
+                trial = None  # the last layer's memory goes before the next one's comes
+                trial, answer = _prepare(*arguments)
+            else:
+                assert trial is not None, "a layer must be prepared first"
+                answer = {"warm": _warm, "sample": _sample}[request](trial.call, *arguments)
+        except Exception as error:  # any library, any error: it is that contender's outcome
+            pipe.send((False, f"{type(error).__name__}: {error}".strip()[:500]))
+        else:
+            pipe.send((True, answer))
+
+
+def main() -> None:
+    """Serves the pipe whose file descriptor is the first argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped worker must not outlive its parent
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

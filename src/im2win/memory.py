@@ -1,0 +1,90 @@
+"""Peak resident memory of one convolution, measured in a fresh process that has the runtime and the exported op, nothing else.
+
+The formula of the direct form is input + filter + output (`Conv2d.bytes_moved`); what an algorithm stores on top shows as the difference.
+The filters count once, as packed: a deployed model keeps only those.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.problem import Conv2d
+
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+
+
+class MeasureError(RuntimeError):
+    """The measuring process failed; the message is its last words."""
+
+
+def peak_bytes(
+    conv: Conv2d, algorithm: str = "auto", tile: Any = None, *, logs: Path | str | None = None, threads: int | None = None
+) -> int:
+    """Builds the op as `im2win.build` would and measures its peak (see `peak_of_library`)."""
+    import im2win
+
+    with tempfile.TemporaryDirectory(prefix="im2win-memory-") as folder:
+        path = Path(folder) / "conv.so"
+        im2win.build(conv, algorithm=algorithm, tile=tile, logs=logs, threads=threads).export(path)
+        return peak_of_library(path)
+
+
+def peak_of_library(path: Path) -> int:
+    """Peak resident bytes that tensors and calls of the exported op add to a process that has loaded it.
+
+    Input, packed filters, output, residual and everything the kernel allocates; stacks of the thread pool are in it too (about 0.2 MB).
+
+    Raises:
+        MeasureError: the process failed.
+    """
+    done = subprocess.run([sys.executable, "-m", "im2win.memory", str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MeasureError(f"measuring {path} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return int(done.stdout.split()[-1])
+
+
+def _kilobytes(name: str) -> int:
+    """A field of /proc/self/status; where there is none, the highest resident size so far, as getrusage says it.
+
+    getrusage is the second choice: on Linux its number survives exec, so that a child starts with its parent's peak.
+    """
+    if _STATUS.exists():
+        return next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith(name))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak // 1024 if sys.platform == "darwin" else peak
+
+
+def _measure(path: Path) -> int:
+    from im2win.runtime import load
+
+    op = load(path)
+    conv = op.conv
+    generator = np.random.default_rng(0)
+
+    def normal(shape: tuple[int, ...]) -> Any:
+        array = np.empty(shape, np.float32)
+        generator.standard_normal(out=array, dtype=np.float32)
+        return array.astype(conv.dtype, copy=False)
+
+    normal((1024,))  # what the generator itself needs is not the convolution's
+    before = _kilobytes("VmRSS")
+    layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
+    x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None
+    y = np.full(conv.output_shape, np.nan, conv.dtype)
+    if _RESET.exists():
+        _RESET.write_text("5")  # forgets the peak of packing: from here on it is that of running
+    for _ in range(3):
+        layer(x, residual=residual, out=y)
+    return (_kilobytes("VmHWM") - before) * 1024
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{_measure(Path(sys.argv[1]))}\n")

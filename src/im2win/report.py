@@ -1,0 +1,172 @@
+"""From committed results to what people read: README tables between markers, and plots.
+
+A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
+(``device/papers12-float32-b8``), or ``summary`` for one row a result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from im2win.problem import Conv2d
+from im2win.results import Result, Row, summarise
+
+TITLES = {
+    "torch_nchw": "PyTorch NCHW",
+    "torch_nhwc": "PyTorch channels-last",
+    "onnxruntime": "ONNX Runtime",
+    "tvm": "TVM MetaSchedule",
+}
+# Okabe and Ito's colours, which stay apart for colour-blind readers; ours is the strongest.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+_MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+class ReportError(ValueError):
+    """A marker that no result answers; the message names both."""
+
+
+def load_all(folder: Path) -> dict[str, Result]:
+    """Every result under `folder`, by its path without suffix, sorted."""
+    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in sorted(folder.rglob("*.json"))}
+
+
+def refresh(readme: Path, folder: Path) -> bool:
+    """Fills every marked table of `readme` from the results under `folder`; whether the text changed.
+
+    Raises:
+        ReportError: a marker names a result that is not there.
+        ResultError: a file under `folder` is not a result.
+    """
+    text = readme.read_text(encoding="utf-8")
+    filled = fill(text, load_all(folder))
+    if filled != text:
+        readme.write_text(filled, encoding="utf-8")
+    return filled != text
+
+
+def fill(text: str, results: Mapping[str, Result]) -> str:
+    """`text` with each marked table replaced by the one its result gives."""
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name != "summary" and name not in results:
+            raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
+        body = summary_table(results) if name == "summary" else layer_table(results[name])
+        return f"{match[1]}{body}\n{match[3]}"
+
+    return _MARKER.sub(replaced, text)
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A table whose first `words` columns are text and the others numbers."""
+    rule = ["---"] * words + ["---:"] * (len(columns) - words)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"  # noqa: RUF001
+
+
+def _ms(value: float | None) -> str:
+    return _number(value, 3 if value is not None and value < 10 else 1 if value is not None and value >= 100 else 2)
+
+
+def contenders(result: Result) -> list[str]:
+    """Peers that occur in the result, in the order of `TITLES`, then by name."""
+    names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
+    return [name for name in TITLES if name in names] + sorted(names - TITLES.keys())
+
+
+def layer_table(result: Result) -> str:
+    """One row a layer, the best peer's time in bold, the geometric mean last; under it where and with what it was measured."""
+    names = contenders(result)
+    untuned = any(row.untuned_ms is not None for row in result.layers)
+    columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
+    rows = [_cells(row, names) + ([_number(row.untuned_ratio, 2)] if untuned else []) for row in result.layers]
+    totals = summarise(result)
+    mean = ["geometric mean", *[""] * (len(columns) - 2), _number(totals["geomean_ratio"], 2)]
+    columns += ["untuned ratio"] if untuned else []
+    mean += [_number(totals["untuned_geomean_ratio"], 2)] if untuned else []
+    return f"{markdown(columns, [*rows, mean], words=2)}\n\n{caption(result)}"
+
+
+def _cells(row: Row, names: Sequence[str]) -> list[str]:
+    algorithm = row.algorithm if row.tuned or not row.algorithm else f"{row.algorithm} (untuned)"
+    fraction = None if row.roofline_fraction is None else 100 * row.roofline_fraction
+    times = ["failed" if name in row.peers_failed else _ms(row.peers.get(name)) for name in names]
+    bold = [f"**{text}**" if name == row.best_peer else text for name, text in zip(names, times, strict=True)]
+    ours = "failed" if row.failed else _ms(row.ours_ms)
+    return [row.layer, algorithm, ours, _number(row.gflops, 0), _number(fraction, 0), *bold, _number(row.ratio, 2)]
+
+
+def caption(result: Result) -> str:
+    """Where, when and with what a result was measured."""
+    ceilings = result.ceilings
+    peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in ("apache-tvm", "torch", "onnxruntime"))
+    batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
+    return (
+        f"{result.suite}, {result.dtype}, {batch}; {result.brand}, {result.threads} threads (`{result.device}`); "
+        f"measured ceilings {ceilings['fma_gflops']:.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
+        "Ratio: best peer's time over ours, above 1 we win."
+    )
+
+
+def summary_table(results: Mapping[str, Result]) -> str:
+    """One row a result: geometric mean and smallest ratio, untuned too, and the sum over layers with their counts."""
+    columns = ["suite", "batch", "device", "layers", "ratio, mean", "ratio, least", "untuned, mean", "ratio of sums"]
+    rows = []
+    for result in results.values():
+        facts = summarise(result)
+        least = _number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
+        numbers = [_number(facts["geomean_ratio"], 2), least, *(_number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))]
+        batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
+        rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), *numbers])
+    return markdown(columns, rows)
+
+
+def plot(result: Result, path: Path) -> Path:
+    """Grouped bars of GFLOPS, a group a layer and a bar a contender, with the FMA peak as a line; returns the PNG's path.
+
+    Needs matplotlib (the `bench` extra).
+    """
+    from matplotlib.figure import Figure
+
+    names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *contenders(result)]
+    width = 0.84 / len(names)
+    figure = Figure(figsize=(max(7.0, 0.16 * len(names) * len(result.layers) + 2.5), 4.2), dpi=144, layout="constrained")
+    axes: Any = figure.subplots()
+    for index, name in enumerate(names):
+        heights = [_rate(row, name) for row in result.layers]
+        places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
+        label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
+        axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS[index % len(_COLOURS)], zorder=2)
+    peak = result.ceilings["fma_gflops"]
+    axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(f"FMA peak {peak:.0f}", (0.005, peak), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="#444444")
+    axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
+    axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
+    axes.set_xlim(-0.6, len(result.layers) - 0.4)
+    axes.set_ylim(0, peak * 1.09)
+    axes.set_ylabel("GFLOPS (higher is better)")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    batch = "" if result.batch is None else f", batch {result.batch}"
+    axes.set_title(f"{result.suite}, {result.dtype}{batch} – {result.brand}, {result.threads} threads", fontsize=10, loc="left")  # noqa: RUF001
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8.5)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path
+
+
+def plot_all(folder: Path) -> list[Path]:
+    """Draws a PNG beside every result under `folder`."""
+    return [plot(result, folder / f"{name}.png") for name, result in load_all(folder).items()]
+
+
+def _rate(row: Row, name: str) -> float:
+    time = {"ours": row.ours_ms, "untuned": row.untuned_ms, **row.peers}.get(name)
+    return Conv2d.parse(row.conv).flops / time / 1e6 if time else 0.0

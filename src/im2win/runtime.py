@@ -1,0 +1,262 @@
+"""Loading and running built convolutions; needs numpy and the TVM runtime, never the compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d, ConvError
+from im2win.tensors import ArgumentError, aligned, as_numpy, empty_like, view
+
+SCHEMA = 1
+SYMBOL = "conv2d"
+_FIELDS = {
+    "schema", "conv", "algorithm", "tile", "block", "order", "target", "machine", "isa", "threads", "tuned", "extra_bytes",
+    "tvm", "im2win", "library", "sha256",
+}  # fmt: skip
+
+
+class ArtefactError(ValueError):
+    """A library or manifest that cannot be loaded; the message names the file and what is wrong with it."""
+
+
+@functools.cache
+def _runtime_library() -> ctypes.CDLL:
+    """Loads TVM's runtime (not its compiler) and lets kernels use every CPU that this process may use."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.origin:
+        raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
+    # TVM takes half of the logical CPUs unless told; its thread pool reads this when the first kernel runs.
+    os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    library = next(p for p in (Path(spec.origin).parent / "lib").iterdir() if p.name.startswith("libtvm_runtime."))
+    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a shared library holds, as stored beside it."""
+
+    conv: Conv2d
+    algorithm: str
+    tile: dict[str, Any]
+    pack: FilterPack
+    target: str
+    machine: str
+    isa: str
+    threads: int
+    tuned: bool
+    extra_bytes: int
+    tvm: str
+    im2win: str
+
+    def to_json(self, library: Path) -> str:
+        """The manifest's text for the library it lies beside."""
+        values = {
+            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "block": self.pack.block,
+            "order": self.pack.order, "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads,
+            "tuned": self.tuned, "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+        }  # fmt: skip
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Manifest, str]:
+        """The manifest in a file, and its library's sha256.
+
+        Raises:
+            ArtefactError: missing, not JSON, or not such a manifest.
+        """
+        try:
+            values = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ArtefactError(f"{path}: no manifest there; `im2win build` writes it beside the library.") from None
+        except (ValueError, OSError) as error:
+            raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
+        if not isinstance(values, dict) or set(values) != _FIELDS:
+            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
+        if values["schema"] != SCHEMA:
+            raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
+        try:
+            pack = FilterPack(int(values["block"]), values["order"])
+            conv = Conv2d.parse(values["conv"])
+        except (ConvError, TypeError, ValueError) as error:
+            raise ArtefactError(f"{path}: {error}") from None
+        names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
+        return cls(conv=conv, pack=pack, **{name: values[name] for name in names}), str(values["sha256"])
+
+
+def manifest_path(library: Path) -> Path:
+    """Where a library's manifest lies: beside it, with .json appended."""
+    return library.with_name(library.name + ".json")
+
+
+class Op:
+    """A built convolution: ``y = op(x, w)``.
+
+    Thread-safe: calls share nothing but the code. Each call takes contiguous CPU tensors and returns one of x's kind.
+    """
+
+    def __init__(self, manifest: Manifest, library: Path) -> None:
+        _runtime_library()
+        self.manifest = manifest
+        self._module = tvm_ffi.load_module(str(library))
+        self._kernel = self._module[SYMBOL]
+        self._library = library
+
+    @property
+    def conv(self) -> Conv2d:
+        """The problem it computes."""
+        return self.manifest.conv
+
+    @property
+    def algorithm(self) -> str:
+        """Name of its algorithm."""
+        return self.manifest.algorithm
+
+    @property
+    def tile(self) -> dict[str, Any]:
+        """The numbers of its schedule."""
+        return self.manifest.tile
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a tuning record chose the tile, rather than the model."""
+        return self.manifest.tuned
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes it allocates during a call beside input, filter and output."""
+        return self.manifest.extra_bytes
+
+    def __repr__(self) -> str:
+        return f"<Op {self.conv} {self.algorithm} {'tuned' if self.tuned else 'default tile'}>"
+
+    def bind(self, w: Any, bias: Any = None) -> Layer:
+        """Packs filters (and bias) once; the result is called with the input alone.
+
+        Args:
+            w: filters of `conv.filter_shape`; later changes to it are not seen.
+            bias: [out_channels], exactly where the problem has a bias.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or a bias missing or not wanted.
+        """
+        return Layer(self, w, bias)
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of x with w; filters are packed in every call, so bind them for repeated use.
+
+        Raises:
+            ArgumentError: a tensor that does not fit; see `Conv2d` for shapes.
+        """
+        return self.bind(w, bias)(x, residual, out)
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the shared library to `path` and its manifest beside it; returns the library's path.
+
+        Raises:
+            ArtefactError: the folder cannot be written.
+        """
+        target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(target.name + ".partial")
+            shutil.copyfile(self._library, partial)
+            os.replace(partial, target)
+            manifest_path(target).write_text(self.manifest.to_json(target))
+        except OSError as error:
+            raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
+        return target
+
+
+class Layer:
+    """An `Op` with its filters bound."""
+
+    def __init__(self, op: Op, w: Any, bias: Any) -> None:
+        conv, pack = op.conv, op.manifest.pack
+        if (bias is not None) != conv.bias:
+            raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
+        self.op = op
+        packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
+        if conv.bias:
+            packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))
+        self._packed = [tvm_ffi.from_dlpack(array) for array in packed]
+        self._kernel = op._kernel
+
+    def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of x with the bound filters, into `out` if given.
+
+        Args:
+            x: input of `conv.input_shape`, contiguous, on the CPU.
+            residual: tensor of `conv.output_shape`, exactly where the problem adds one.
+            out: where to write; a new tensor of x's kind if None. It must not overlap the inputs.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        conv = self.op.conv
+        data = view("x", x, conv.input_shape, conv.dtype)
+        arguments = [data, *self._packed]
+        if (residual is not None) != conv.residual:
+            raise ArgumentError(f"`residual` must be {'given' if conv.residual else 'left out'}: the problem is {conv}.")
+        if residual is not None:
+            arguments.append(view("residual", residual, conv.output_shape, conv.dtype))
+        result = empty_like(x, conv.output_shape) if out is None else out
+        output = view("out", result, conv.output_shape, conv.dtype, writable=True)
+        if out is not None and any(_overlap(output, tensor) for tensor in arguments):
+            raise ArgumentError("`out` must not overlap x or residual.")
+        self._kernel(*arguments, output)
+        return result
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    def span(tensor: Any) -> tuple[int, int]:
+        start = int(tensor.data_ptr())
+        size = 4
+        for extent in tensor.shape:
+            size *= extent
+        return start, start + size
+
+    (a0, a1), (b0, b1) = span(a), span(b)
+    return a0 < b1 and b0 < a1
+
+
+def load(path: str | os.PathLike[str]) -> Op:
+    """Loads an exported convolution. Needs the TVM runtime only.
+
+    Raises:
+        ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
+    """
+    library = Path(path)
+    manifest, digest = Manifest.read(manifest_path(library))
+    try:
+        content = library.read_bytes()
+    except OSError as error:
+        raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    flags = _cpu_flags()
+    if flags and manifest.isa and manifest.isa not in flags:
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}); this CPU does not have it. Build it for this machine.")
+    return Op(manifest, library)
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":")[1] for line in text.splitlines() if line.startswith(("flags", "Features"))), "").split())

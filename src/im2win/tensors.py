@@ -1,0 +1,118 @@
+"""Tensors at the door: any contiguous CPU tensor (numpy, PyTorch, DLPack) is checked and handed to a kernel without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+_DLPACK_CPU = 1
+
+
+class ArgumentError(ValueError):
+    """A tensor that a kernel cannot take; the message names the argument, its value and the rule."""
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")  # a torch tensor can only come from a program that has imported torch
+
+
+def is_torch(value: object) -> bool:
+    """Whether a value is a PyTorch tensor."""
+    torch = _torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable: bool = False) -> Any:
+    """A kernel argument that shares memory with `value`.
+
+    Raises:
+        ArgumentError: not a tensor, wrong device, type or shape, not contiguous, requires grad, or read-only where it is written.
+    """
+    if isinstance(value, np.ndarray):
+        _check(name, str(value.dtype), tuple(value.shape), value.flags.c_contiguous, dtype, shape)
+        if value.flags.writeable:
+            return tvm_ffi.from_dlpack(value)
+        if writable:
+            raise ArgumentError(f"`{name}` must be writable; this array is read-only.")
+        return tvm_ffi.from_dlpack(_readable(value))
+    if is_torch(value):
+        return _torch_view(name, value, shape, dtype)
+    if not hasattr(value, "__dlpack__"):
+        raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
+    device = int(value.__dlpack_device__()[0])
+    if device != _DLPACK_CPU:
+        raise ArgumentError(f"`{name}` is on DLPack device type {device}; this kernel runs on the CPU (type {_DLPACK_CPU}).")
+    tensor = tvm_ffi.from_dlpack(value)
+    _check(name, str(tensor.dtype), tuple(tensor.shape), _compact(tensor.shape, tensor.strides), dtype, shape)
+    return tensor
+
+
+def _torch_view(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    if value.device.type != "cpu":
+        raise ArgumentError(f"`{name}` is on device {value.device}; this kernel runs on the CPU: pass {name}.cpu().")
+    if value.requires_grad:
+        raise ArgumentError(f"`{name}` requires grad and kernels record no gradients: pass {name}.detach().")
+    _check(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), value.is_contiguous(), dtype, shape)
+    return tvm_ffi.from_dlpack(value)
+
+
+def _check(name: str, dtype: str, shape: tuple[int, ...], contiguous: bool, want_dtype: str, want_shape: tuple[int, ...]) -> None:
+    if dtype != want_dtype:
+        raise ArgumentError(f"`{name}` has dtype {dtype}; it must be {want_dtype}.")
+    if shape != tuple(want_shape):
+        raise ArgumentError(f"`{name}` has shape {shape}; it must be {tuple(want_shape)}.")
+    if not contiguous:
+        raise ArgumentError(f"`{name}` is not contiguous; pass a contiguous copy (channels-last data goes to a kernel of layout NHWC).")
+
+
+def _compact(shape: Any, strides: Any) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(tuple(shape)), reversed(tuple(strides)), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A view of a read-only array that DLPack agrees to export (it cannot mark memory as read-only; kernels never write their inputs)."""
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    shared: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, buffer=memory)
+    shared_base = memory
+    shared_base._keep = array  # type: ignore[attr-defined]
+    return shared
+
+
+def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
+    """An uninitialised tensor of the same kind as `value`; numpy for kinds that cannot make one."""
+    if is_torch(value):
+        return value.new_empty(shape)
+    return np.empty(shape, np.float32)
+
+
+def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """The values of a tensor as a numpy array, checked as in `view` (contiguity aside: filters are packed, so they are copied anyway)."""
+    if is_torch(value):
+        if value.device.type != "cpu":
+            raise ArgumentError(f"`{name}` is on device {value.device}; this kernel runs on the CPU: pass {name}.cpu().")
+        value = value.detach().numpy()
+    elif not isinstance(value, np.ndarray):
+        if not hasattr(value, "__dlpack__"):
+            raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
+        value = np.from_dlpack(value)
+    _check(name, str(value.dtype), tuple(value.shape), True, dtype, shape)
+    return value
+
+
+def aligned(array: np.ndarray[Any, Any], alignment: int = 64) -> np.ndarray[Any, Any]:
+    """A copy whose memory starts at a multiple of `alignment` bytes, so that no vector load crosses a cache line."""
+    raw = np.empty(array.nbytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    copy = raw[start : start + math.prod(array.shape) * array.itemsize].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
