@@ -1,4 +1,4 @@
-"""Implicit GEMM: im2col by index arithmetic, no matrix in memory (Chetlur et al. 2014; the accelerator document's pixel and window offsets).
+"""Implicit GEMM: im2col by index arithmetic, no matrix in memory (Chetlur et al. 2014, arXiv 1410.0759).
 
 The definition is im2col's; what differs is where the matrix lives. Here element (k, p) is found from a window offset (c, u, v) and a pixel
 offset (m, x) while a panel of a few output rows is packed beside the product, or read in place where a 1x1 filter makes the matrix the

@@ -5,7 +5,8 @@ into its im2col matrix
 
     M[n, c, u, v, m, x] = I[n, c, m*s + u*d, x*s + v*d]              m over the rows of the block
 
-multiplied, and its outputs land in order. Only blocks exist, one a worker: K * rows * Wo elements each, against im2col's K * Ho * Wo an image.
+multiplied, and its outputs land in order. Only blocks exist, one a worker: K * rows * Wo elements each, where im2col stores K * Ho * Wo
+of an image.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def _finish(
 
     def taken(n: Expr, j: Expr, m: Expr, x: Expr) -> Expr:
         group, channel = (j // group_channels, j % group_channels) if conv.groups > 1 else (0, j)
-        return rows[(n, group * per_group + channel // pack.block, *window(m, x), channel % pack.block)]
+        line, place = window(m, x)
+        return rows[n, group * per_group + channel // pack.block, line, place, channel % pack.block]
 
     def axes(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return indices if conv.layout == "NCHW" else (indices[0], indices[3], indices[1], indices[2])
@@ -141,5 +142,6 @@ def _finish(
         out = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=OUT)
     else:
         turned = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=TURNED)
-        out = te.compute(conv.output_shape, lambda *i: _activate(conv.activation, conv.dtype, turned(*i) + inputs["residual"](*i)), name=OUT)
+        residual = inputs["residual"]
+        out = te.compute(conv.output_shape, lambda *i: _activate(conv.activation, conv.dtype, turned(*i) + residual(*i)), name=OUT)
     return [*inputs.values(), out]

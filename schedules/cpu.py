@@ -31,6 +31,8 @@ from im2win.problem import Conv2d
 from im2win.schedules.tile import Tile
 from im2win.schedules.turn import turn_intrin
 
+Where = Literal["root", "strip", "inline"]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -39,11 +41,16 @@ class Plan:
     stage: the block that transforms the input; None if there is none.
     where: `root` stores the whole transformed tensor, `strip` one strip of it beside the product, `inline` none of it.
     matrix: whether the product takes windows as one line of a matrix, without rows.
+    fused: axes of the stage that hold several: (axis, letters of the inner ones), u kernel row, v kernel column, x output column. Taken
+        apart, they leave plain rows to copy instead of a division for every element.
+    step: elements between neighbouring windows in what the product reads.
     """
 
     stage: str | None = None
-    where: Literal["root", "strip", "inline"] = "inline"
+    where: Where = "inline"
     matrix: bool = False
+    fused: tuple[tuple[int, str], ...] = ()
+    step: int = 1
 
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Plan) -> Schedule:
@@ -53,7 +60,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
         sch.compute_inline(sch.get_sblock(plan.stage))
     step = (_window_vectors if tile.axis == "windows" else _channel_vectors)(sch, conv, tile, plan)
     if plan.stage and plan.where != "inline":
-        _stage(sch, sch.get_sblock(plan.stage), step if plan.where == "strip" else None)
+        _stage(sch, conv, tile, plan, step)
     return sch
 
 
@@ -155,13 +162,26 @@ def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> Loop
     return step
 
 
-def _stage(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
-    """Runs a transform for itself, in parallel over all but its last axis, or per step. LLVM vectorizes the plain rows it leaves."""
-    if step is None:
-        loops = sch.get_loops(block)
-        sch.parallel(sch.fuse(*loops[:-1]))
-    else:
+def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) -> None:
+    """Runs a transform for itself, in parallel over its outer axes, or per step. LLVM vectorizes the plain rows it leaves.
+
+    before                                         after
+        for k in K, p in P:                            for c, u, v, m, x:
+            M[k, p] = I[k // 9, p // Wo + ..., ...]        M[...] = I[c, m*s + u, x*s + v]
+    """
+    block = sch.get_sblock(plan.stage)
+    if plan.where == "strip":
         sch.compute_at(block, step, preserve_unit_loops=True)
+    rank = len(sch.get(block).iter_vars)
+    loops = sch.get_loops(block)[-rank:]
+    extents = {"u": conv.kernel[0], "v": conv.kernel[1], "x": conv.output_size[1]}
+    parts: list[LoopRV] = []
+    for axis, loop in enumerate(loops):
+        letters = dict(plan.fused).get(axis, "")
+        inner = [extents[letter] for letter in (tile.order[1:] if letters == "uv" else letters)]
+        parts += sch.split(loop, [None, *inner]) if inner else [loop]
+    if plan.where == "root":
+        sch.parallel(sch.fuse(*parts[:3]))
 
 
 def _unroll(sch: Schedule, *loops: Any) -> None:

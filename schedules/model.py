@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from im2win.machine import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.problem import Conv2d
-from im2win.schedules.space import space
 from im2win.schedules.tile import Tile
 
 LOADS = 2  # vector loads a cycle
@@ -38,7 +37,7 @@ class Estimate:
         return (self.product + self.write_back + self.stage + self.cache + self.memory) * self.imbalance / self.threads
 
 
-def _step_cycles(conv: Conv2d, tile: Tile, windows: int) -> float:
+def _step_cycles(tile: Tile, windows: int, step: int) -> float:
     """Cycles of one K step of the register tile with this many windows in its row."""
     if tile.axis == "channels":
         sums = tile.rows * windows * tile.vectors
@@ -47,7 +46,7 @@ def _step_cycles(conv: Conv2d, tile: Tile, windows: int) -> float:
         vectors = -(-windows // tile.lanes)
         sums = tile.rows * vectors * tile.cols
         # a vector of neighbouring windows mostly straddles two cache lines; a strided one is put together element by element
-        loads = tile.rows * vectors * (2 if conv.stride[1] == 1 else tile.lanes) + tile.cols
+        loads = tile.rows * vectors * (2 if step == 1 else 2 * tile.lanes) + tile.cols
     overhead = 1.0 / tile.unroll
     return max(sums / FMA_UNITS, loads / LOADS, FMA_LATENCY) + overhead
 
@@ -74,8 +73,8 @@ def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
     return max(need + long - machine.registers, 0)
 
 
-def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, strip_elements: int) -> Estimate:
-    """The estimate of a legal tile. `where` and `strip_elements` say what the algorithm stages, see `algorithms.Algorithm`."""
+def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: int, step: int) -> Estimate:
+    """The estimate of a legal tile for an algorithm's plan; it stages so many elements per strip or (`where` = root) in all."""
     out_h, out_w = conv.output_size
     blocks = tile.pack.blocks(conv)
     depth = math.prod(conv.filter_shape[1:])
@@ -83,7 +82,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     lines = 1 if matrix else tile.strip // tile.rows  # register-tile rows of a strip
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
-    sweep = lines * depth * (whole * _step_cycles(conv, tile, width) + (_step_cycles(conv, tile, rest) if rest else 0))
+    sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
     sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
     strips = conv.batch * out_h // tile.strip
     passes = blocks // tile.pass_blocks
@@ -106,7 +105,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     return Estimate(
         product=strips * blocks * sweep,
         write_back=_write_back(conv, tile),
-        stage=STAGED.get(where, 0.0) * strip_elements * (steps if where == "strip" else strips / tile.strip),
+        stage=STAGED.get(where, 0.0) * staged * (steps if where == "strip" else 1),
         cache=strips * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
@@ -117,17 +116,9 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 def _write_back(conv: Conv2d, tile: Tile) -> float:
     vectors = math.prod(conv.output_size) * conv.batch * conv.out_channels / tile.lanes
     if tile.axis == "windows":
-        return vectors
+        return vectors * tile.rows  # every row of the tile is one more stream of partly written cache lines
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
         return vectors * (2.0 * tile.lanes if padded else 5.0)
     return vectors * (tile.lanes if padded else 2.0)
 
-
-def ranked(conv: Conv2d, machine: Machine, *, matrix: bool, where: str, strip_elements: dict[int, int]) -> list[tuple[float, Tile]]:
-    """The space with its estimates (cycles), best first; ties keep the space's order."""
-    scored = [
-        (estimate(conv, tile, machine, matrix=matrix, where=where, strip_elements=strip_elements[tile.strip]).total, tile)
-        for tile in space(conv, machine, matrix=matrix)
-    ]
-    return sorted(scored, key=lambda pair: pair[0])

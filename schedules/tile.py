@@ -84,7 +84,8 @@ def problems(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> lis
         (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
         (tile.lanes in VECTORS, f"`lanes` (={tile.lanes}) must be one of {VECTORS}"),
     ]
-    rules += [(getattr(tile, name) >= 1, f"`{name}` must be at least 1") for name in ("vectors", "rows", "cols", "strip", "pass_blocks", "unroll")]
+    counts = ("vectors", "rows", "cols", "strip", "pass_blocks", "unroll")
+    rules += [(getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts]
     broken = [text for holds, text in rules if not holds]
     return broken or [text for holds, text in _fits(conv, tile, machine, matrix) if not holds]
 
@@ -102,7 +103,7 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tupl
         (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
         (windows <= (line if tile.axis == "channels" else whole_vectors), f"the tile's windows (={windows}) must fit the line (={line})"),
         (not matrix or tile.rows == 1, "`rows` must be 1: the windows of a matrix have no rows"),
-        (not matrix or tile.axis == "channels" or tile.strip == 1, "`strip` must be 1: vectors of windows in a matrix stay in one output row"),
+        (not matrix or tile.axis == "channels" or tile.strip == 1, "`strip` must be 1: vectors of a matrix's windows stay in one row"),
         (out_h % tile.strip == 0, f"`strip` (={tile.strip}) must divide the output's rows (={out_h})"),
         (matrix or tile.strip % tile.rows == 0, f"`rows` (={tile.rows}) must divide `strip` (={tile.strip})"),
         (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),

@@ -408,6 +408,28 @@ def test_failing_shape_inference_is_named() -> None:
         layers_of(source)
 
 
+def test_damaged_bytes_give_a_model_error_or_a_reading(tmp_path: Path) -> None:
+    whole = (LIGHT / "light_squeezenet.onnx").read_bytes()
+    path, random, failures = tmp_path / "damaged.onnx", np.random.default_rng(0), 0
+    for _ in range(200):
+        content = bytearray(whole)
+        for position in random.integers(len(content), size=3):
+            content[position] = random.integers(256)
+        path.write_bytes(content)
+        try:
+            layers_of(path, epilogues=True)
+        except ModelError as error:
+            failures += 1
+            assert "damaged.onnx" in str(error)
+    assert 0 < failures < 200
+
+
+def test_names_that_are_no_text() -> None:
+    content = one((1, 3, 8, 8), (4, 3, 3, 3)).SerializeToString().replace(b"Conv", b"C\xff\xffv")
+    with pytest.raises(ModelError, match="must follow the ONNX specification; reading it fails"):
+        layers_of(onnx.load_model_from_string(content))
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"install the extra im2win\[onnx\]"):

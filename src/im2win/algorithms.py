@@ -10,7 +10,7 @@ from typing import Any
 from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec
 from im2win.packing import FilterPack
 from im2win.problem import MAX_ELEMENTS, Conv2d
-from im2win.schedules.cpu import Plan
+from im2win.schedules.cpu import Plan, Where
 
 Define = Callable[[Conv2d, FilterPack, int], list[Any]]
 
@@ -64,11 +64,20 @@ def _im2col_rows(conv: Conv2d, rows: int) -> int:
 
 
 def _direct(conv: Conv2d) -> Plan:
-    return Plan(direct.PAD, "strip") if any(conv.padding) else Plan()
+    step = conv.stride[1]
+    return Plan(direct.PAD, "strip", step=step) if any(conv.padding) else Plan(step=step)
+
+
+def _im2win(where: Where) -> Callable[[Conv2d], Plan]:
+    return lambda conv: Plan(im2win.IM2WIN, where, fused=((3, "u"),), step=conv.stride[1] * conv.kernel[0])
+
+
+def _im2col(where: Where) -> Callable[[Conv2d], Plan]:
+    return lambda conv: Plan(im2col.IM2COL, where, matrix=True, fused=((2, "uv"), (3, "x")))
 
 
 def _implicit(conv: Conv2d) -> Plan:
-    return Plan(im2col.IM2COL, "inline" if conv.pointwise else "strip", matrix=True)
+    return _im2col("inline" if conv.pointwise else "strip")(conv)
 
 
 def _implicit_panel(conv: Conv2d, rows: int) -> int:
@@ -81,15 +90,15 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("direct", "direct", "thesis Alg. 1", direct.define, _direct, direct.transform_bytes, _pad_rows),
         Algorithm(
             "im2win", "im2win, tensor stored", "thesis Alg. 2 and 3, arXiv 2306.14320",
-            im2win.define, lambda conv: Plan(im2win.IM2WIN, "root"), im2win.transform_bytes, _nothing,
+            im2win.define, _im2win("root"), im2win.transform_bytes, _nothing,
         ),
         Algorithm(
             "im2win_fused", "im2win, strip by strip", "thesis Alg. 2 and 3, transform inside the product",
-            im2win.define, lambda conv: Plan(im2win.IM2WIN, "strip"), direct.transform_bytes, _im2win_rows,
+            im2win.define, _im2win("strip"), direct.transform_bytes, _im2win_rows,
         ),
         Algorithm(
             "im2col", "im2col and product", "Chellapilla et al. 2006",
-            im2col.define, lambda conv: Plan(im2col.IM2COL, "root", matrix=True), im2col.transform_bytes, _nothing,
+            im2col.define, _im2col("root"), im2col.transform_bytes, _nothing,
         ),
         Algorithm(
             "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014", implicit_gemm.define, _implicit,
@@ -97,7 +106,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         Algorithm(
             "mec", "MEC", "Cho and Brand, arXiv 1706.06873",
-            mec.define, lambda conv: Plan(mec.LOWERED, "root"), mec.transform_bytes, _nothing,
+            mec.define, lambda conv: Plan(mec.LOWERED, "root", step=conv.padded_size[0] * conv.kernel[1]), mec.transform_bytes, _nothing,
         ),
         Algorithm(
             "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",

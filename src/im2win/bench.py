@@ -1,8 +1,8 @@
 """The benchmark: us and every peer on the same layers, in one run, in interleaved rounds.
 
 Fairness: every contender has a process of its own, the same inputs, the same number of threads, and is checked against one float64
-reference before it is timed. How rounds are interleaved and why in processes: contest.py. Filter packing, session building and layout changes of
-the input are outside the time for everyone; everything a user waits for (our transform included) is inside.
+reference before it is timed. How rounds are interleaved, and why in processes: contest.py. Filter packing, session building and layout
+changes of the input are outside the time for everyone; everything a user waits for (our transform included) is inside.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 from im2win import ceilings
 from im2win.contest import Prepared, Worker, WorkerError, interleaved
 from im2win.machine import Machine
-from im2win.peers import Array, Contender, PeerError, Tensors, Trial, peers, reference
+from im2win.peers import Array, Contender, PeerError, Tensors, Trial, peers
 from im2win.problem import Conv2d
+from im2win.reference import error as error_of
+from im2win.reference import tolerance
 from im2win.results import Result, Row, Spread
 from im2win.suites import Layer
 
 OURS, UNTUNED = "ours", "untuned"
 SEED = 0
-# float32: a sum of n products in any order, and Winograd's transforms in the peers, stay far below this on normal inputs; a missing tap does not.
-TOLERANCE = 1e-3
 
 Progress = Callable[[int, int, Row], None]
 
@@ -54,7 +54,11 @@ class Ours:
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
         import im2win
 
-        op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads, tuned=self.tuned)
+        if self.tuned is False:
+            name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads))
+            op = im2win.build(conv, algorithm=name, tile=tile, threads=threads)
+        else:
+            op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads)
         if self.tuned and not op.tuned:
             raise PeerError(f"{self.name}: no tuning record for {conv}; tune it first.")
         layer = op.bind(tensors.filter, tensors.bias)
@@ -132,15 +136,13 @@ def time_layer(
     """Checks and times every worker on one layer; the first worker is ours."""
     conv, ours = layer.conv, next(iter(workers))
     row = Row(layer.name, str(conv), layer.count)
-    expected = reference(conv, Tensors.random(conv, SEED))
+    expected = Tensors.random(conv, SEED).expected(conv)
     ready: dict[str, Worker] = {}
     failed: dict[str, str] = {}
     for name, worker in workers.items():
         try:
             prepared = worker.prepare(conv, SEED)
-            error = relative_error(prepared.output, expected)
-            if not error <= TOLERANCE:
-                raise WorkerError(f"wrong result: relative error {error:.2g} is above {TOLERANCE:g}.")
+            error = _checked(prepared.output, expected, tolerance(conv))
         except WorkerError as refused:
             failed[name] = str(refused)
             continue
@@ -156,11 +158,14 @@ def time_layer(
     return row
 
 
-def relative_error(output: Array, expected: Array) -> float:
-    """Largest difference over the largest magnitude expected; NaN if anything is NaN, infinite for a wrong shape."""
+def _checked(output: Array, expected: Array, allowed: float) -> float:
+    """The error of an output; WorkerError if it is above what rounding explains, or NaN."""
     if output.shape != expected.shape:
-        return float("inf")
-    return float(np.abs(output - expected).max() / max(float(np.abs(expected).max()), np.finfo(np.float32).tiny))
+        raise WorkerError(f"wrong result: its shape is {output.shape} instead of {expected.shape}.")
+    found = error_of(output, expected)
+    if not found <= allowed:
+        raise WorkerError(f"wrong result: relative error {found:.2g} is above {allowed:.2g}.")
+    return found
 
 
 def _note(row: Row, prepared: Prepared, error: float) -> None:

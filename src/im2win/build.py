@@ -15,9 +15,8 @@ from im2win.codegen import compile_library, lower
 from im2win.lookup import choose
 from im2win.machine import Machine
 from im2win.problem import Conv2d
+from im2win.ranking import default_tile
 from im2win.runtime import Manifest, Op
-from im2win.schedules.model import ranked
-from im2win.schedules.space import strips
 from im2win.schedules.tile import Tile, scratch_bytes
 
 TARGETS = ("cpu",)
@@ -27,27 +26,6 @@ def check_target(target: str) -> None:
     """Raises ValueError for a target that no schedule is for."""
     if target not in TARGETS:
         raise ValueError(f"`target` (={target!r}) must be one of {', '.join(TARGETS)}.")
-
-
-def ranked_tiles(conv: Conv2d, row: Algorithm, machine: Machine) -> list[tuple[float, Tile]]:
-    """An algorithm's space for a problem with the model's estimates (cycles), best first."""
-    plan = row.plan(conv)
-    elements = {strip: row.strip_elements(conv, strip) for strip in strips(conv)}
-    if plan.where == "root":
-        elements = dict.fromkeys(elements, row.transform_bytes(conv) // conv.itemsize // conv.batch)
-    return ranked(conv, machine, matrix=plan.matrix, where=plan.where, strip_elements=elements)
-
-
-def default_tile(conv: Conv2d, name: str = "auto", machine: Machine | None = None) -> tuple[str, Tile]:
-    """(algorithm, tile) that the model ranks first; among equals the algorithm that stages least.
-
-    Raises:
-        ValueError: unknown algorithm, or none supports the problem.
-    """
-    machine = machine or Machine.host()
-    best = [(*ranked_tiles(conv, row, machine)[0], row.name) for row in candidates(name, conv)]
-    _, tile, chosen = min(best, key=lambda item: item[0])
-    return chosen, tile
 
 
 def extra_bytes(conv: Conv2d, row: Algorithm, tile: Tile, machine: Machine) -> int:
@@ -74,9 +52,7 @@ def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: 
     folder = tempfile.TemporaryDirectory(prefix="im2win-")
     library = Path(folder.name) / "conv.so"
     compile_library(lower(conv, row, tile, machine), machine, library)
-    op = Op(manifest, library)
-    op._folder = folder  # the library lives as long as its operator
-    return op
+    return Op(manifest, library, keep=folder)  # the library lives as long as its operator
 
 
 def build(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import traceback
@@ -11,27 +10,27 @@ from typing import Annotated
 
 import typer
 
-from im2win.commands import ablation, bench, build, demo, facts, layers, logs, tune
+from im2win import __version__
+from im2win.commands import bench, build, demo, facts, layers, logs, tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="im2win",
     help="The fastest correct convolution for a layer on this machine, with the memory it costs, ready to deploy.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (tune.tune, build.build, bench.bench, layers.layers, ablation.ablation, facts.algorithms, facts.device, demo.demo):
+for verb in (tune.tune, build.build, bench.bench, layers.layers, facts.algorithms, facts.device, demo.demo):
     app.command()(verb)
 app.add_typer(logs.app, name="logs")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"im2win {importlib.metadata.version('im2win')}")
+        typer.echo(f"im2win {__version__}")
         raise typer.Exit
 
 
@@ -47,13 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app(args=words, prog_name="im2win", standalone_mode=False)
+        status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as in `im2win layers resnet50 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except (typer.TyperException, ValueError, OSError, ImportError) as error:
+    except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
+            raise  # not one of our messages to the user: a defect
         if "--debug" in words:
             traceback.print_exc()
         print(f"im2win: {_line(error)}", file=sys.stderr)

@@ -1,16 +1,22 @@
 """Contenders in processes of their own, timed in interleaved rounds.
 
-Why processes: in one process the thread pools of TVM, PyTorch and ONNX Runtime spoil each other's times. Measured on two cores, a 64-channel
-56x56 layer, batch 8, alone and in plain A B C D rounds of one process, ms: ours 5.2 and 12.0, PyTorch 5.8 and 38, ONNX Runtime 5.3 and 14.7.
-A warm call before each timed one, a pause, spinning switched off: each cured some and left others at twice their time alone.
+Why processes: in one process the thread pools of TVM, PyTorch and ONNX Runtime spoil each other's times. Measured on two cores, a
+64-channel 56x56 layer, batch 8, alone and in plain A B C D rounds of one process, ms: a TVM kernel 5.2 and 12.0, PyTorch 5.8 and 38,
+ONNX Runtime 5.3 and 14.7. A warm call before each timed one, a pause, spinning switched off: each cured some and left others at twice
+their time alone.
 
 So each contender lives in its own worker. Only one worker runs at a time; the rest are stopped (SIGSTOP), so that no pool spins on
 a core that is being measured. A slice of a round is: continue the worker, warm up by time (threads spread over the cores again), time.
-Medians of such rounds agreed with those of each contender alone within about 5 % on the layers tried (batch 1 and 8), with PyTorch, ONNX Runtime
-and TVM each at its own best.
+On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each contender's alone.
 
 One process in ten still started with two threads on one core and stayed so, at half speed. A worker whose threads got less than
-`LEAST_SHARE` of their CPUs while warming up is therefore started anew; this holds for every contender alike.
+`LEAST_SHARE` of their CPUs while warming up is therefore started anew, and a sample in which that happens (or in which something else
+took a core) is taken again, a few times at most. This holds for every contender alike.
+
+Freed memory stays with the process (`KEEP_MEMORY`). Otherwise a library that allocates its output in each call, as PyTorch does, pays
+the system for fresh pages or not, depending on which layers ran before: conv3 of papers12 took 0.75 or 1.33 ms, conv7 at batch 8 took
+6.9 or 29 ms (channels-last). We compare with the faster.
+We compare with the faster.
 """
 
 from __future__ import annotations
@@ -36,6 +42,7 @@ from im2win.problem import Conv2d
 
 LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so all threads on their own core give nearly 1
 RESTARTS = 3
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}  # read by glibc at start
 SAMPLE_SECONDS = 0.002  # a sample lasts at least this long: calls under 1 ms are repeated inside it
 
 
@@ -79,6 +86,7 @@ class Worker:
         count = str(self.threads)
         environment = {
             **os.environ,
+            **KEEP_MEMORY,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OMP_NUM_THREADS": count,
             "TVM_NUM_THREADS": count,
@@ -147,7 +155,7 @@ class Worker:
 
     def sample(self, settle: float, calls: int) -> float:
         """Warms up for `settle` seconds, then times `calls` calls; seconds a call."""
-        return float(self._ask("sample", settle, calls))
+        return float(self._ask("sample", settle, calls, LEAST_SHARE * self.threads))
 
 
 def interleaved(

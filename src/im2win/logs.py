@@ -165,6 +165,9 @@ def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
 
 
 def _fastest_first(records: Iterable[Record]) -> list[Record]:
+    """What is right, fastest first; a candidate that was measured again counts with its last record only."""
+    last = {(r.conv, r.algorithm, frozenset(r.tile.items()), r.device, r.target, r.threads, r.tvm, r.fingerprint): r for r in records}
+    records = last.values()
     return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.seconds, r.date))
 
 

@@ -6,6 +6,9 @@ The filters count once, as packed: a deployed model keeps only those.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import resource
 import subprocess
 import sys
@@ -17,6 +20,7 @@ import numpy as np
 
 from im2win.problem import Conv2d
 
+_THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
 
@@ -45,7 +49,9 @@ def peak_of_library(path: Path) -> int:
     Raises:
         MeasureError: the process failed.
     """
-    done = subprocess.run([sys.executable, "-m", "im2win.memory", str(path)], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}  # each tensor a mapping of its own: freed means gone
+    command = [sys.executable, "-m", "im2win.memory", str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MeasureError(f"measuring {path} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
     return int(done.stdout.split()[-1])
@@ -65,6 +71,8 @@ def _kilobytes(name: str) -> int:
 def _measure(path: Path) -> int:
     from im2win.runtime import load
 
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_THP_DISABLE, 1, 0, 0, 0)  # a huge page would round a small tensor up to 2 MB
     op = load(path)
     conv = op.conv
     generator = np.random.default_rng(0)

@@ -74,6 +74,16 @@ def layers_of(source: str | os.PathLike[str] | ModelProto, batch: int | None = N
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(f"layers_of: `batch` (={batch!r}) must be an integer, at least 1.")
     label, model = _load(onnx, source)
+    try:
+        found = _read(onnx, model, label, batch, epilogues)
+    except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are no text, attributes of another type
+        raise ModelError(f"layers_of: `source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
+    if not found.layers and not found.skipped:
+        raise ModelError(f"layers_of: `source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")
+    return found
+
+
+def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool) -> ModelLayers:
     fixed = _set_batch(model.graph, batch)
     graph = Graph(_inferred(onnx, model, label).graph)
     claimed: set[int] = set()
@@ -89,8 +99,6 @@ def layers_of(source: str | os.PathLike[str] | ModelProto, batch: int | None = N
             found[index] = conv.with_(**epilogue(graph, node.output[0], claimed)) if epilogues else conv
         except (_Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
-    if not found and not skipped:
-        raise ModelError(f"layers_of: `source` (={label}) must have a convolution; it has none among its {len(graph.nodes)} nodes.")
     return ModelLayers(_counted(graph, found), tuple(entry for _, entry in sorted(skipped, key=lambda pair: pair[0])))
 
 

@@ -6,7 +6,6 @@ filter packing, tuning, layout change of the input) happens in `prepare`; `Trial
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from im2win.problem import Conv2d
+from im2win.reference import random_tensors, reference
 
 Array = NDArray[Any]
 
@@ -37,17 +37,12 @@ class Tensors:
     @classmethod
     def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
         """Random normal tensors (never zeros or ones: some libraries and some CPUs are faster on those)."""
-        generator = np.random.default_rng(seed)
+        named = {name: array.astype(conv.dtype, copy=False) for name, array in random_tensors(conv, seed).items()}
+        return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
 
-        def normal(shape: tuple[int, ...]) -> Array:
-            return generator.standard_normal(shape, dtype=np.float32).astype(conv.dtype, copy=False)
-
-        return cls(
-            normal(conv.input_shape),
-            normal(conv.filter_shape),
-            normal((conv.out_channels,)) if conv.bias else None,
-            normal(conv.output_shape) if conv.residual else None,
-        )
+    def expected(self, conv: Conv2d) -> Array:
+        """The layer's output in float64."""
+        return reference(conv, self.data, self.filter, self.bias, self.residual)
 
 
 @dataclass(frozen=True)
@@ -119,12 +114,13 @@ class Torch:
         top, left, bottom, right = conv.padding
         symmetric = (top, left) == (bottom, right)
         functional = torch.nn.functional
-        activate: Callable[[Any], Any] = {
+        activations: dict[str, Callable[[Any], Any]] = {
             "none": lambda y: y,
             "relu": torch.relu_,
             "relu6": partial(functional.hardtanh_, min_val=0.0, max_val=6.0),
             "silu": partial(functional.silu, inplace=True),
-        }[conv.activation]
+        }
+        activate = activations[conv.activation]
         result: list[Any] = [None]
 
         @torch.inference_mode()  # type: ignore[untyped-decorator,unused-ignore]
@@ -259,32 +255,3 @@ def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: P
             contender = TvmDefault(tvm_trials, tvm_cache) if name == "tvm" else make()
             found[contender.name] = contender
     return list(found.values())
-
-
-def reference(conv: Conv2d, tensors: Tensors) -> Array:
-    """The layer in float64 by numpy, one product a filter position; the answer every contender is checked against."""
-    top, left, bottom, right = conv.padding
-    data = np.pad(to_nchw(tensors.data, conv).astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
-    weights = tensors.filter.astype(np.float64)
-    (rows, columns), share, filters = conv.output_size, conv.in_channels // conv.groups, conv.out_channels // conv.groups
-    result = np.zeros((conv.batch, conv.out_channels, rows * columns))
-    for u in range(conv.kernel[0]):
-        for v in range(conv.kernel[1]):
-            first, second = u * conv.dilation[0], v * conv.dilation[1]
-            seen = data[
-                :,
-                :,
-                first : first + (rows - 1) * conv.stride[0] + 1 : conv.stride[0],
-                second : second + (columns - 1) * conv.stride[1] + 1 : conv.stride[1],
-            ].reshape(conv.batch, conv.groups, share, -1)
-            for g in range(conv.groups):
-                part = slice(g * filters, (g + 1) * filters)
-                result[:, part] += weights[part, :, u, v] @ seen[:, g]
-    y = result.reshape(conv.batch, conv.out_channels, rows, columns)
-    y = y if tensors.bias is None else y + tensors.bias[:, None, None]
-    y = y if tensors.residual is None else y + to_nchw(tensors.residual, conv)
-    if conv.activation == "silu":
-        y = y / (1 + np.exp(-y))
-    elif conv.activation != "none":
-        y = np.clip(y, 0, 6.0 if conv.activation == "relu6" else math.inf)
-    return from_nchw(y, conv)

@@ -159,7 +159,8 @@ class Conv2d:
             padded, window = self.padded_size[axis], self.window[axis]
             if window > padded:
                 raise ConvError(
-                    f"Conv2d: the window of `kernel` (={self.kernel[axis]}) and `dilation` (={self.dilation[axis]}) spans {window} elements; "
+                    f"Conv2d: the window of `kernel` (={self.kernel[axis]}) and `dilation` (={self.dilation[axis]}) "
+                    f"spans {window} elements; "
                     f"it must fit the padded `{name}` (={padded})."
                 )
         for name, shape in (("input", self.input_shape), ("filter", self.filter_shape), ("output", self.output_shape)):

@@ -20,8 +20,15 @@ TITLES = {
     "onnxruntime": "ONNX Runtime",
     "tvm": "TVM MetaSchedule",
 }
-# Okabe and Ito's colours, which stay apart for colour-blind readers; ours is the strongest.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999")
+# Okabe and Ito's colours, which stay apart for colour-blind readers; one contender has the same in every plot.
+_COLOURS = {
+    "ours": "#0072B2",
+    "untuned": "#56B4E9",
+    "torch_nchw": "#E69F00",
+    "torch_nhwc": "#D55E00",
+    "onnxruntime": "#009E73",
+    "tvm": "#CC79A7",
+}
 _MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -122,9 +129,10 @@ def summary_table(results: Mapping[str, Result]) -> str:
     for result in results.values():
         facts = summarise(result)
         least = _number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
-        numbers = [_number(facts["geomean_ratio"], 2), least, *(_number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))]
+        untuned, sums = (_number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))
         batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
-        rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), *numbers])
+        mean = _number(facts["geomean_ratio"], 2)
+        rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
     return markdown(columns, rows)
 
 
@@ -137,26 +145,27 @@ def plot(result: Result, path: Path) -> Path:
 
     names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *contenders(result)]
     width = 0.84 / len(names)
-    figure = Figure(figsize=(max(7.0, 0.16 * len(names) * len(result.layers) + 2.5), 4.2), dpi=144, layout="constrained")
+    inches = max(1.35 * len(names) + 1.0, 7.0, 0.16 * len(names) * len(result.layers) + 2.5)
+    figure = Figure(figsize=(inches, 4.2), dpi=144, layout="constrained")
     axes: Any = figure.subplots()
     for index, name in enumerate(names):
         heights = [_rate(row, name) for row in result.layers]
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
         label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
-        axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS[index % len(_COLOURS)], zorder=2)
+        axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS.get(name, "#999999"), zorder=2)
     peak = result.ceilings["fma_gflops"]
     axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
     axes.annotate(f"FMA peak {peak:.0f}", (0.005, peak), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="#444444")
     axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
     axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
     axes.set_xlim(-0.6, len(result.layers) - 0.4)
-    axes.set_ylim(0, peak * 1.09)
+    axes.set_ylim(0, max(peak, axes.dataLim.ymax) * 1.09)
     axes.set_ylabel("GFLOPS (higher is better)")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     batch = "" if result.batch is None else f", batch {result.batch}"
     axes.set_title(f"{result.suite}, {result.dtype}{batch} – {result.brand}, {result.threads} threads", fontsize=10, loc="left")  # noqa: RUF001
-    figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8.5)
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8.5, handlelength=1.2, columnspacing=1.2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
     return path

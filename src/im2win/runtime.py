@@ -101,18 +101,24 @@ def manifest_path(library: Path) -> Path:
     return library.with_name(library.name + ".json")
 
 
+def load_kernel(library: Path) -> Any:
+    """The module in a shared library, with TVM's runtime behind it."""
+    _runtime_library()
+    return tvm_ffi.load_module(str(library))
+
+
 class Op:
     """A built convolution: ``y = op(x, w)``.
 
     Thread-safe: calls share nothing but the code. Each call takes contiguous CPU tensors and returns one of x's kind.
     """
 
-    def __init__(self, manifest: Manifest, library: Path) -> None:
-        _runtime_library()
+    def __init__(self, manifest: Manifest, library: Path, keep: object = None) -> None:
         self.manifest = manifest
-        self._module = tvm_ffi.load_module(str(library))
+        self._module = load_kernel(library)
         self._kernel = self._module[SYMBOL]
         self._library = library
+        self._keep = keep  # what must live as long as the library's file is needed
 
     @property
     def conv(self) -> Conv2d:
@@ -248,7 +254,7 @@ def load(path: str | os.PathLike[str]) -> Op:
         raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
     flags = _cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:
-        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}); this CPU does not have it. Build it for this machine.")
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
     return Op(manifest, library)
 
 

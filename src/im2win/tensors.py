@@ -81,10 +81,9 @@ def _compact(shape: Any, strides: Any) -> bool:
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A view of a read-only array that DLPack agrees to export (it cannot mark memory as read-only; kernels never write their inputs)."""
-    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    shared: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, buffer=memory)
-    shared_base = memory
-    shared_base._keep = array  # type: ignore[attr-defined]
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    memory._keep = array
+    shared: np.ndarray[Any, Any] = np.frombuffer(memory, array.dtype).reshape(array.shape)
     return shared
 
 
@@ -105,14 +104,15 @@ def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.nd
         if not hasattr(value, "__dlpack__"):
             raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
         value = np.from_dlpack(value)
-    _check(name, str(value.dtype), tuple(value.shape), True, dtype, shape)
-    return value
+    array: np.ndarray[Any, Any] = value
+    _check(name, str(array.dtype), tuple(array.shape), True, dtype, shape)
+    return array
 
 
 def aligned(array: np.ndarray[Any, Any], alignment: int = 64) -> np.ndarray[Any, Any]:
     """A copy whose memory starts at a multiple of `alignment` bytes, so that no vector load crosses a cache line."""
     raw = np.empty(array.nbytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
-    copy = raw[start : start + math.prod(array.shape) * array.itemsize].view(array.dtype).reshape(array.shape)
+    copy: np.ndarray[Any, Any] = raw[start : start + math.prod(array.shape) * array.itemsize].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy

@@ -19,7 +19,7 @@ from im2win.problem import Conv2d
 
 def definition(conv: Conv2d) -> Any:
     """The textbook convolution of `conv` (NCHW, no epilogue) as a PrimFunc of (data, filter, output)."""
-    top, left, bottom, right = conv.padding
+    top, left = conv.padding[:2]
     data = te.placeholder(conv.input_shape, conv.dtype, name="data")
     weight = te.placeholder(conv.filter_shape, conv.dtype, name="filter")
     source = data

@@ -36,9 +36,8 @@ def build(
             op = im2win.build(layer.conv, target, logs=str(logs) if logs.is_dir() else None, algorithm=algorithm, threads=threads)
             path = out / f"{file_stem(layer.name, str(layer.conv), names)}.so"
             op.export(str(path))
-            tuned = "yes" if op.tuned else "no"
-            size = path.stat().st_size
-            rows.append([layer.name, layer.conv, op.algorithm, tuned, path.name, tables.bytes_text(op.extra_bytes), tables.bytes_text(size)])
+            sizes = tables.bytes_text(op.extra_bytes), tables.bytes_text(path.stat().st_size)
+            rows.append([escape(layer.name), layer.conv, op.algorithm, "yes" if op.tuned else "no", path.name, *sizes])
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tuned", "file", "extra memory", "size"), rows, left=5))

@@ -10,9 +10,9 @@ import typer
 DEFAULT_LOGS = Path("tuning_logs")
 
 What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|KEY", help="A named suite, an ONNX file or the key of one layer.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Images at once, instead of what the suite or model says.")]
+Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
 Layers = Annotated[str | None, typer.Option(metavar="A,B", help="Only these layers, by name.")]
 Algorithm = Annotated[str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; all that this process may use if not said.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this process may use if not said.")]
 Target = Annotated[str, typer.Option(help="cpu.")]
 Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]

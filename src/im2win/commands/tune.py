@@ -22,7 +22,7 @@ def tune(
     what: options.What,
     batch: options.Batch = None,
     layers: options.Layers = None,
-    trials: Annotated[int, typer.Option(min=1, help="Candidates measured for each layer.")] = 64,
+    trials: Annotated[int, typer.Option(help="Candidates measured for each layer.")] = 64,
     algorithm: options.Algorithm = "auto",
     logs: options.Logs = options.DEFAULT_LOGS,
     seed: Annotated[int, typer.Option(help="The same seed gives the same candidates.")] = 0,
@@ -65,9 +65,8 @@ def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any])
 def _progress(console: Console) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), console=console
-    )
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _reporter(progress: Progress, task: TaskID) -> Callable[[Any], None]:

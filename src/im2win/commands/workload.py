@@ -34,14 +34,15 @@ def read(what: str, batch: int | None = None, names: str | None = None) -> tuple
         from im2win.onnx_layers import layers_of
 
         model = layers_of(what, batch=batch)
-        layers, skipped = list(model.layers), [str(line) for line in model.skipped]
+        layers, skipped = list(model.layers), [f"{one.name}: {one.reason}" for one in model.skipped]
     elif what in suites.suite_names():
         layers = list(suites.suite(what, batch=batch))
     elif re.match(r"n\d+-c\d", what):
         conv = Conv2d.parse(what)
         layers = [suites.Layer(what, conv if batch is None else conv.with_(batch=batch), 1)]
     else:
-        raise WorkloadError(f"{what!r} must be a suite ({', '.join(suites.suite_names())}), a file ending in .onnx or a key like n8-c64x56x56-k64x3x3-p1.")
+        known = ", ".join(suites.suite_names())
+        raise WorkloadError(f"{what!r} must be a suite ({known}), a file ending in .onnx or a key like n8-c64x56x56-k64x3x3-p1.")
     return _only(layers, names), skipped
 
 

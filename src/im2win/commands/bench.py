@@ -1,0 +1,96 @@
+"""`im2win bench`: our kernels and the peers on the same layers in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from im2win.commands import options, tables, workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from im2win.results import Result, Row
+
+AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm; or none."
+
+
+def bench(
+    what: options.What,
+    against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = "torch,onnxruntime",
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
+    batch: options.Batch = None,
+    layers: options.Layers = None,
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
+    untuned: Annotated[bool, typer.Option("--untuned", help="Time the default tile in the same run.")] = False,
+    logs: options.Logs = options.DEFAULT_LOGS,
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
+) -> None:
+    """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
+    chosen, skipped = workload.read(what, batch, layers)
+    console = tables.console()
+    for line in skipped:
+        console.print(f"skipped: {escape(line)}")
+    from im2win import bench as benchmark
+
+    names = _names(algorithms)
+    for name in names:
+        result = benchmark.run(
+            chosen,
+            against=[] if against == "none" else against.split(","),
+            threads=threads,
+            logs=logs if logs.is_dir() else None,
+            algorithm=name,
+            untuned=untuned,
+            rounds=rounds,
+            tvm_trials=tvm_trials,
+            suite=Path(what).stem if what.endswith(".onnx") else what,
+            progress=_reporter(console, max(len(layer.name) for layer in chosen)),
+        )
+        _summary(console, result)
+        if json is not None:
+            path = json if len(names) == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
+            console.print(f"Written to {result.save(path)}.")
+
+
+def _names(algorithms: str) -> list[str]:
+    from im2win.algorithms import algorithm
+
+    names = [name.strip() for name in algorithms.split(",")]
+    return [name if name == "auto" else algorithm(name).name for name in names]
+
+
+def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
+    """A line for each layer as soon as it is measured."""
+
+    def report(done: int, total: int, row: Row) -> None:
+        head = f"{done:>{len(str(total))}}/{total} {escape(row.layer):{width}}"
+        if row.failed or row.ours_ms is None:
+            console.print(f"{head}  failed: {escape(row.failed or 'not timed')}", soft_wrap=True)
+            return
+        ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
+        peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
+        console.print(f"{head} {ours}  {row.algorithm}{'' if row.tuned else ' (untuned)'}; {peer}", soft_wrap=True)
+        for name, reason in row.peers_failed.items():
+            console.print(f"  {name} failed: {escape(reason)}", soft_wrap=True)
+
+    return report
+
+
+def _summary(console: Console, result: Result) -> None:
+    from im2win.results import summarise
+
+    facts = summarise(result)
+    if facts["geomean_ratio"] is None:
+        return
+    text = f"ratio (best peer / ours): geometric mean {facts['geomean_ratio']:.2f}, least {facts['min_ratio']:.2f} on {facts['min_layer']}"
+    if facts["untuned_geomean_ratio"] is not None:
+        text += f"; default tile {facts['untuned_geomean_ratio']:.2f}"
+    console.print(f"{text}; {result.brand}, {result.threads} threads", soft_wrap=True)

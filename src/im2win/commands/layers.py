@@ -1,0 +1,60 @@
+"""`im2win layers`: what every layer computes and moves, and what each algorithm would store on top."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from im2win.commands import options, tables, workload
+
+
+def layers(
+    what: options.What,
+    batch: options.Batch = None,
+    only: Annotated[str | None, typer.Option("--layers", metavar="A,B", help="Only these layers, by name.")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Also what a built kernel allocates, each algorithm's default tile.")] = False,
+) -> None:
+    """List the layers: how often each occurs, operations, bytes, and the extra memory of every algorithm."""
+    chosen, skipped = workload.read(what, batch, only)
+    from im2win.algorithms import ALGORITHMS
+    from im2win.summary import summary_rows
+
+    rows = summary_rows(chosen)
+    console = tables.console()
+    console.print(tables.table(None, ("layer", "problem", "count", "GFLOP", "bytes", "flop/byte"), map(_cost, rows), left=2))
+    total = sum(row["count"] * row["flops"] for row in rows)
+    console.print(f"{len(rows)} layers, {sum(row['count'] for row in rows)} convolutions, {total / 1e9:.2f} GFLOP\n")
+    storage = [[row["name"], *(_storage(row["algorithms"][name]) for name in ALGORITHMS)] for row in rows]
+    console.print(tables.table("Transformed tensor by formula", ("layer", *ALGORITHMS), storage))
+    if memory:
+        console.print()
+        allocated = [[layer.name, *(_allocated(layer.conv, name) for name in ALGORITHMS)] for layer in chosen]
+        console.print(tables.table("Allocated by the kernel beside input, filter and output", ("layer", *ALGORITHMS), allocated))
+    for line in skipped:
+        console.print(f"skipped: {escape(line)}", soft_wrap=True)
+
+
+def _cost(row: dict[str, Any]) -> list[str]:
+    moved = tables.bytes_text(row["bytes_moved"])
+    return [escape(row["name"]), row["key"], str(row["count"]), f"{row['flops'] / 1e9:.3f}", moved, f"{row['flops_per_byte']:.1f}"]
+
+
+def _storage(value: int | str) -> str:
+    return tables.bytes_text(value) if isinstance(value, int) else "unsupported"
+
+
+def _allocated(conv: Any, name: str) -> str:
+    """What the compiled kernel of an algorithm's default tile allocates: it depends on tile and threads."""
+    from im2win.algorithms import ALGORITHMS
+
+    if ALGORITHMS[name].supports(conv):
+        return "unsupported"
+    from im2win.build import extra_bytes
+    from im2win.machine import Machine
+    from im2win.ranking import default_tile
+
+    machine = Machine.host()
+    chosen, tile = default_tile(conv, name, machine)
+    return tables.bytes_text(extra_bytes(conv, ALGORITHMS[chosen], tile, machine))

@@ -1,0 +1,70 @@
+"""The float64 reference that every kernel is checked against before it is timed, and how far from it a kernel may be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.problem import Conv2d
+
+Array = npt.NDArray[Any]
+
+
+def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
+    """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
+    rng = np.random.default_rng(seed)
+    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,), "residual": conv.output_shape}
+    return {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in conv.arguments[:-1]}
+
+
+def reference(conv: Conv2d, x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+    """The convolution in float64, of `conv.output_shape`: one matrix product an image and group, on a copy of the windows."""
+    planes = x if conv.layout == "NCHW" else x.transpose(0, 3, 1, 2)
+    out_h, out_w = conv.output_size
+    per_group, channels = conv.out_channels // conv.groups, conv.in_channels // conv.groups
+    filters = w.astype(np.float64).reshape(conv.groups, per_group, -1)
+    y = np.empty((conv.batch, conv.out_channels, out_h, out_w))
+    top, left, bottom, right = conv.padding
+    for n in range(conv.batch):
+        padded = np.pad(planes[n].astype(np.float64), ((0, 0), (top, bottom), (left, right)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, conv.window, axis=(1, 2))
+        windows = windows[:, :: conv.stride[0], :: conv.stride[1], :: conv.dilation[0], :: conv.dilation[1]]
+        for g in range(conv.groups):
+            part = windows[g * channels : (g + 1) * channels].transpose(0, 3, 4, 1, 2).reshape(filters.shape[2], -1)
+            y[n, g * per_group : (g + 1) * per_group] = (filters[g] @ part).reshape(per_group, out_h, out_w)
+    if bias is not None:
+        y += bias.astype(np.float64)[:, None, None]
+    y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
+    if residual is not None:
+        y = y + residual
+    return _activate(conv.activation, y)
+
+
+def _activate(name: str, y: Array) -> Array:
+    if name == "relu":
+        return np.maximum(y, 0)
+    if name == "relu6":
+        return np.clip(y, 0, 6)
+    if name == "silu":
+        return np.asarray(y / (1 + np.exp(-y)))
+    return np.ascontiguousarray(y)
+
+
+def tolerance(conv: Conv2d) -> float:
+    """Largest error that rounding alone explains, relative to the largest output, for normally distributed inputs.
+
+    A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
+    eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
+    few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
+    """
+    depth = math.prod(conv.filter_shape[1:])
+    return float(np.finfo(np.float32).eps * (4 * math.sqrt(depth) + 16))
+
+
+def error(y: Array, expected: Array) -> float:
+    """Largest difference relative to the largest expected value; NaN where y has any."""
+    scale = float(np.max(np.abs(expected))) or 1.0
+    return float(np.max(np.abs(y - expected))) / scale

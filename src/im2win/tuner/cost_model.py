@@ -1,0 +1,105 @@
+"""The learned cost model: gradient-boosted trees on what the analytic model knows of a tile, from the first measurements on.
+
+The target is log2(measured time / analytic estimate), so an untrained model is the analytic one and a trained one corrects it. Records of
+other layers on the same device count too, which makes it useful before the layer's own dozens of trials are in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.algorithms import ALGORITHMS
+from im2win.machine import Machine
+from im2win.problem import Conv2d
+from im2win.ranking import estimate_for
+from im2win.schedules.tile import Tile
+
+Features = npt.NDArray[np.float64]
+
+LEAST = 8  # measurements before anything is learned
+ROUNDS = 120  # trees
+OTHERS_WEIGHT = 0.25  # of a record of another layer, beside this layer's 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate: an algorithm, its tile, and the analytic estimate in cycles."""
+
+    algorithm: str
+    tile: Tile
+    cycles: float
+
+    @property
+    def key(self) -> tuple[str, Tile]:
+        """What makes a candidate the same."""
+        return self.algorithm, self.tile
+
+
+def features(conv: Conv2d, choice: Choice, machine: Machine) -> list[float]:
+    """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
+    tile, row = choice.tile, ALGORITHMS[choice.algorithm]
+    parts = estimate_for(conv, row, tile, machine)
+    total = parts.product + parts.write_back + parts.stage + parts.cache + parts.memory
+    shares = [parts.product / total, parts.write_back / total, parts.stage / total, parts.cache / total, parts.memory / total]
+    depth = math.prod(conv.filter_shape[1:])
+    sizes = [depth, conv.output_size[0], conv.output_size[1], conv.out_channels, conv.batch, depth * tile.block, conv.kernel[1]]
+    plain = [
+        tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
+        tile.accumulators, tile.accumulators / machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
+    ]  # fmt: skip
+    names = [choice.algorithm == name for name in ALGORITHMS]
+    return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
+
+
+class CostModel:
+    """Predicts log2(time / estimate) of candidates of one problem.
+
+    Args:
+        others: (features, log2 ratio) of measurements of other layers on this device, each layer's ratios centred on its median.
+    """
+
+    def __init__(self, others: tuple[Features, Features] | None = None) -> None:
+        self._others = others
+
+    def rank(self, seen: Features, ratios: Features, candidates: Features, seed: int) -> Features:
+        """Predicted log2 ratios of candidates, after fitting what was seen; zeros while that is too little.
+
+        Shapes: seen [n, f], ratios [n], candidates [m, f] -> [m].
+        """
+        import xgboost
+
+        if len(seen) < LEAST:
+            return np.zeros(len(candidates))
+        x, y, weight = seen, ratios - np.median(ratios), np.ones(len(seen))
+        if self._others is not None and len(self._others[0]):
+            x, y = np.vstack([x, self._others[0]]), np.concatenate([y, self._others[1]])
+            weight = np.concatenate([weight, np.full(len(self._others[0]), OTHERS_WEIGHT)])
+        parameters = {"max_depth": 5, "eta": 0.12, "subsample": 0.9, "colsample_bytree": 0.7, "seed": seed, "nthread": 1, "verbosity": 0}
+        model = xgboost.train(parameters, xgboost.DMatrix(x, label=y, weight=weight), num_boost_round=ROUNDS)
+        return np.asarray(model.predict(xgboost.DMatrix(candidates)), dtype=np.float64)
+
+
+def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], machine: Machine) -> tuple[Features, Features] | None:
+    """Features and centred log2 ratios of measurements (conv, candidate, seconds) of other layers; None without any."""
+    layers: dict[Conv2d, list[tuple[list[float], float]]] = {}
+    for conv, choice, seconds in measured:
+        layers.setdefault(conv, []).append((features(conv, choice, machine), math.log2(seconds / choice.cycles)))
+    rows: list[list[float]] = []
+    ratios: list[float] = []
+    for points in layers.values():
+        middle = float(np.median([ratio for _, ratio in points]))
+        rows += [row for row, _ in points]
+        ratios += [ratio - middle for _, ratio in points]
+    return (np.array(rows), np.array(ratios)) if rows else None
+
+
+def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, machine: Machine) -> Choice:
+    """A candidate with its estimate."""
+    choice = Choice(algorithm, tile, 0.0)
+    return dataclasses.replace(choice, cycles=estimate_for(conv, ALGORITHMS[algorithm], tile, machine).total)

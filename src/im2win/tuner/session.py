@@ -1,0 +1,271 @@
+"""One tuning session of one problem: what is proposed is built in parallel, measured alone, and recorded at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win import __version__
+from im2win.algorithms import ALGORITHMS, candidates
+from im2win.build import check_target, extra_bytes
+from im2win.codegen import fingerprint
+from im2win.logs import Log
+from im2win.lookup import stale
+from im2win.machine import Machine
+from im2win.problem import Conv2d
+from im2win.ranking import ranked_tiles
+from im2win.records import Record, utc_now
+from im2win.reference import tolerance
+from im2win.schedules.tile import Tile
+from im2win.tuner.builder import BuildJob
+from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
+from im2win.tuner.runner import Candidate, Outcome, RunJob
+from im2win.tuner.search import BATCH, Search
+from im2win.tuner.workers import Worker, WorkerError
+
+BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
+FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins
+PATIENCE = 24  # trials without a gain of 1 % that end a session
+HOPELESS = 1.5  # a candidate this many times slower than the best is not sampled to the end
+
+
+class TuneError(RuntimeError):
+    """A session in which no candidate gave a right answer; the message holds the outcomes."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a session stands; times in seconds. `best_s` and `default_s` are None until they are known."""
+
+    conv: Conv2d
+    algorithm: str
+    trial: int
+    trials: int
+    best_s: float | None
+    default_s: float | None
+    elapsed_s: float
+    seconds_left: float | None
+
+
+class Session:
+    """The state of tuning one problem: what was tried, with which outcome, and what that cost."""
+
+    def __init__(self, conv: Conv2d, names: list[str], machine: Machine, log: Log, trials: int, seed: int) -> None:
+        self.conv, self.machine, self.log, self.trials, self.seed = conv, machine, log, trials, seed
+        ranked = {
+            name: [Choice(name, tile, cycles) for cycles, tile in ranked_tiles(conv, ALGORITHMS[name], machine)] for name in names
+        }
+        self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
+        self.search = Search(conv, machine, ranked, seed, CostModel(training_data(list(self._other_layers()), machine)))
+        self.tried: list[tuple[Choice, float]] = []
+        self.outcomes: dict[str, int] = {}
+        self.started = time.monotonic()
+        self._resume(names)
+        self.resumed = len(self.tried)
+
+    def _applies(self, record: Record) -> bool:
+        return record.threads == self.machine.threads and record.target == "cpu" and stale(record) is None
+
+    def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
+        for conv in self.log.convs(self.machine.name):
+            if conv == self.conv:
+                continue
+            for record in self.log.read(conv, self.machine.name):
+                if record.seconds is not None and self._applies(record):
+                    yield conv, with_cycles(conv, record.algorithm, Tile.from_dict(record.tile), self.machine), record.seconds
+
+    def _resume(self, names: list[str]) -> None:
+        """Takes over the trials that the log already holds; the last record of a candidate counts."""
+        known: dict[Any, tuple[Choice, float]] = {}
+        for record in self.log.read(self.conv, self.machine.name):
+            if self._applies(record) and record.algorithm in names:
+                choice = with_cycles(self.conv, record.algorithm, Tile.from_dict(record.tile), self.machine)
+                known[choice.key] = (choice, record.seconds or math.inf)
+        self.tried = list(known.values())
+
+    @property
+    def best(self) -> tuple[Choice, float] | None:
+        """The fastest right candidate so far."""
+        good = [(choice, seconds) for choice, seconds in self.tried if math.isfinite(seconds)]
+        return min(good, key=lambda item: item[1], default=None)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the last `PATIENCE` trials of this session gained less than 1 %."""
+        new = [seconds for _, seconds in self.tried]
+        if len(new) - self.resumed < PATIENCE or len(new) < PATIENCE + BATCH:
+            return False
+        return min(new[-PATIENCE:]) > 0.99 * min(new[:-PATIENCE])
+
+    def next_batch(self) -> list[Choice]:
+        """Candidates to try now; empty when the session is over."""
+        left = self.trials - len(self.tried)
+        if left <= 0 or self.stalled:
+            return []
+        return self.search.propose(self.tried, min(BATCH, left))
+
+    def record(self, choice: Choice, outcome: Outcome, *, again: bool = False) -> Record:
+        """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
+        row = ALGORITHMS[choice.algorithm]
+        ok = outcome.outcome == "ok"
+        record = Record(
+            conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
+            samples_s=tuple(outcome.samples_s), error=outcome.error, tolerance=tolerance(self.conv),
+            extra_bytes=extra_bytes(self.conv, row, choice.tile, self.machine), device=self.machine.name, threads=self.machine.threads,
+            target="cpu", tvm=tvm.__version__, im2win=__version__, fingerprint=fingerprint(), seed=self.seed,
+            trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
+        )  # fmt: skip
+        self.log.append(record)
+        seconds = record.seconds if ok and record.seconds is not None else math.inf
+        self.outcomes[outcome.outcome] = self.outcomes.get(outcome.outcome, 0) + (not again)
+        if again:
+            self.tried = [(c, seconds if c.key == choice.key else s) for c, s in self.tried]
+        else:
+            self.tried.append((choice, seconds))
+        return record
+
+    def progress(self, algorithm: str) -> Progress:
+        """A snapshot for whoever watches."""
+        elapsed, new = time.monotonic() - self.started, len(self.tried) - self.resumed
+        default = next((s for c, s in self.tried if c.key == self.default.key and math.isfinite(s)), None)
+        left = elapsed / new * (self.trials - len(self.tried)) if new else None
+        return Progress(
+            self.conv, algorithm, len(self.tried), self.trials, self.best[1] if self.best else None, default, elapsed, left
+        )
+
+
+class Measurement:
+    """The worker processes of a session and the folder of its libraries."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(session.machine.threads)]
+        self.runner = Worker("im2win.tuner.runner", {"TVM_NUM_THREADS": str(session.machine.threads)})
+        self.libraries: dict[Any, Path] = {}
+        self._serial = 0
+
+    def close(self) -> None:
+        """Ends the processes and removes the libraries."""
+        for worker in (*self.builders, self.runner):
+            worker.close()
+        self.folder.cleanup()
+
+    def build(self, batch: list[Choice]) -> dict[Any, Outcome]:
+        """Builds candidates, one a worker at a time; outcomes of those that failed. The machine is busy meanwhile, so nothing is timed."""
+        failed: dict[Any, Outcome] = {}
+        for start in range(0, len(batch), len(self.builders)):
+            jobs = list(zip(self.builders, batch[start:], strict=False))
+            for worker, choice in jobs:
+                self._serial += 1
+                path = Path(self.folder.name) / f"{self._serial}.so"
+                self.libraries[choice.key] = path
+                worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.machine, path))
+            for worker, choice in jobs:
+                try:
+                    kind, message = worker.result(BUILD_S)
+                except WorkerError as error:
+                    kind, message = ("timeout" if error.kind == "timeout" else "build_error"), f"building: {error}"
+                if kind != "ok":
+                    failed[choice.key] = Outcome(kind, message)
+        return failed
+
+    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        """Checks and times built candidates in the measuring process."""
+        session = self.session
+        job = RunJob(
+            session.conv, tuple(Candidate(self.libraries[c.key], c.tile.pack) for c in choices), session.seed, **how
+        )
+        slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
+        limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference runs on numpy in float64
+        try:
+            outcomes: list[Outcome] = self.runner.call(job, limit)
+        except WorkerError as error:
+            return [Outcome(error.kind, f"running: {error}")] * len(choices)
+        return outcomes
+
+
+def _finals(session: Session, measurement: Measurement) -> None:
+    """Measures the best candidates again, against each other: the fastest of many noisy times is too often a lucky one."""
+    good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
+    finalists = [choice for choice, _ in good[:FINALISTS]]
+    if len(finalists) < 2 or len(session.tried) == session.resumed:
+        return
+    unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
+    failed = measurement.build(unbuilt) if unbuilt else {}
+    finalists = [choice for choice in finalists if choice.key not in failed]
+    for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
+        session.record(choice, outcome, again=True)
+
+
+def tune(
+    conv: Conv2d | str,
+    target: str = "cpu",
+    *,
+    algorithm: str = "auto",
+    trials: int = 64,
+    logs: str | os.PathLike[str] = "tuning_logs",
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Record:
+    """Searches for the fastest correct kernel of a problem on this machine and records every trial.
+
+    Trials that the log already holds count and are not repeated, so a session that was stopped goes on where it was. It ends early when
+    the last two dozen trials gained nothing.
+
+    Args:
+        conv: the problem, or its key.
+        algorithm: a name of the registry, or "auto" to share the trials among all that support the problem.
+        trials: candidates to try in all.
+        logs: folder of the records; created if needed.
+        seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
+        threads: CPUs to use; all that the process may use by default.
+        progress: called after every trial.
+
+    Returns:
+        The record of the fastest right candidate.
+
+    Raises:
+        ValueError: a bad argument. LogError: the log cannot be written. TuneError: no candidate gave a right answer.
+    """
+    conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
+    check_target(target)
+    for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
+    machine = Machine.host(threads)
+    names = [row.name for row in candidates(algorithm, conv)]
+    session = Session(conv, names, machine, Log(logs), trials, seed)
+    measurement = Measurement(session)
+    try:
+        while batch := session.next_batch():
+            failed = measurement.build(batch)
+            for choice in batch:
+                outcome = failed.get(choice.key) or measurement.run(
+                    [choice], give_up_s=HOPELESS * session.best[1] if session.best else math.inf
+                )[0]
+                session.record(choice, outcome)
+                if progress:
+                    progress(session.progress(choice.algorithm))
+        _finals(session, measurement)
+    finally:
+        measurement.close()
+    return _winner(session)
+
+
+def _winner(session: Session) -> Record:
+    if session.best is None:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in session.outcomes.items())
+        raise TuneError(f"tuning {session.conv} found no right kernel in {len(session.tried)} trials ({counts}); see the log.")
+    choice, _ = session.best
+    records = session.log.read(session.conv, session.machine.name)
+    return next(r for r in reversed(records) if (r.algorithm, r.tile) == (choice.algorithm, choice.tile.as_dict()) and r.outcome == "ok")

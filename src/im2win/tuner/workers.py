@@ -1,0 +1,121 @@
+"""Worker processes that a bad kernel may crash, hang or corrupt: jobs go in, outcomes come out, and the parent lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+STARTUP_S = 60.0
+
+
+class WorkerError(RuntimeError):
+    """A job that produced no result. `kind` is "crashed" or "timeout"."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Worker:
+    """A process that runs jobs one at a time; started when first needed, started anew after a crash or a time-out.
+
+    It is a fresh interpreter that runs a module's `serve` loop (not a fork, and not multiprocessing's spawn, which would import the user's
+    script again), in a session of its own, so that Ctrl-C reaches the parent only.
+    """
+
+    def __init__(self, module: str, env: dict[str, str] | None = None) -> None:
+        self._module = module
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._jobs: Connection | None = None
+        self._results: Connection | None = None
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+        self._stderr.close()
+
+    def _start(self) -> None:
+        job_read, job_write = os.pipe()
+        result_read, result_write = os.pipe()
+        self._stderr.truncate(0)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {self._module} import main; main({job_read}, {result_write})"],
+            pass_fds=(job_read, result_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr,
+            env=self._env, start_new_session=True,
+        )  # fmt: skip
+        os.close(job_read)
+        os.close(result_write)
+        self._jobs = Connection(job_write, readable=False)
+        self._results = Connection(result_read, writable=False)
+
+    def submit(self, job: Any) -> None:
+        """Hands over a job; `result` waits for it."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._start()
+        assert self._jobs is not None
+        with contextlib.suppress(BrokenPipeError):  # `result` finds out how it died
+            self._jobs.send(job)
+
+    def result(self, timeout_s: float) -> Any:
+        """What the submitted job returned.
+
+        Raises:
+            WorkerError: the process died, or took longer than `timeout_s` seconds; it is gone then.
+        """
+        assert self._results is not None and self._process is not None
+        try:
+            if self._results.poll(timeout_s):
+                return self._results.recv()
+        except (EOFError, ConnectionResetError):
+            raise WorkerError("crashed", self._obituary()) from None
+        self.close()
+        raise WorkerError("timeout", f"no result within {timeout_s:.0f} s")
+
+    def call(self, job: Any, timeout_s: float) -> Any:
+        """`submit` and `result`."""
+        self.submit(job)
+        return self.result(timeout_s)
+
+    def _obituary(self) -> str:
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        return f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
+
+    def close(self) -> None:
+        """Ends the process, whatever it is doing."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+        for connection in (self._jobs, self._results):
+            if connection is not None:
+                connection.close()
+        self._process = self._jobs = self._results = None
+
+
+def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
+    """A worker's loop: answers jobs until the parent closes the pipe."""
+    jobs, results = Connection(job_fd, writable=False), Connection(result_fd, readable=False)
+    while True:
+        try:
+            job = jobs.recv()
+        except EOFError:
+            return
+        results.send(handle(job))

@@ -1,0 +1,43 @@
+"""What several test files need: the command line in this process, and a model file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs `im2win WORDS...` in this process."""
+    from im2win.cli import main
+
+    def run(*words: object) -> Done:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def resnet50_onnx() -> Path:
+    """The ResNet-50 graph that the package onnx ships for its own tests (weights left out)."""
+    backend = pytest.importorskip("onnx.backend.test")
+    return Path(backend.__file__).parent / "data" / "light" / "light_resnet50.onnx"

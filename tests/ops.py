@@ -1,0 +1,56 @@
+"""Built operators that tests share: a build takes a fraction of a second, and many tests want the same one."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+from oracle import Array, Tensors
+
+from im2win.algorithms import ALGORITHMS
+from im2win.build import build_tile
+from im2win.machine import Machine
+from im2win.problem import Conv2d
+from im2win.ranking import default_tile, ranked_tiles
+from im2win.runtime import Op
+from im2win.schedules.tile import AXES, Tile
+
+
+@functools.cache
+def host() -> Machine:
+    """This machine, as the package sees it."""
+    return Machine.host()
+
+
+@functools.lru_cache(maxsize=64)
+def tiled(conv: Conv2d, algorithm: str, tile: Tile) -> Op:
+    """An operator with exactly this tile."""
+    return build_tile(conv, algorithm, tile, host())
+
+
+def default(conv: Conv2d | str, algorithm: str = "direct") -> Op:
+    """An operator with the tile that the model ranks first."""
+    problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
+    return tiled(problem, algorithm, default_tile(problem, algorithm, host())[1])
+
+
+def run(op: Op, tensors: Tensors, out: Array | None = None) -> Any:
+    """Calls an operator with tensors named as in `conv.arguments`."""
+    return op(tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"), out)
+
+
+def supported(conv: Conv2d) -> list[str]:
+    """Names of the algorithms that compute this problem."""
+    return [name for name, row in ALGORITHMS.items() if row.supports(conv) is None]
+
+
+def sampled_tiles(conv: Conv2d, algorithm: str, per_axis: int) -> list[Tile]:
+    """The default tile and tiles drawn from the space, `per_axis` of each axis that it has; the same ones every time."""
+    ranked = [tile for _, tile in ranked_tiles(conv, ALGORITHMS[algorithm], host())]
+    draw = random.Random(f"{conv} {algorithm}")
+    tiles = [ranked[0]]
+    for axis in AXES:
+        of_axis = [tile for tile in ranked[1:] if tile.axis == axis]
+        tiles += draw.sample(of_axis, min(per_axis, len(of_axis)))
+    return tiles

@@ -1,0 +1,64 @@
+"""Every algorithm on every regime, exactly: with small integers every order of summation gives the same float32 numbers.
+
+Outputs start as NaN between guard zones, so an output that is never written and a write outside are failures too. Inputs lie between NaN,
+so that a read outside that reaches a sum shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import Array, assert_equal, exact_tensors, oracle
+from ops import run, sampled_tiles, tiled
+from regimes import REGIMES
+
+from im2win.algorithms import ALGORITHMS
+from im2win.problem import Conv2d
+from im2win.runtime import Op
+
+GUARD = 61  # elements on each side; odd, so that what lies between is not aligned to a vector
+PER_AXIS = 1  # tiles of each axis beside the default one
+
+
+def between_guards(array: Array) -> tuple[Array, Array]:
+    """A copy that lies inside a larger buffer of NaN: (the copy, the buffer)."""
+    buffer = np.full(array.size + 2 * GUARD, np.nan, np.float32)
+    inside = buffer[GUARD:-GUARD].reshape(array.shape)
+    inside[...] = array
+    return inside, buffer
+
+
+def check(op: Op) -> None:
+    """Runs an operator on integers between guards and compares with the oracle."""
+    conv = op.conv
+    tensors = exact_tensors(conv)
+    expected = oracle(conv, **tensors)
+    out, buffer = between_guards(np.full(conv.output_shape, np.nan, np.float32))
+    guarded = {name: between_guards(array)[0] for name, array in tensors.items()}
+    run(op, guarded, out)
+    assert_equal(conv, out, expected)
+    assert np.isnan(buffer[:GUARD]).all() and np.isnan(buffer[-GUARD:]).all(), f"{conv}: written outside the output"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("conv", REGIMES.values(), ids=str)
+def test_equal(conv: Conv2d, algorithm: str) -> None:
+    if (reason := ALGORITHMS[algorithm].supports(conv)) is not None:
+        pytest.skip(reason)
+    for tile in sampled_tiles(conv, algorithm, PER_AXIS):
+        try:
+            check(tiled(conv, algorithm, tile))
+        except Exception as error:
+            error.args = (f"{algorithm} with {tile.as_dict()}: {error}",)
+            raise
+
+
+def test_regimes_are_what_they_say() -> None:
+    """Keys are canonical, problems small and distinct."""
+    assert all(str(conv) == key for key, conv in REGIMES.items())
+    assert all(conv.bytes_moved < 1 << 18 for conv in REGIMES.values())
+
+
+def test_tiles_of_both_axes_are_among_the_samples() -> None:
+    axes = {tile.axis for name in ALGORITHMS for tile in sampled_tiles(REGIMES["n2-c8x12x14-k16x3x3-p1"], name, PER_AXIS)}
+    assert axes == {"channels", "windows"}

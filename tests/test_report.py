@@ -1,0 +1,119 @@
+"""Reports: summaries, tables between markers, plots; and that what is committed still says what the results say."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from im2win import report
+from im2win.results import Result, ResultError, Row, Spread, geometric_mean, summarise
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def result() -> Result:
+    rows = [
+        Row("conv1", "n1-c64x56x56-k64x3x3", 3, 1.0, "im2win", True, 215.0, 0.512, 0, 1e-7,
+            {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
+        Row("conv2", "n1-c64x28x28-k64x3x3", 1, 4.0, "direct", False, 12.0, 0.03, 64, 1e-7,
+            {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, {"torch_nchw": "it crashed"}),
+        Row("conv3", "n1-c64x14x14-k64x3x3", failed="no schedule", peers={"onnxruntime": 0.123456}, best_peer="onnxruntime"),
+    ]  # fmt: skip
+    ceilings = {"fma_gflops": 420.4, "copy_gbs": 27.0}
+    versions, date = {"torch": "2.0", "python": "3.12"}, "2026-01-02T03:04:05+00:00"
+    return Result("demo", "float32", 1, "cpu-2t", "A CPU", 2, versions, "abc", date, ceilings, rows)
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert geometric_mean([]) is None
+
+
+def test_summary_counts_failures_apart() -> None:
+    facts = summarise(result())
+    assert facts["layers"] == 3 and facts["failed"] == 1
+    assert facts["geomean_ratio"] == pytest.approx(1.0) and (facts["min_ratio"], facts["min_layer"]) == (0.5, "conv2")
+    assert facts["untuned_geomean_ratio"] == pytest.approx(math.sqrt(0.8)) and facts["untuned_min_ratio"] == 0.5
+    assert facts["total_ms"] == pytest.approx(7.0) and facts["total_ratio"] == pytest.approx(8 / 7)
+
+
+def test_summary_of_nothing() -> None:
+    empty = result()
+    empty.layers = []
+    assert summarise(empty)["geomean_ratio"] is None and summarise(empty)["total_ratio"] is None
+
+
+def test_layer_table() -> None:
+    lines = report.layer_table(result()).splitlines()
+    assert lines[0] == (
+        "| layer | algorithm | ours ms | GFLOPS | % of roofline | PyTorch NCHW ms | ONNX Runtime ms | ratio | untuned ratio |"
+    )
+    assert lines[2] == "| conv1 | im2win | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
+    assert lines[3] == "| conv2 | direct (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
+    assert lines[4].startswith("| conv3 |  | failed | ") and "**0.123**" in lines[4]
+    assert lines[5].split("|")[1].strip() == "geometric mean" and lines[5].endswith("| 1.00 | 0.89 |")
+    assert len({line.count("|") for line in lines[:6]}) == 1
+    assert "A CPU, 2 threads" in lines[-1] and "torch 2.0" in lines[-1] and "2026-01-02" in lines[-1]
+
+
+def test_fill_replaces_only_between_markers_and_settles() -> None:
+    text = "a\n<!-- table:cpu-2t/demo -->\nold\n<!-- /table -->\nb\n<!-- table:summary -->\n<!-- /table -->\nc\n"
+    filled = report.fill(text, {"cpu-2t/demo": result()})
+    assert filled.startswith("a\n<!-- table:cpu-2t/demo -->\n| layer") and "old" not in filled and filled.endswith("<!-- /table -->\nc\n")
+    assert "| demo float32 | 1 | cpu-2t | 3 | 1.00 | 0.50 (conv2) | 0.89 | 1.14 |" in filled
+    assert report.fill(filled, {"cpu-2t/demo": result()}) == filled
+
+
+def test_unknown_marker() -> None:
+    with pytest.raises(report.ReportError, match="table marker 'nope' must name a result: cpu/x"):
+        report.fill("<!-- table:nope -->\n<!-- /table -->", {"cpu/x": result()})
+
+
+def test_refresh_reads_a_folder(tmp_path: Path) -> None:
+    saved = result()
+    saved.save(tmp_path / "results" / f"{saved.stem}.json")
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- table:cpu-2t/demo-float32-b1 -->\n<!-- /table -->\n")
+    assert report.refresh(readme, tmp_path / "results") is True
+    assert "conv1" in readme.read_text() and report.refresh(readme, tmp_path / "results") is False
+
+
+def test_plot_is_a_png_beside_the_result(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    saved = result()
+    saved.save(tmp_path / f"{saved.stem}.json")
+    (path,) = report.plot_all(tmp_path)
+    assert path == tmp_path / "cpu-2t" / "demo-float32-b1.png"
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not a readable JSON"), ("[]", "`schema` must be 1"), ('{"schema": 2}', "`schema` must be 1"),
+     ('{"schema": 1}', "fields must be"), ('{"schema": 1, "layers": [{"layer": "a"}]}', "fields must be")],
+)  # fmt: skip
+def test_foreign_results_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ResultError, match=message):
+        Result.load(path)
+    with pytest.raises(ResultError, match="not a readable JSON"):
+        Result.load(tmp_path / "none.json")
+
+
+def test_committed_results_are_whole() -> None:
+    for name, one in report.load_all(RESULTS).items():
+        assert name == one.stem
+        for row in one.layers:
+            assert row.failed is None or row.ours_ms is None, f"{name} {row.layer}: a failure is not a number"
+            if row.ratio is not None and row.ours_ms is not None:
+                assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md"])
+def test_committed_tables_are_those_of_the_results(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert report.fill(text, report.load_all(RESULTS)) == text, f"{name} is stale: refresh its tables"
