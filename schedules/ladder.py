@@ -105,9 +105,9 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
     else:
         _add_lanes(sch, column)
     sch.compute_at(sums, row if rung.reorder else column, preserve_unit_loops=True)
-    _dot_product(sch, sums, conv, rung, width, machine)
     if rung.parallel:
         _spread(sch, step)
+    _dot_product(sch, sums, conv, rung, width, machine)
     return sch
 
 

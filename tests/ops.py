@@ -9,7 +9,7 @@ from typing import Any
 from oracle import Array, Tensors
 
 from im2win.algorithms import ALGORITHMS
-from im2win.build import build_tile
+from im2win.builder import build_tile
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile, ranked_tiles

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from im2win.problem import Conv2d, ConvError
 
 if TYPE_CHECKING:
-    from im2win.build import build as build
+    from im2win.builder import build as build
     from im2win.ranking import default_tile as default_tile
     from im2win.runtime import Layer as Layer
     from im2win.runtime import Op as Op
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 # Loaded when first used: `im2win.load` must not pull in the compiler.
 _LAZY = {
-    "build": "build",
+    "build": "builder",
     "default_tile": "ranking",
     "Layer": "runtime",
     "Op": "runtime",

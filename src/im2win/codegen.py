@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,6 @@ from typing import Any
 import tvm
 from tvm.support import cc
 
-import im2win.compute
-import im2win.schedules
 from im2win.algorithms import Algorithm
 from im2win.machine import Machine
 from im2win.problem import Conv2d
@@ -77,14 +73,3 @@ def compile_library(module: tvm.IRModule, machine: Machine, path: Path) -> None:
         executable = tvm.compile(module, llvm_target(machine))
     executable.export_library(str(path))
 
-
-@functools.cache
-def fingerprint() -> str:
-    """A short hash of the code that turns a tile into a kernel: a record made with other code no longer applies."""
-    digest = hashlib.sha256()
-    for package in (im2win.compute, im2win.schedules):
-        for source in sorted(Path(next(iter(package.__path__))).glob("*.py")):
-            if source.name not in ("model.py", "space.py", "ladder.py"):  # they choose tiles, they do not generate code
-                digest.update(source.name.encode() + source.read_bytes())
-    digest.update(Path(__file__).read_bytes())
-    return digest.hexdigest()[:12]

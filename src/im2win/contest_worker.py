@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from im2win.affinity import leave_bound_cpus
 from im2win.peers import Contender, Tensors, Trial
 from im2win.problem import Conv2d
 
@@ -26,20 +27,9 @@ def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: 
     os.sched_setaffinity(0, _CPUS)  # threads made now inherit it
     trial = contender.prepare(conv, Tensors.random(conv, seed), threads)
     trial.call()
-    _leave_bound_cpus()
+    leave_bound_cpus()
     np.save(path, trial.read())
     return trial, (trial.algorithm, trial.tuned, trial.extra_bytes)
-
-
-def _leave_bound_cpus() -> None:
-    """Keeps the calling thread off the CPUs that pool threads are bound to (TVM binds its workers, not the caller)."""
-    bound: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        cpus = os.sched_getaffinity(int(task.name))
-        if len(cpus) == 1 and int(task.name) != os.getpid():
-            bound |= cpus
-    if free := os.sched_getaffinity(0) - bound:
-        os.sched_setaffinity(0, free)
 
 
 def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import tvm
 
 from im2win.algorithms import ALGORITHMS
-from im2win.codegen import fingerprint
+from im2win.fingerprint import fingerprint
 from im2win.logs import Found, Log, find
 from im2win.machine import Machine
 from im2win.problem import Conv2d
@@ -50,10 +50,10 @@ def stale(record: Record) -> str | None:
     """Why a record no longer applies to this installation, device aside; None if it does."""
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
-    if record.fingerprint != fingerprint():
-        return f"the schedules have changed since it was recorded ({record.fingerprint}, now {fingerprint()})"
     if record.algorithm not in ALGORITHMS:
         return f"no algorithm is called {record.algorithm!r}"
+    if record.fingerprint != fingerprint(record.algorithm):
+        return f"its schedule's code has changed since ({record.fingerprint}, now {fingerprint(record.algorithm)})"
     return None
 
 

@@ -113,12 +113,11 @@ class Op:
     Thread-safe: calls share nothing but the code. Each call takes contiguous CPU tensors and returns one of x's kind.
     """
 
-    def __init__(self, manifest: Manifest, library: Path, keep: object = None) -> None:
+    def __init__(self, manifest: Manifest, library: Path) -> None:
         self.manifest = manifest
         self._module = load_kernel(library)
         self._kernel = self._module[SYMBOL]
         self._library = library
-        self._keep = keep  # what must live as long as the library's file is needed
 
     @property
     def conv(self) -> Conv2d:

@@ -51,7 +51,7 @@ def _allocated(conv: Any, name: str) -> str:
 
     if ALGORITHMS[name].supports(conv):
         return "unsupported"
-    from im2win.build import extra_bytes
+    from im2win.builder import extra_bytes
     from im2win.machine import Machine
     from im2win.ranking import default_tile
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from im2win.affinity import leave_bound_cpus
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.reference import error, random_tensors, reference, tolerance
@@ -154,6 +155,8 @@ class Measurer:
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
             message, measured = verify(bench, kernel)
+            if self._cold:
+                leave_bound_cpus()
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         self._time(job, [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None])

@@ -15,8 +15,8 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
-from im2win.build import check_target, extra_bytes
-from im2win.codegen import fingerprint
+from im2win.builder import check_target, extra_bytes
+from im2win.fingerprint import fingerprint
 from im2win.logs import Log
 from im2win.lookup import stale
 from im2win.machine import Machine
@@ -120,7 +120,7 @@ class Session:
             conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
             samples_s=tuple(outcome.samples_s), error=outcome.error, tolerance=tolerance(self.conv),
             extra_bytes=extra_bytes(self.conv, row, choice.tile, self.machine), device=self.machine.name, threads=self.machine.threads,
-            target="cpu", tvm=tvm.__version__, im2win=__version__, fingerprint=fingerprint(), seed=self.seed,
+            target="cpu", tvm=tvm.__version__, im2win=__version__, fingerprint=fingerprint(choice.algorithm), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)

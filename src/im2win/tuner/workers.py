@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 STARTUP_S = 60.0
 
@@ -37,19 +37,18 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: Connection | None = None
         self._results: Connection | None = None
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self._stderr: IO[bytes] | None = None
 
     def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-        self._stderr.close()
 
     def _start(self) -> None:
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
-        self._stderr.truncate(0)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {self._module} import main; main({job_read}, {result_write})"],
             pass_fds=(job_read, result_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr,
@@ -90,7 +89,7 @@ class Worker:
         return self.result(timeout_s)
 
     def _obituary(self) -> str:
-        assert self._process is not None
+        assert self._process is not None and self._stderr is not None
         code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._stderr.seek(0)
@@ -104,10 +103,10 @@ class Worker:
             if self._process.poll() is None:
                 self._process.kill()
             self._process.wait()
-        for connection in (self._jobs, self._results):
-            if connection is not None:
-                connection.close()
-        self._process = self._jobs = self._results = None
+        for resource in (self._jobs, self._results, self._stderr):
+            if resource is not None:
+                resource.close()
+        self._process = self._jobs = self._results = self._stderr = None
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,10 +51,15 @@ def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: 
         conv=conv, algorithm=name, tile=tile.as_dict(), pack=tile.pack, target="cpu", machine=machine.name, isa=machine.isa,
         threads=machine.threads, tuned=tuned, extra_bytes=extra_bytes(conv, row, tile, machine), tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
-    folder = tempfile.TemporaryDirectory(prefix="im2win-")
-    library = Path(folder.name) / "conv.so"
-    compile_library(lower(conv, row, tile, machine), machine, library)
-    return Op(manifest, library, keep=folder)  # the library lives as long as its operator
+    folder = Path(tempfile.mkdtemp(prefix="im2win-"))
+    try:
+        compile_library(lower(conv, row, tile, machine), machine, folder / "conv.so")
+        op = Op(manifest, folder / "conv.so")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(op, shutil.rmtree, folder, ignore_errors=True)  # the file lives as long as its operator
+    return op
 
 
 def build(

@@ -1,0 +1,57 @@
+"""The Conv2d data sets that ship in the onnx wheel, through our operators: attributes, weights, inputs and outputs are the files'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle import assert_close
+from ops import default
+
+from im2win.algorithms import ALGORITHMS
+from im2win.onnx_layers import layers_of
+from im2win.problem import Conv2d
+from im2win.reference import tolerance
+
+onnx = pytest.importorskip("onnx")
+
+DATA = Path(onnx.__file__).parent / "backend/test/data/pytorch-converted"
+SETS = sorted(path.name for path in DATA.glob("test_Conv2d*"))
+
+
+def test_all_data_sets_are_there() -> None:
+    assert len(SETS) == 11
+
+
+def tensor(path: Path) -> np.ndarray:
+    message = onnx.TensorProto()
+    message.ParseFromString(path.read_bytes())
+    return np.asarray(onnx.numpy_helper.to_array(message))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", SETS)
+def test_data_set(name: str, algorithm: str) -> None:
+    model = onnx.load(DATA / name / "model.onnx")
+    [node] = model.graph.node
+    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    weights = {item.name: onnx.numpy_helper.to_array(item) for item in model.graph.initializer}
+    x, expected = (tensor(DATA / name / "test_data_set_0" / file) for file in ("input_0.pb", "output_0.pb"))
+    w, *bias = (weights[label] for label in node.input[1:])
+    conv = Conv2d(
+        *x.shape,
+        w.shape[0],
+        attributes["kernel_shape"],
+        attributes["strides"],
+        attributes["pads"],
+        attributes["dilations"],
+        attributes["group"],
+        bias=bool(bias),
+    )
+    if (reason := ALGORITHMS[algorithm].supports(conv)) is not None:
+        pytest.skip(reason)
+    assert_close(conv, default(conv, algorithm)(x, w, *bias), expected, tolerance(conv))
+    # What reads whole models finds the same problem in the graph.
+    [layer] = layers_of(DATA / name / "model.onnx", epilogues=True)
+    assert layer.conv == conv

@@ -1,0 +1,27 @@
+"""A worker's `main` whose jobs misbehave on request."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from im2win.tuner.workers import serve
+
+
+def handle(job: str) -> Any:
+    if job == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if job == "raise":
+        raise RuntimeError("a job that fails")
+    if job == "hang":
+        time.sleep(600)
+    print("noise on standard output")
+    print("noise on standard error", file=sys.stderr)
+    return f"did {job}", os.getpid()
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    serve(handle, job_fd, result_fd)
