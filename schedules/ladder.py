@@ -98,16 +98,22 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
     if conv.residual:
         sch.compute_inline(sch.get_sblock(nest.TURNED))
     width = lanes(conv, machine) if rung.vector else 1
-    sums = _vectors_of_sums(sch, width) if width > 1 else None
-    step, row, column = _order(sch, conv, rung)
-    if sums is None:
-        sums = sch.get_sblock(nest.CONV)
-    else:
-        _add_lanes(sch, column)
-    sch.compute_at(sums, row if rung.reorder else column, preserve_unit_loops=True)
+    loops = _vectorize(sch, width) if width > 1 else _plain(sch)
+    if rung.reorder:
+        _reorder(loops)
+    if rung.channels > 1:
+        _cache_block(sch, loops, conv, rung.channels)
+    if rung.windows > 1:
+        _register_tile(sch, loops, conv, rung.windows, machine)
+    if rung.unroll:
+        _unroll(sch, loops)
+    sch.reorder(*(loops.of[name] for name in loops.outer + loops.inner))
+    _way_out(sch, loops)
     if rung.parallel:
-        _spread(sch, step)
-    _dot_product(sch, sums, conv, rung, width, machine)
+        _parallel(sch, loops)
+    zero = sch.decompose_reduction(loops.sums, loops.of[loops.inner[0]])
+    if "lane" in loops.of:
+        sch.vectorize(sch.get_loops(zero)[-1])
     return sch
 
 
@@ -115,98 +121,135 @@ def _tile(conv: Conv2d, machine: Machine) -> Tile:
     return default_tile(conv, "im2win", machine)[1]
 
 
-def _order(sch: Schedule, conv: Conv2d, rung: Rung) -> tuple[LoopRV, LoopRV, LoopRV]:
-    """`reorder`, `channels`: the loops over outputs; returns the outermost, the row's and the innermost.
+@dataclass
+class Loops:
+    """The product's loops by name, and the order that they will have: `outer` ones run over outputs, and start the sums of `inner` at zero.
 
-    The sums of a row (of every channel of the block) stay in the first cache while the input channels r pass, so that the im2win tensor is
-    read line by line and a window is loaded near its neighbours. Blocks of channels read a window once for all their filters.
-
-    before (Alg. 4)            reorder (Alg. 5)           and channels (Alg. 6)
-        for i, j, m, n             for j, i, m                for jj, i, m
-            for r, u, v                for r, n, v, u             for r, n
-                O += W * F                 O += W * F                 for j' in C_ob: for v, u
-                                                                          O += W * F
+    Names are the thesis': n image, j output channel, m row, x column, c input channel; `step` is the innermost loop over terms.
     """
-    loops = sch.get_loops(sch.get_sblock(nest.OUT))
-    n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
-    if not rung.reorder:
-        sch.reorder(n, j, m, x)
-        return n, m, x
-    # the largest block that needs no rest and stays inside a group
-    block = max(size for size in range(1, rung.channels + 1) if (conv.out_channels // conv.groups) % size == 0)
-    blocks, channel = sch.split(j, [None, block])
-    sch.reorder(blocks, n, m, channel, x)
-    return blocks, m, x
+
+    sums: SBlockRV
+    of: dict[str, LoopRV]
+    outer: list[str]
+    inner: list[str]
 
 
-def _vectors_of_sums(sch: Schedule, width: int) -> SBlockRV:
-    """`vector`: DOT_PRODUCT of Alg. 5. The window is one run, so it is cut into vectors; each lane sums its own terms (rfactor).
+def _plain(sch: Schedule) -> Loops:
+    """Alg. 4, in its own order.
 
-    Returns the block of vector sums; the terms beyond the last whole vector go to its first lanes.
+    for n, j, m, x:
+        for c, u, v:
+            O[n, j, m, x] += W[n, c, m, (x*s + v)*Hf + u] * F[j, c, u, v]
+    """
+    sums = sch.get_sblock(nest.CONV)
+    n, j, m, x, _, c, tap, step = sch.get_loops(sums)
+    of = {"n": n, "j": j, "m": m, "x": x, "c": c, "tap": tap, "step": step}
+    return Loops(sums, of, ["n", "j", "m", "x"], ["c", "tap", "step"])
+
+
+def _vectorize(sch: Schedule, width: int) -> Loops:
+    """DOT_PRODUCT of Alg. 5: a window is one run, so it is cut into vectors. Each lane sums its own terms; the run's rest goes to the first.
 
     before                                     after
-        for r, v in Wf, u in Hf:                   for r, q in ceil(Wf*Hf / L):
-            O += W[x*s*Hf + v*Hf + u] * F[...]         for l in L vectorized:
-                                                           if q*L + l < Wf*Hf: S[l] += W[x*s*Hf + q*L + l] * F[...]
+        for v, u:                                  for q in ceil(Wf*Hf / L):
+            O += W[x*s*Hf + v*Hf + u] * F[v, u]        for l in L vectorized:
+                                                           if q*L + l < Wf*Hf: S[l] += W[x*s*Hf + q*L + l] * F[q*L + l]
                                                    for l in L: O += S[l]
     """
     v, u = sch.get_loops(sch.get_sblock(nest.CONV))[-2:]
     _, lane = sch.split(sch.fuse(v, u), [None, width])
-    return sch.rfactor(lane, 5)
+    sums = sch.rfactor(lane, factor_axis=5)
+    n, j, m, x, _, c, step, lane = sch.get_loops(sums)
+    sch.vectorize(lane)
+    of = {"n": n, "j": j, "m": m, "x": x, "c": c, "step": step, "lane": lane}
+    return Loops(sums, of, ["n", "j", "m", "x"], ["c", "step", "lane"])
 
 
-def _add_lanes(sch: Schedule, column: LoopRV) -> None:
-    """The sum over a vector's lanes, in a register, where the output leaves."""
-    total = sch.get_sblock(nest.CONV)
-    sch.compute_at(total, column, preserve_unit_loops=True)
-    sch.set_scope(total, 0, "local")
-    sch.unroll(sch.get_loops(total)[-6])
+def _reorder(loops: Loops) -> None:
+    """Output channels outermost, and input channels round the columns: the sums of an output row stay near while lines of the im2win tensor
+    pass, each read from one end to the other.
 
-
-def _dot_product(sch: Schedule, sums: SBlockRV, conv: Conv2d, rung: Rung, width: int, machine: Machine) -> None:
-    """`unroll`, `windows`: the loops over terms, W_ob windows side by side, so that a filter's vector is loaded once for all of them.
-
-    The tile's windows stay in registers while the channels of the block pass: W_ob times the steps unrolled are at most half of them.
-
-    before                        unroll                          and windows (Alg. 6)
-        for r, n:                     for r, n:                       for r, nn, qq:
-            for q in Q:                   O += W[0] * F[0]                for j': for q in Q_b unrolled: for n' in W_ob unrolled
-                O += W[q] * F[q]          O += W[1] * F[1] ...                O[n'] += W[n', q] * F[q]
+    before (Alg. 4)                after (Alg. 5)
+        for n, j, m, x:                for j, n, m:
+            for c, u, v:                   for c, x, v, u:
+                O[x] += W * F                  O[x] += W * F
     """
-    if width > 1:
-        lane, _, channel, _, column, _, c, *taps = sch.get_loops(sums)[-8:]
-    else:
-        _, channel, _, column, _, c, *taps = sch.get_loops(sums)[-8:]
-    taps[-1:] = _step(sch, taps[-1], rung, machine)
-    tile, window = sch.split(column, [None, min(rung.windows, conv.output_size[1])])
-    vector = [lane] if width > 1 else []
-    sch.reorder(c, tile, *taps[:-1], channel, taps[-1], window, *vector)
-    if rung.unroll:
-        sch.unroll(taps[-1])
-        sch.unroll(window)
-    if width > 1:
-        sch.vectorize(lane)
-    start = sch.decompose_reduction(sums, c)
-    if width > 1:
-        sch.vectorize(sch.get_loops(start)[-1])
-    if not rung.reorder:
-        sch.set_scope(sums, 0, "local")
+    loops.outer = ["j", "n", "m"]
+    loops.inner = ["c", "x", *loops.inner[1:]]
 
 
-def _step(sch: Schedule, tap: LoopRV, rung: Rung, machine: Machine) -> list[LoopRV]:
-    """The innermost loop over terms, cut where a register tile would hold too many windows."""
-    most = machine.registers // 2 // rung.windows
-    if rung.windows == 1 or int(sch.get(tap).extent) <= most:
-        return [tap]
-    return list(sch.split(tap, [None, max(most, 1)]))
+def _cache_block(sch: Schedule, loops: Loops, conv: Conv2d, most: int) -> None:
+    """C_ob output channels pass over a window while it is near. C_ob is the largest number up to `most` that divides a group's channels.
+
+    before                         after (Alg. 6)
+        for j, n, m:                   for jj in Co / C_ob, n, m:
+            for c, x, v, u:                for c, x, v:
+                O[x] += W * F[j]               for j' in C_ob, u: O[j', x] += W * F[j']
+    """
+    share = conv.out_channels // conv.groups
+    block = max(size for size in range(1, most + 1) if share % size == 0)
+    loops.of["j"], loops.of["channel"] = sch.split(loops.of["j"], [None, block])
+    loops.inner.insert(loops.inner.index("step"), "channel")
 
 
-def _spread(sch: Schedule, step: LoopRV) -> None:
-    """`parallel`: the outermost loop, which is the channels' once `reorder` is on, and the rows of the transform, on all threads.
+def _register_tile(sch: Schedule, loops: Loops, conv: Conv2d, most: int, machine: Machine) -> None:
+    """W_ob neighbouring windows side by side, so that a filter's vector is loaded once for all. The W_fb steps of them that one pass of channels
+    multiplies stay in registers: at most half of those there are (eq. 3-2).
 
-    before                                     after
-        for n, c, m: W[n, c, m, :] = ...           for n*c*m in parallel: W[n, c, m, :] = ...
-        for jj in Co / C_ob: ...                   for jj in Co / C_ob in parallel: ...
+    before                         after (Alg. 6)
+        for c, x:                      for c, xx in Wo / W_ob, vv in Q / W_fb:
+            for q in Q:                    for j' in C_ob, q in W_fb:
+                O[x] += W[x, q] * F[q]         for x' in W_ob unrolled: O[x'] += W[x', q] * F[q]
+    """
+    loops.of["x"], loops.of["window"] = sch.split(loops.of["x"], [None, min(most, conv.output_size[1])])
+    sch.unroll(loops.of["window"])
+    loops.inner.insert(loops.inner.index("step") + 1, "window")
+    steps = max(machine.registers // 2 // most, 1)
+    if int(sch.get(loops.of["step"]).extent) > steps:
+        loops.of["steps"], loops.of["step"] = sch.split(loops.of["step"], [None, steps])
+        loops.inner.insert(loops.inner.index("x") + 1, "steps")
+
+
+def _unroll(sch: Schedule, loops: Loops) -> None:
+    """The innermost loop over terms as straight code.
+
+    before                         after
+        for u in 3:                    O += W[0] * F[0]
+            O += W[u] * F[u]           O += W[1] * F[1]
+                                       O += W[2] * F[2]
+    """
+    sch.unroll(loops.of["step"])
+
+
+def _way_out(sch: Schedule, loops: Loops) -> None:
+    """Bias, residual and activation as soon as the sums are there, and the sum of a vector's lanes in front of them.
+
+    before                         after
+        for n, j, m, x:                for n, j, m:
+            for c, u, v: O += ...          for x: for c, u, v: S[x] += ...
+        for n, j, m, x:                    for x: out = act(S[x] + bias)
+            out = act(O + bias)
+    """
+    home = loops.of[loops.outer[-1]]
+    total, out = sch.get_sblock(nest.CONV), sch.get_sblock(nest.OUT)
+    if "lane" in loops.of:
+        sch.reverse_compute_at(total, home, preserve_unit_loops=True)
+    sch.reverse_compute_at(out, home, preserve_unit_loops=True)
+    if "lane" in loops.of:
+        sch.compute_at(total, sch.get_loops(out)[-1], preserve_unit_loops=True)
+        sch.set_scope(total, 0, "local")
+        sch.unroll(sch.get_loops(total)[-6])
+    if home is loops.of["x"]:
+        sch.set_scope(loops.sums, 0, "local")
+
+
+def _parallel(sch: Schedule, loops: Loops) -> None:
+    """The outermost loop, which is that of output channels once loops are reordered, and the lines of the transform, on all threads.
+
+    before                         after
+        for n, c, m:                   for n*c*m in parallel:
+            W[n, c, m, :] = ...            W[n, c, m, :] = ...
+        for jj in Co / C_ob: ...       for jj in Co / C_ob in parallel: ...
     """
     sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock(IM2WIN))[:-1]))
-    sch.parallel(step)
+    sch.parallel(loops.of[loops.outer[0]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -77,33 +77,37 @@ def test_ratio_of_im2col_to_im2win() -> None:
 # --- what is really allocated
 
 
-def private_and_shared(stmt: Any, threads: int, copies: int = 1) -> Iterator[int]:
-    """Bytes of every buffer under a statement, those inside a parallel loop once a thread; register tiles (scope local) left out."""
+def peak_bytes(stmt: Any, threads: int) -> int:
+    """Most bytes of buffers alive at once under a statement: one copy a thread inside a parallel loop, register tiles (scope local) left out.
+
+    A buffer lives to the end of the sequence it is allocated in; what follows one another (a loop cut in two) does not add up.
+    """
     if isinstance(stmt, tirx.For):
-        if stmt.kind == tirx.ForKind.PARALLEL:
-            copies *= min(threads, int(stmt.extent))
-        yield from private_and_shared(stmt.body, threads, copies)
-    elif isinstance(stmt, tirx.SeqStmt):
-        for child in stmt.seq:
-            yield from private_and_shared(child, threads, copies)
-    elif isinstance(stmt, tirx.IfThenElse):
-        yield from private_and_shared(stmt.then_case, threads, copies)
-        if stmt.else_case is not None:
-            yield from private_and_shared(stmt.else_case, threads, copies)
-    elif isinstance(stmt, tirx.AttrStmt):
-        yield from private_and_shared(stmt.body, threads, copies)
-    elif isinstance(stmt, tirx.AllocBuffer):
-        if stmt.buffer.scope() != "local":
-            dtype = tvm.DataType(stmt.buffer.dtype)
-            yield copies * math.prod(int(extent) for extent in stmt.buffer.shape) * dtype.bits * dtype.lanes // 8
-    else:
-        leaves = (tirx.BufferStore, tirx.Bind, tirx.DeclBuffer, tirx.Evaluate, tirx.AssertStmt)
-        assert isinstance(stmt, leaves), f"a statement that may hold buffers: {type(stmt)}"
+        copies = min(threads, int(stmt.extent)) if stmt.kind == tirx.ForKind.PARALLEL else 1
+        return copies * peak_bytes(stmt.body, threads)
+    if isinstance(stmt, tirx.SeqStmt):
+        return sum(map(buffer_bytes, stmt.seq)) + max(peak_bytes(child, threads) for child in stmt.seq)
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [stmt.then_case] if stmt.else_case is None else [stmt.then_case, stmt.else_case]
+        return max(peak_bytes(case, threads) for case in cases)
+    if isinstance(stmt, tirx.AttrStmt):
+        return peak_bytes(stmt.body, threads)
+    leaves = (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind, tirx.DeclBuffer, tirx.Evaluate, tirx.AssertStmt)
+    assert isinstance(stmt, leaves), f"a statement that may hold buffers: {type(stmt)}"
+    return 0
+
+
+def buffer_bytes(stmt: Any) -> int:
+    """Bytes that one statement allocates."""
+    if not isinstance(stmt, tirx.AllocBuffer) or stmt.buffer.scope() == "local":
+        return 0
+    dtype = tvm.DataType(stmt.buffer.dtype)
+    return math.prod(int(extent) for extent in stmt.buffer.shape) * dtype.bits * dtype.lanes // 8
 
 
 @pass_instrument
 class Allocations:
-    """Watches the compiler: bytes allocated after a pass, by the pass's name."""
+    """Watches the compiler: peak bytes after a pass, by the pass's name."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -112,7 +116,7 @@ class Allocations:
     def run_after_pass(self, module: Any, info: Any) -> None:
         if info.name in ("tirx.FlattenBuffer", "tirx.StorageRewrite"):
             [function] = module.functions.values()
-            self.after[info.name] = sum(private_and_shared(function.body, self.threads))
+            self.after[info.name] = peak_bytes(function.body, self.threads)
 
 
 def allocated(conv: Conv2d, name: str, tile: Tile) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from im2win import __version__
-from im2win.commands import bench, build, demo, facts, layers, logs, report, tune
+from im2win.commands import ablation, bench, build, demo, facts, layers, logs, report, tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -23,7 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for verb in (tune.tune, build.build, bench.bench, layers.layers, facts.algorithms, facts.device, report.report, demo.demo):
+VERBS = [layers.layers, tune.tune, build.build, bench.bench, ablation.ablation, report.report, facts.algorithms, facts.device, demo.demo]
+for verb in VERBS:
     app.command()(verb)
 app.add_typer(logs.app, name="logs")
 

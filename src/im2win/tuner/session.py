@@ -33,7 +33,7 @@ from im2win.tuner.workers import Worker, WorkerError
 
 BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
 FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins
-PATIENCE = 24  # trials without a gain of 1 % that end a session
+PATIENCE = 24  # trials
 HOPELESS = 1.5  # a candidate this many times slower than the best is not sampled to the end
 
 
@@ -58,8 +58,10 @@ class Progress:
 class Session:
     """The state of tuning one problem: what was tried, with which outcome, and what that cost."""
 
-    def __init__(self, conv: Conv2d, names: list[str], machine: Machine, log: Log, trials: int, seed: int) -> None:
-        self.conv, self.machine, self.log, self.trials, self.seed = conv, machine, log, trials, seed
+    def __init__(
+        self, conv: Conv2d, names: list[str], machine: Machine, log: Log, trials: int, seed: int, patience: int | None = PATIENCE
+    ) -> None:
+        self.conv, self.machine, self.log, self.trials, self.seed, self.patience = conv, machine, log, trials, seed, patience
         ranked = {
             name: [Choice(name, tile, cycles) for cycles, tile in ranked_tiles(conv, ALGORITHMS[name], machine)] for name in names
         }
@@ -99,11 +101,11 @@ class Session:
 
     @property
     def stalled(self) -> bool:
-        """Whether the last `PATIENCE` trials of this session gained less than 1 %."""
-        new = [seconds for _, seconds in self.tried]
-        if len(new) - self.resumed < PATIENCE or len(new) < PATIENCE + BATCH:
+        """Whether the last `patience` trials of this session gained less than 1 %."""
+        if self.patience is None or len(self.tried) < self.resumed + self.patience or len(self.tried) < self.patience + BATCH:
             return False
-        return min(new[-PATIENCE:]) > 0.99 * min(new[:-PATIENCE])
+        times = [seconds for _, seconds in self.tried]
+        return min(times[-self.patience :]) > 0.99 * min(times[: -self.patience])
 
     def next_batch(self) -> list[Choice]:
         """Candidates to try now; empty when the session is over."""
@@ -215,6 +217,7 @@ def tune(
     logs: str | os.PathLike[str] = "tuning_logs",
     seed: int = 0,
     threads: int | None = None,
+    patience: int | None = PATIENCE,
     progress: Callable[[Progress], None] | None = None,
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
@@ -229,6 +232,7 @@ def tune(
         logs: folder of the records; created if needed.
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
+        patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
         progress: called after every trial.
 
     Returns:
@@ -239,12 +243,14 @@ def tune(
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
     check_target(target)
-    for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
+    for name, value, least in (("trials", trials, 1), ("seed", seed, 0), ("patience", patience, 1)):
+        if name == "patience" and value is None:
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
     machine = Machine.host(threads)
     names = [row.name for row in candidates(algorithm, conv)]
-    session = Session(conv, names, machine, Log(logs), trials, seed)
+    session = Session(conv, names, machine, Log(logs), trials, seed, patience)
     measurement = Measurement(session)
     try:
         while batch := session.next_batch():

@@ -1,0 +1,112 @@
+"""The registry: what it lists is there, what a plan names exists, and what an algorithm refuses it refuses with a reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from ops import host
+from regimes import REGIMES
+from tvm import te
+from tvm.s_tir import Schedule
+
+import im2win.compute
+from im2win.algorithms import ALGORITHMS, algorithm, candidates
+from im2win.compute import nest
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+from im2win.ranking import ranked_tiles
+from im2win.schedules.tile import problems
+
+NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa")
+COMPUTE = Path(next(iter(im2win.compute.__path__)))
+
+
+def test_every_algorithm_is_there_under_its_own_name() -> None:
+    assert sorted(ALGORITHMS) == sorted(NAMES)
+    assert all(row.name == name for name, row in ALGORITHMS.items())
+    assert len({row.title for row in ALGORITHMS.values()}) == len(ALGORITHMS)
+    assert all(row.paper for row in ALGORITHMS.values())
+
+
+def test_every_file_of_compute_is_used() -> None:
+    """A definition that no row uses would never be tested."""
+    files = {path.stem for path in COMPUTE.glob("*.py")} - {"__init__", "nest"}
+    assert {row.define.__module__.rsplit(".", 1)[1] for row in ALGORITHMS.values()} == files
+
+
+def test_definitions_know_no_schedule_and_no_target() -> None:
+    for path in COMPUTE.glob("*.py"):
+        imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        modules = {node.module or "" for node in imported}
+        assert not any(re.search(r"schedule|s_tir|target|machine", name) for name in modules), path.name
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_block_of_a_plan_exists(name: str) -> None:
+    """Block names are the contract between compute/ and schedules/; the output's and the product's too."""
+    row = ALGORITHMS[name]
+    for conv in REGIMES.values():
+        arguments = row.define(conv, FilterPack(4), 1)
+        assert len(arguments) == len(conv.arguments)
+        sch, plan = Schedule(te.create_prim_func(arguments)), row.plan(conv)
+        blocks = [nest.CONV, nest.ROWS, nest.OUT, *([nest.TURNED] if conv.residual else []), *([plan.stage] if plan.stage else [])]
+        for block in blocks:
+            sch.get_sblock(block)  # raises where there is none
+        present = {str(sch.get(child).name_hint) for child in sch.get_child_blocks(sch.get_sblock("root"))}
+        assert present == set(blocks), f"{conv}: blocks that no schedule handles"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stored_tensor_is_staged_at_the_root_and_nothing_else_is(name: str) -> None:
+    row = ALGORITHMS[name]
+    for conv in REGIMES.values():
+        plan = row.plan(conv)
+        assert (plan.where == "root") == bool(row.transform_bytes(conv)), str(conv)
+        assert (plan.stage is not None) or plan.where == "inline"
+        assert (plan.where == "strip") == bool(row.strip_elements(conv, 1)), str(conv)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("conv", REGIMES.values(), ids=str)
+def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -> None:
+    """No problem is accepted and then left without a tile."""
+    row = ALGORITHMS[name]
+    if row.supports(conv) is not None:
+        return
+    tiles = [tile for _, tile in ranked_tiles(conv, row, host())]
+    assert tiles, f"{name} supports {conv} and has no tile for it"
+    assert len(set(tiles)) == len(tiles)
+    matrix = row.plan(conv).matrix
+    assert not any(problems(conv, tile, host(), matrix=matrix) for tile in tiles)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_reasons(name: str) -> None:
+    row = ALGORITHMS[name]
+    conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
+    assert row.supports(conv) is None
+    assert row.supports(conv, "vulkan") == "no schedule for target 'vulkan'"
+    assert row.supports(conv.with_(dtype="int8")) == "CPU schedules compute float32, not int8"
+    assert row.supports(conv.with_(dtype="float16")) == "CPU schedules compute float32, not float16"
+
+
+def test_a_transform_that_32_bits_cannot_index_is_refused() -> None:
+    huge = Conv2d.parse("n1-c64x1500x1500-k1x7x7-p3")
+    reason = ALGORITHMS["im2col"].supports(huge)
+    assert reason == "its transformed tensor would have 7056000000 elements, more than 2147483647"
+    assert ALGORITHMS["direct"].supports(huge) is None
+    assert "im2col" not in [row.name for row in candidates("auto", huge)]
+
+
+def test_candidates() -> None:
+    conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
+    assert [row.name for row in candidates("auto", conv)] == list(ALGORITHMS)
+    assert [row.name for row in candidates("mec", conv)] == ["mec"]
+    assert algorithm("mec") is ALGORITHMS["mec"]
+    with pytest.raises(ValueError, match=r"`algorithm` \(='fft'\) must be auto or one of direct, im2win"):
+        candidates("fft", conv)
+    with pytest.raises(ValueError, match="no algorithm computes n2-c8x12x14-k16x3x3-p1-int8 on 'cpu': direct: CPU schedules compute float32"):
+        candidates("auto", conv.with_(dtype="int8"))
