@@ -1,6 +1,7 @@
-"""The oracle: convolution in float64 numpy, written tap by tap from the formula; it shares nothing with compute/ or the package's reference.
+"""The oracle: convolution in float64 numpy, written tap by tap from the formula, sharing nothing with compute/ or `im2win.reference`.
 
-    y[n, j, m, x] = act(sum over c, u, v of I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] * w[j, c, u, v] + bias[j] + residual[n, j, m, x])
+    y[n, j, m, x] = act(sum over c, u, v of I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] * w[j, c, u, v]
+                        + bias[j] + residual[n, j, m, x])
 
 with zeros outside the input. For small integers every sum is exact in float32 as well, so kernels must *equal* it; `exact_tensors` makes
 such inputs.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import Array, assert_equal, exact_tensors, oracle
 from ops import run, sampled_tiles, tiled
+from oracle import Array, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
 from im2win.algorithms import ALGORITHMS

@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import HealthCheck, given, note, settings
-from oracle import assert_close, assert_equal, exact_tensors, oracle
 from ops import default, run, supported
+from oracle import assert_close, assert_equal, exact_tensors, oracle
 
 from im2win.problem import ACTIVATIONS, LAYOUTS, Conv2d
 from im2win.reference import tolerance
@@ -37,7 +37,8 @@ def problems(draw: st.DrawFn) -> Conv2d:
     groups = draw(st.sampled_from((1, 1, 1, 2, 3, 5)))
     channels = draw(st.integers(1, 9 if groups == 1 else 2)) * groups
     filters = draw(st.integers(1, 40 if groups == 1 else 9)) * groups
-    epilogue: dict[str, Any] = {"bias": draw(st.booleans()), "residual": draw(st.booleans()), "activation": draw(st.sampled_from(ACTIVATIONS))}
+    flags = {name: draw(st.booleans()) for name in ("bias", "residual")}
+    epilogue: dict[str, Any] = {**flags, "activation": draw(st.sampled_from(ACTIVATIONS))}
     layout = draw(st.sampled_from(LAYOUTS))
     return Conv2d(draw(st.integers(1, 3)), channels, *size, filters, kernel, stride, padding, dilation, groups, layout=layout, **epilogue)
 

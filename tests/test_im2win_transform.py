@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from oracle import Array
 from ops import host
+from oracle import Array
 from regimes import REGIMES
 from tvm import te
 

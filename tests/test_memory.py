@@ -78,7 +78,7 @@ def test_ratio_of_im2col_to_im2win() -> None:
 
 
 def peak_bytes(stmt: Any, threads: int) -> int:
-    """Most bytes of buffers alive at once under a statement: one copy a thread inside a parallel loop, register tiles (scope local) left out.
+    """Most bytes of buffers alive at once under a statement: one copy a thread inside a parallel loop, no register tiles (scope local).
 
     A buffer lives to the end of the sequence it is allocated in; what follows one another (a loop cut in two) does not add up.
     """
@@ -159,7 +159,7 @@ def test_extra_bytes_are_what_is_allocated(conv: Conv2d, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_stored_transform_is_allocated_whole(name: str) -> None:
-    """The formula is no fiction: an algorithm that stores its tensor allocates at least that, and one that does not, far less than im2col."""
+    """The formula is no fiction: who stores a tensor allocates at least that, and who does not, far less than im2col."""
     conv = Conv2d.parse("n2-c24x28x30-k16x3x3")
     real = allocated(conv, name, sampled_tiles(conv, name, 0)[0])["StorageRewrite"]
     whole = ALGORITHMS[name].transform_bytes(conv)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import assert_close
 from ops import default
+from oracle import assert_close
 
 from im2win.algorithms import ALGORITHMS
 from im2win.onnx_layers import layers_of

@@ -1,11 +1,11 @@
-"""Normally distributed inputs against the oracle, within what rounding alone explains; and the package's own reference against the oracle."""
+"""Normally distributed inputs against the oracle, within what rounding explains; and the package's own reference against the oracle."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import assert_close, normal_tensors, oracle
 from ops import default, run, supported
+from oracle import assert_close, normal_tensors, oracle
 from regimes import REGIMES
 
 from im2win.algorithms import ALGORITHMS

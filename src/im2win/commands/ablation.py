@@ -2,108 +2,80 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 from rich.markup import escape
 
 from im2win.commands import options, tables, workload
-from im2win.peers import Tensors, Trial
-from im2win.problem import Conv2d
 
 if TYPE_CHECKING:
     from im2win.results import Row
-    from im2win.runtime import Op
-
-
-@dataclass(frozen=True)
-class RungKernel:
-    """The im2win convolution with the schedule of one rung, as a contender of the benchmark."""
-
-    name: str
-
-    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        with tempfile.TemporaryDirectory(prefix="im2win-rung-") as folder:
-            op = build_rung(conv, self.name, threads, Path(folder))
-        layer = op.bind(tensors.filter, tensors.bias)
-        output = np.full(conv.output_shape, np.nan, conv.dtype)
-        return Trial(lambda: layer(tensors.data, tensors.residual, output), lambda: output, "im2win", False, op.extra_bytes)
-
-
-def build_rung(conv: Conv2d, name: str, threads: int | None, folder: Path) -> Op:
-    """Compiles a rung of `im2win.schedules.ladder.RUNGS` into `folder`, which may go once this returns."""
-    import tvm
-
-    from im2win import __version__
-    from im2win.codegen import SYMBOL, any_alignment, compile_library
-    from im2win.compute import im2win
-    from im2win.machine import Machine
-    from im2win.runtime import Manifest, Op
-    from im2win.schedules import ladder
-    from im2win.schedules.tails import mark_tails
-
-    machine, rung = Machine.host(threads), ladder.RUNGS[name]
-    pack = ladder.pack(conv, rung, machine)
-    scheduled = ladder.schedule(conv, im2win.define(conv, pack), rung, machine)
-    module = tvm.IRModule({SYMBOL: scheduled.mod["main"].with_attr("global_symbol", SYMBOL)})
-    compile_library(any_alignment(mark_tails(module), conv.itemsize), machine, folder / f"{name}.so")
-    manifest = Manifest(
-        conv=conv, algorithm="im2win", tile={}, pack=pack, target="cpu", machine=machine.name, isa=machine.isa, threads=machine.threads,
-        tuned=False, extra_bytes=im2win.transform_bytes(conv), tvm=tvm.__version__, im2win=__version__,
-    )  # fmt: skip
-    return Op(manifest, folder / f"{name}.so")
+    from im2win.schedules.ladder import Rung
 
 
 def ablation(
-    what: options.What,
+    what: options.What = "papers12",
     batch: options.Batch = None,
     layers: options.Layers = None,
+    rungs: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rungs, by name.")] = None,
     threads: options.Threads = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    rounds: Annotated[int, typer.Option(help="Most samples of a rung on a layer.")] = 15,
+    seconds: Annotated[float, typer.Option(help="Time for a rung's samples on a layer; slow rungs get fewer samples.")] = 10.0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the ladder here, as PNG.")] = None,
 ) -> None:
     """Time the thesis' ladder of schedules, from seven plain loops to the production schedule, rung by rung."""
     chosen, skipped = workload.read(what, batch, layers)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}", soft_wrap=True)
-    from im2win import bench
-    from im2win.schedules.ladder import RUNGS
+    from im2win import ablation as ladder
 
     def report(done: int, total: int, row: Row) -> None:
-        console.print(tables.table(f"{done}/{total} {escape(row.layer)}  {row.conv}", COLUMNS, _rows(row), left=3))
+        console.print(tables.table(f"{done}/{total} {escape(row.layer)}  {row.conv}", COLUMNS, _rows(row, wanted), left=3))
         console.print()
 
-    last, *before = reversed(RUNGS)  # the benchmark calls its first contender ours: the production schedule
-    contenders = [RungKernel(last), *(RungKernel(name) for name in before)]
-    suite = f"ablation-{Path(what).stem if what.endswith('.onnx') else what}"
-    result = bench.run(chosen, against=(), threads=threads, rounds=rounds, suite=suite, progress=report, contenders=contenders)
-    console.print(f"{result.brand}, {result.threads} threads; gains are over the rung before and over the first")
+    wanted = _wanted(rungs)
+    suite = Path(what).stem if what.endswith(".onnx") else what
+    result = ladder.run(chosen, wanted, threads=threads, rounds=rounds, seconds=seconds, suite=suite, progress=report)
+    console.print(f"{result.brand}, {result.threads} threads from the first parallel rung on; gains are over the rung before and over the first")
     if json is not None:
-        console.print(f"Written to {result.save(json)}.")
+        console.print(f"Written to {result.save(json)}.", soft_wrap=True)
+    if plot is not None:
+        console.print(f"Drawn to {ladder.plot(result, plot)}.", soft_wrap=True)
 
 
-COLUMNS = ("rung", "what", "source", "ms", "GFLOPS", "gain", "in all")
-
-
-def _rows(row: Row) -> list[list[str]]:
-    """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
+def _wanted(names: str | None) -> dict[str, Rung]:
     from im2win.schedules.ladder import RUNGS
 
-    failed = {**row.peers_failed, **({next(reversed(RUNGS)): row.failed} if row.failed else {})}
-    medians = {name: spread.median for name, spread in row.spread.items()}
-    lines, first, previous = [], None, None
-    for name, rung in RUNGS.items():
-        if name not in medians:
+    if names is None:
+        return RUNGS
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen or not set(chosen) <= RUNGS.keys():
+        raise workload.WorkloadError(f"`--rungs` (={names!r}) must name rungs of the ladder: {', '.join(RUNGS)}.")
+    return {name: rung for name, rung in RUNGS.items() if name in chosen}
+
+
+COLUMNS = ("rung", "what changes", "source", "ms", "samples", "GFLOPS", "gain", "in all")
+
+
+def _rows(row: Row, rungs: dict[str, Rung]) -> list[list[str]]:
+    """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
+    from im2win.ablation import rates
+
+    failed = {**row.peers_failed, **({next(reversed(rungs)): row.failed} if row.failed else {})}
+    speeds = rates(row)
+    lines: list[list[str]] = []
+    first = before = 0.0
+    for name, rung in rungs.items():
+        if name not in speeds:
             lines.append([name, rung.title, escape(failed.get(name, "not timed"))])
             continue
-        now = medians[name]
-        first, previous = first or now, previous or now
-        speed = tables.gflops(Conv2d.parse(row.conv).flops, now / 1e3)
-        lines.append([name, rung.title, rung.source, f"{now:.3f}", speed, f"{previous / now:.2f}x", f"{first / now:.1f}x"])
-        previous = now
+        speed, spread = speeds[name], row.spread[name]
+        first, before = first or speed, before or speed
+        time, gain, total = f"{spread.median:.3f}", f"{speed / before:.2f}x", f"{speed / first:.1f}x"
+        lines.append([name, rung.title, rung.source, time, str(spread.samples), f"{speed:.1f}", gain, total])
+        before = speed
     return lines
