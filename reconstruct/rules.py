@@ -63,7 +63,8 @@ def reconstruct(source: str, rules: Sequence[Rule] = ()) -> Reconstruction:
         if not least <= len(found) <= most:
             expected = str(least) if least == most else f"{least} to {most}"
             places = ", ".join(f"line {source.count(chr(10), 0, m.start()) + 1}" for m in found) or "nowhere"
-            raise ReconstructError(f"rule {rule.name!r} ({rule.why}) matched {len(found)} times ({places}); it must match {expected} times.")
+            what = f"rule {rule.name!r} ({rule.why}) matched {len(found)} times ({places})"
+            raise ReconstructError(f"{what}; it must match {expected} times.")
         done += [
             Match(rule.name, source.count("\n", 0, m.start()) + 1, m.group(), m.expand(rule.replacement)) for m in found
         ]

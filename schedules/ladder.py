@@ -1,6 +1,6 @@
 """The thesis' CPU ladder (section 3.2): the same im2win convolution, one schedule move after another.
 
-Every rung is a schedule of the definition in compute/im2win.py with the im2win tensor stored, so that rungs differ in nothing but the moves:
+Every rung is a schedule of the definition in compute/im2win.py with the im2win tensor stored, so rungs differ in nothing but the moves:
 
     plain                   Alg. 4: seven loops as they are written, scalar, one thread
     reordered               Alg. 5: channels outermost; a row of sums stays near while input channels pass
@@ -58,10 +58,11 @@ class Rung:
 
     def __post_init__(self) -> None:
         for name in ("windows", "channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Rung: `{name}` (={getattr(self, name)}) must be at least 1.")
-            if getattr(self, name) > 1 and not self.reorder:
-                raise ValueError(f"Rung: `{name}` (={getattr(self, name)}) above 1 needs `reorder`: tiles lie inside the loop over input channels.")
+            size = getattr(self, name)
+            if size < 1:
+                raise ValueError(f"Rung: `{name}` (={size}) must be at least 1.")
+            if size > 1 and not self.reorder:
+                raise ValueError(f"Rung: `{name}` (={size}) above 1 needs `reorder`: tiles lie inside the loop over input channels.")
 
 
 WINDOWS, CHANNELS = 4, 8
@@ -149,7 +150,7 @@ def _plain(sch: Schedule) -> Loops:
 
 
 def _vectorize(sch: Schedule, width: int) -> Loops:
-    """DOT_PRODUCT of Alg. 5: a window is one run, so it is cut into vectors. Each lane sums its own terms; the run's rest goes to the first.
+    """DOT_PRODUCT of Alg. 5: a window is one run, so it is cut into vectors. Each lane sums its own terms; the first take the rest.
 
     before                                     after
         for v, u:                                  for q in ceil(Wf*Hf / L):
@@ -194,8 +195,8 @@ def _cache_block(sch: Schedule, loops: Loops, conv: Conv2d, most: int) -> None:
 
 
 def _register_tile(sch: Schedule, loops: Loops, conv: Conv2d, most: int, machine: Machine) -> None:
-    """W_ob neighbouring windows side by side, so that a filter's vector is loaded once for all. The W_fb steps of them that one pass of channels
-    multiplies stay in registers: at most half of those there are (eq. 3-2).
+    """W_ob neighbouring windows side by side, so that a filter's vector is loaded once for all of them. The W_fb steps of them that
+    one pass of channels multiplies stay in registers: at most half of those there are (eq. 3-2).
 
     before                         after (Alg. 6)
         for c, x:                      for c, xx in Wo / W_ob, vv in Q / W_fb:
@@ -257,8 +258,8 @@ def _parallel(sch: Schedule, loops: Loops) -> None:
 
 
 def mark_tails(module: tvm.IRModule) -> tvm.IRModule:
-    """As `schedules.tails.mark_tails`, each condition by itself: a tile's predicate can test the row's rest and the window's rest at once, and
-    LoopPartition cuts them away one after the other only if it sees two.
+    """As `schedules.tails.mark_tails`, each condition by itself: a tile's predicate can test the row's rest and the window's rest at once,
+    and LoopPartition cuts them away one after the other only if it sees two.
 
     before                                     after
         if xx*4 + x' < 54 and q*8 + l < 9:         if likely(xx*4 + x' < 54) and likely(q*8 + l < 9):

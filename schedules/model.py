@@ -15,6 +15,7 @@ from im2win.schedules.tile import Tile
 
 LOADS = 2  # vector loads a cycle
 L2_BYTES, L3_BYTES = 48.0, 10.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
+RUN = 40.0  # cycles a run of output rows costs at its start
 SPILL = 0.06  # share of a K step that each register too many costs, measured
 STAGED = {"strip": 0.35, "root": 0.6}  # cycles an element that is transformed costs
 
@@ -57,7 +58,10 @@ def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
     Where an unrolled kernel axis slides over the same inputs, LLVM loads each of them once and keeps all of them. It unrolls loops of up to
     three steps by itself.
     """
-    if matrix or tile.axis == "windows":
+    if tile.axis == "windows":
+        # it loads a K step's inputs and filters before it multiplies; measured, each one too many costs more than a shared input
+        return max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
+    if matrix:
         return 0
     taps = conv.kernel[1] if tile.order == "cuv" else conv.kernel[0]
     if tile.unroll == 1 and taps > 3:
@@ -114,6 +118,12 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
 
 def _write_back(conv: Conv2d, tile: Tile) -> float:
+    """Cycles to bring the sums out, and to start each run of rows of a channel: another page, and nothing prefetched."""
+    runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.strip)
+    return _vectors_out(conv, tile) + RUN * runs
+
+
+def _vectors_out(conv: Conv2d, tile: Tile) -> float:
     vectors = math.prod(conv.output_size) * conv.batch * conv.out_channels / tile.lanes
     if tile.axis == "windows":
         return vectors * tile.rows  # every row of the tile is one more stream of partly written cache lines

@@ -8,6 +8,7 @@ the last rung and whose "peers" are the rungs before it; there is no ratio in it
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import re
 import shutil
@@ -21,18 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
-from im2win import ceilings
+from im2win import __version__, ceilings, codegen
 from im2win.bench import commit, versions
+from im2win.builder import build_tile
+from im2win.compute import im2win
 from im2win.contest import SAMPLE_SECONDS, Worker, WorkerError
 from im2win.machine import Machine
 from im2win.peers import Tensors, Trial
 from im2win.problem import Conv2d
+from im2win.ranking import default_tile
 from im2win.reference import error, tolerance
 from im2win.report import load_all, markdown
 from im2win.results import Result, Row, Spread, geometric_mean
-from im2win.runtime import Op
+from im2win.runtime import Manifest, Op
+from im2win.schedules import ladder
 from im2win.schedules.ladder import RUNGS, Rung
+from im2win.schedules.tails import CONFIG
 from im2win.suites import Layer
 
 SEED = 0
@@ -42,38 +49,34 @@ _MARKER = re.compile(r"(<!-- ladder -->\n).*?(<!-- /ladder -->)", re.DOTALL)
 Progress = Callable[[int, int, Row], None]
 
 
+def compile_rung(conv: Conv2d, rung: Rung, machine: Machine) -> Any:
+    """A rung of the thesis as TVM's executable. LLVM's vectorizers are off for scalar rungs, so that vectors come with their rung."""
+    scheduled = ladder.schedule(conv, im2win.define(conv, ladder.pack(conv, rung, machine)), rung, machine)
+    module = tvm.IRModule({codegen.SYMBOL: scheduled.mod["main"].with_attr("global_symbol", codegen.SYMBOL)})
+    module = codegen.any_alignment(ladder.mark_tails(module), conv.itemsize)
+    scalar = {} if rung.vector else {"cl-opt": ["-vectorize-loops:bool=0", "-vectorize-slp:bool=0"]}
+    target = tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **scalar})
+    with tvm.transform.PassContext(config=CONFIG):
+        return tvm.compile(module, target)
+
+
 def build_rung(conv: Conv2d, rung: Rung, threads: int | None = None) -> Op:
-    """Compiles a rung for a problem. Where the rung is scalar, LLVM's own vectorizers are off, so that vectors come with their rung.
+    """Compiles and loads a rung for a problem.
 
     Raises:
         ValueError: `threads` is not between 1 and the number of usable CPUs.
     """
-    import tvm
-
-    from im2win import __version__, codegen
-    from im2win.builder import build_tile
-    from im2win.compute import im2win
-    from im2win.ranking import default_tile
-    from im2win.runtime import Manifest
-    from im2win.schedules import ladder
-
     machine = Machine.host(threads)
     if rung.production:
         return build_tile(conv, "im2win", default_tile(conv, "im2win", machine)[1], machine)
-    pack = ladder.pack(conv, rung, machine)
-    scheduled = ladder.schedule(conv, im2win.define(conv, pack), rung, machine)
-    module = tvm.IRModule({codegen.SYMBOL: scheduled.mod["main"].with_attr("global_symbol", codegen.SYMBOL)})
-    module = codegen.any_alignment(ladder.mark_tails(module), conv.itemsize)
-    options = {} if rung.vector else {"cl-opt": ["-vectorize-loops:bool=0", "-vectorize-slp:bool=0"]}
-    target = tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **options})
     manifest = Manifest(
-        conv=conv, algorithm="im2win", tile=asdict(rung), pack=pack, target="cpu", machine=machine.name, isa=machine.isa,
-        threads=machine.threads, tuned=False, extra_bytes=im2win.transform_bytes(conv), tvm=tvm.__version__, im2win=__version__,
+        conv=conv, algorithm="im2win", tile=asdict(rung), pack=ladder.pack(conv, rung, machine), target="cpu", machine=machine.name,
+        isa=machine.isa, threads=machine.threads, tuned=False, extra_bytes=im2win.transform_bytes(conv),
+        tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="im2win-rung-"))
     try:
-        with tvm.transform.PassContext(config=codegen.CONFIG):
-            tvm.compile(module, target).export_library(str(folder / "conv.so"))
+        compile_rung(conv, rung, machine).export_library(str(folder / "conv.so"))
         op = Op(manifest, folder / "conv.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -142,7 +145,7 @@ def run(
     )
     with ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker(RungKernel(name, rung), machine.threads if rung.parallel else 1)) for name, rung in rungs.items()
+            name: stack.enter_context(Worker(RungKernel(name, one), machine.threads if one.parallel else 1)) for name, one in rungs.items()
         }
         for done, layer in enumerate(layers, 1):
             row = _time_layer(layer, workers, limits, rounds, seconds, seconds_warmup)
@@ -208,15 +211,15 @@ def rates(row: Row) -> dict[str, float]:
 
 
 def gains(result: Result) -> list[tuple[str, float, float, float, float]]:
-    """For each rung after the first: name, geometric mean of its gain over the rung before, and mean, least and most of that over the first.
+    """For each rung after the first: name, mean gain over the rung before, and mean, least and most of its gain over the first.
 
-    Over the layers on which all three were timed.
+    Means are geometric, over the layers on which all three were timed.
     """
-    table = [rates(row) for row in result.layers]
+    speeds = [rates(row) for row in result.layers]
     names = list(dict.fromkeys(name for row in result.layers for name in _order(row)))
     found = []
-    for before, name in zip(names, names[1:], strict=False):
-        rows = [row for row in table if {names[0], before, name} <= row.keys()]
+    for before, name in itertools.pairwise(names):
+        rows = [row for row in speeds if {names[0], before, name} <= row.keys()]
         step, total = [row[name] / row[before] for row in rows], [row[name] / row[names[0]] for row in rows]
         mean, whole = geometric_mean(step), geometric_mean(total)
         if mean is not None and whole is not None:
@@ -238,10 +241,11 @@ def table(result: Result) -> str:
         facts = [rung.title, rung.source] if rung else ["", ""]
         lines.append([f"`{name}`", *facts, f"{step:.2f}x", f"{total:.1f}x", f"{least:.1f}x to {most:.1f}x"])
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
-    tvm = result.versions.get("apache-tvm", "unknown")
-    where = f"{result.brand}, {result.threads} threads where parallel (`{result.device}`); apache-tvm {tvm}; {result.date[:10]}"
+    version = result.versions.get("apache-tvm", "unknown")
+    where = f"{result.brand}, {result.threads} threads where parallel (`{result.device}`); apache-tvm {version}; {result.date[:10]}"
     columns = ["rung", "what changes", "source", "over the rung before", "over the first", "by layer"]
-    return f"{markdown(columns, lines, words=3)}\n\n{result.suite}, {result.dtype}, {batch}; geometric means over {len(result.layers)} layers; {where}."
+    what = f"{result.suite}, {result.dtype}, {batch}; geometric means over {len(result.layers)} layers"
+    return f"{markdown(columns, lines, words=3)}\n\n{what}; {where}."
 
 
 def fill(text: str, results: Mapping[str, Result]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -23,7 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-VERBS = [layers.layers, tune.tune, build.build, bench.bench, ablation.ablation, report.report, facts.algorithms, facts.device, demo.demo]
+VERBS: list[Callable[..., None]] = [
+    layers.layers, tune.tune, build.build, bench.bench, ablation.ablation, report.report, facts.algorithms, facts.device, demo.demo,
+]  # fmt: skip
 for verb in VERBS:
     app.command()(verb)
 app.add_typer(logs.app, name="logs")

@@ -243,7 +243,7 @@ def load(path: str | os.PathLike[str]) -> Op:
     Raises:
         ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
     """
-    library = Path(path)
+    library = Path(path).resolve()  # a bare name would be searched on the library path
     manifest, digest = Manifest.read(manifest_path(library))
     try:
         content = library.read_bytes()

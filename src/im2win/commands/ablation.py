@@ -40,7 +40,8 @@ def ablation(
     wanted = _wanted(rungs)
     suite = Path(what).stem if what.endswith(".onnx") else what
     result = ladder.run(chosen, wanted, threads=threads, rounds=rounds, seconds=seconds, suite=suite, progress=report)
-    console.print(f"{result.brand}, {result.threads} threads from the first parallel rung on; gains are over the rung before and over the first")
+    where = f"{result.brand}, {result.threads} threads where parallel"
+    console.print(f"{where}; gains are over the rung before and over the first", soft_wrap=True)
     if json is not None:
         console.print(f"Written to {result.save(json)}.", soft_wrap=True)
     if plot is not None:
