@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.schedules.tile import ORDERS, VECTORS, Tile, problems
+from im2win.schedules.legality import problems
+from im2win.schedules.tile import ORDERS, VECTORS, Tile
 
 MAX_STRIP = 16  # output rows; longer strips were never faster and stage more
 MAX_PASS = 16  # channel blocks
@@ -29,7 +30,9 @@ def even_tiles(line: int, most: int) -> list[int]:
 def _lanes(conv: Conv2d, machine: Machine) -> list[int]:
     """The widest vector, and the narrower ones where they leave less padding in a group's channels."""
     channels = conv.out_channels // conv.groups
-    widths = [w for w in VECTORS if w <= machine.lanes]
+    widths = [w for w in VECTORS if 4 <= w <= machine.lanes]
+    if conv.layout == "NHWC" and conv.groups > 1 and channels % widths[0]:
+        return [2 if channels % 2 == 0 else 1]  # a group is not padded, and vectors of windows need NCHW
     waste = {w: -(-channels // w) * w for w in widths}
     return [w for w in widths if w == widths[-1] or all(waste[w] < waste[wider] for wider in widths if wider > w)]
 
@@ -60,7 +63,7 @@ def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tup
 def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
     """(lanes, vectors, rows, cols, strip) on the windows axis; cols counts channels there."""
     out_w = conv.output_size[1]
-    lanes = next((w for w in VECTORS if w >= min(out_w, machine.lanes)), machine.lanes)
+    lanes = next((w for w in VECTORS if w >= max(min(out_w, machine.lanes), 4)), machine.lanes)
     for cols in _divisors(conv.out_channels // conv.groups, 16):
         for vectors in range(1, min(-(-out_w // lanes), 4) + 1):
             for strip in [1] if matrix else strips(conv):

@@ -1,4 +1,4 @@
-"""The numbers of a CPU schedule, and the one statement of which of them are legal."""
+"""The numbers of a CPU schedule."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from im2win.machine import Machine
 from im2win.packing import FilterPack
-from im2win.problem import Conv2d
 
 ORDERS = ("cuv", "cvu")
 AXES = ("channels", "windows")
-VECTORS = (4, 8, 16)  # float32 lanes a vector may have
+VECTORS = (1, 2, 4, 8, 16)  # float32 lanes a vector may have
 
 
 @dataclass(frozen=True)
@@ -75,62 +73,3 @@ class Tile:
             if not good:
                 raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
         return cls(**values)
-
-
-def problems(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal. `matrix`: the algorithm multiplies a matrix whose windows have no rows."""
-    rules = [
-        (tile.axis in AXES, f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"),
-        (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
-        (tile.lanes in VECTORS, f"`lanes` (={tile.lanes}) must be one of {VECTORS}"),
-    ]
-    counts = ("vectors", "rows", "cols", "strip", "pass_blocks", "unroll")
-    rules += [(getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts]
-    broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _fits(conv, tile, machine, matrix) if not holds]
-
-
-def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tuple[bool, str]]:
-    out_h, out_w = conv.output_size
-    group_channels, blocks = conv.out_channels // conv.groups, tile.pack.blocks(conv)
-    line = tile.strip * out_w if matrix else out_w
-    windows = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
-    # A tile of more windows than a line has only computes a smaller tile; the one that fits is the same kernel, so only that one is legal.
-    whole_vectors = -(-line // tile.lanes) * tile.lanes
-    return [
-        (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
-        # sums, one K step of the other vector operand, and one broadcast
-        (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
-        (windows <= (line if tile.axis == "channels" else whole_vectors), f"the tile's windows (={windows}) must fit the line (={line})"),
-        (not matrix or tile.rows == 1, "`rows` must be 1: the windows of a matrix have no rows"),
-        (not matrix or tile.axis == "channels" or tile.strip == 1, "`strip` must be 1: vectors of a matrix's windows stay in one row"),
-        (out_h % tile.strip == 0, f"`strip` (={tile.strip}) must divide the output's rows (={out_h})"),
-        (matrix or tile.strip % tile.rows == 0, f"`rows` (={tile.rows}) must divide `strip` (={tile.strip})"),
-        (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),
-        # a group's last block may be padded only when it is the layer's last block
-        (
-            group_channels % tile.block == 0 or (conv.groups == 1 and tile.axis == "channels"),
-            f"the block (={tile.block}) must divide a group's channels (={group_channels})",
-        ),
-        (
-            tile.axis == "windows" or tile.block < group_channels + tile.lanes,
-            f"the block (={tile.block}) must not hold a whole vector of padding beyond {group_channels} channels",
-        ),
-        (
-            tile.axis == "windows" or tile.strip * out_w * tile.block * 4 <= machine.l2_bytes // 2,
-            f"a strip's block of outputs must fit half of the level-2 cache (={machine.l2_bytes})",
-        ),
-        (tile.axis == "channels" or conv.layout == "NCHW", "vectors of windows need NCHW"),
-    ]
-
-
-def scratch_bytes(conv: Conv2d, tile: Tile, *, matrix: bool) -> int:
-    """Bytes of outputs that one thread holds on their way out: a strip's block in [window][channel] form, and its turned form."""
-    if tile.axis == "windows":
-        return 0
-    line = conv.output_size[1] * (tile.strip if matrix else 1)
-    lines = 1 if matrix else tile.strip
-    turned = conv.residual and conv.layout == "NCHW" and (conv.out_channels // conv.groups) % tile.block == 0
-    # the rest of a line is computed by a smaller tile, but the buffer has room for a whole one
-    rows = lines * line + (-line % tile.cols)
-    return conv.itemsize * (rows * tile.block + (tile.lanes * tile.strip * conv.output_size[1] if turned else 0))

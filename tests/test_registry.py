@@ -18,7 +18,7 @@ from im2win.compute import nest
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import ranked_tiles
-from im2win.schedules.tile import problems
+from im2win.schedules.legality import problems
 
 NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa")
 COMPUTE = Path(next(iter(im2win.compute.__path__)))

@@ -19,7 +19,8 @@ from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.runtime import Manifest, Op
-from im2win.schedules.tile import Tile, scratch_bytes
+from im2win.schedules.legality import scratch_bytes
+from im2win.schedules.tile import Tile
 
 TARGETS = ("cpu",)
 

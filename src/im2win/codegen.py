@@ -13,8 +13,9 @@ from im2win.algorithms import Algorithm
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.schedules.cpu import schedule
+from im2win.schedules.legality import problems
 from im2win.schedules.tails import CONFIG, mark_tails
-from im2win.schedules.tile import Tile, problems
+from im2win.schedules.tile import Tile
 
 SYMBOL = "conv2d"
 

@@ -16,7 +16,8 @@ from im2win.logs import Found, Log, find
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.records import Record, TileValue
-from im2win.schedules.tile import Tile, problems
+from im2win.schedules.legality import problems
+from im2win.schedules.tile import Tile
 
 PACKAGED = Path(__file__).parent / "tuning_logs"
 

@@ -27,10 +27,12 @@ def default_tile(conv: Conv2d, algorithm: str = "auto", machine: Machine | None 
     """(algorithm, tile) that the model ranks first; between equals, the earlier row of the registry.
 
     Raises:
-        ValueError: unknown algorithm, or none supports the problem.
+        ValueError: unknown algorithm, none supports the problem, or none has a legal tile for it.
     """
     machine = machine or Machine.host()
-    best = [(*ranked_tiles(conv, row, machine)[0], row.name) for row in candidates(algorithm, conv)]
+    best = [(*ranked[0], row.name) for row in candidates(algorithm, conv) if (ranked := ranked_tiles(conv, row, machine))]
+    if not best:
+        raise ValueError(f"no tile of `algorithm` (={algorithm}) is legal for {conv} on {machine.name}.")
     _, tile, name = min(best, key=lambda item: item[0])
     return name, tile
 

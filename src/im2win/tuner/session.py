@@ -65,6 +65,8 @@ class Session:
         ranked = {
             name: [Choice(name, tile, cycles) for cycles, tile in ranked_tiles(conv, ALGORITHMS[name], machine)] for name in names
         }
+        if not any(ranked.values()):
+            raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {machine.name}.")
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
         self.search = Search(conv, machine, ranked, seed, CostModel(training_data(list(self._other_layers()), machine)))
         self.tried: list[tuple[Choice, float]] = []
