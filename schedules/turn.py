@@ -32,18 +32,16 @@ _COPY = """
         for j, m, x in T.grid({lanes}, {rows}, {cols}):
             with T.sblock("turn"):
                 vj = T.axis.spatial({lanes}, j)
-                {row_axis}
-                vx = T.axis.spatial({cols}, x)
-                B[vj, {vm}, vx] = A[{vm} * {cols} + vx, vj]
+                {axes}
+                B[vj, {vm}, {vx}] = A[{vm} * {cols} + {vx}, vj]
 """
 
 
 def _description(rows: int, cols: int, lanes: int) -> str:
-    # A single row leaves no row axis in the scheduled block, so the pattern must not have one either.
-    several = rows > 1
-    return _COPY.format(
-        lanes=lanes, rows=rows, cols=cols, vm="vm" if several else "0", row_axis=f"vm = T.axis.spatial({rows}, m)" if several else "pass"
-    ).replace("                pass\n", "")
+    # A single row or column leaves no such axis in the scheduled block, so the pattern must not have one either.
+    axes = [f"{name} = T.axis.spatial({extent}, {name[1]})" for name, extent in (("vm", rows), ("vx", cols)) if extent > 1]
+    vm, vx = ("vm" if rows > 1 else "0"), ("vx" if cols > 1 else "0")
+    return _COPY.format(lanes=lanes, rows=rows, cols=cols, vm=vm, vx=vx, axes=("\n" + " " * 16).join(axes))
 
 
 def _butterfly(lanes: int, vectors: list[str], indent: str, lines: list[str]) -> list[str]:
