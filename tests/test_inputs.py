@@ -228,7 +228,8 @@ def test_build(options: dict[str, Any], kind: type[Exception], message: str) -> 
 TILES: list[tuple[dict[str, Any], str]] = [
     ({"axis": "rows"}, "`axis` (=rows) must be one of channels, windows"),
     ({"order": "vuc"}, "`order` (=vuc) must be one of cuv, cvu"),
-    ({"lanes": 5}, "`lanes` (=5) must be one of (4, 8, 16)"),
+    ({"lanes": 5}, "`lanes` (=5) must be one of (1, 2, 4, 8, 16)"),
+    ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can turn to NCHW"),
     ({"vectors": 0}, "`vectors` (=0) must be at least 1"),
     ({"strip": 0}, "`strip` (=0) must be at least 1"),
     ({"strip": -1}, "`strip` (=-1) must be at least 1"),

@@ -48,13 +48,14 @@ def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: 
         ToolchainError: there is no linker.
     """
     row = algorithm(name)
+    module = lower(conv, row, tile, machine)
     manifest = Manifest(
         conv=conv, algorithm=name, tile=tile.as_dict(), pack=tile.pack, target="cpu", machine=machine.name, isa=machine.isa,
         threads=machine.threads, tuned=tuned, extra_bytes=extra_bytes(conv, row, tile, machine), tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="im2win-"))
     try:
-        compile_library(lower(conv, row, tile, machine), machine, folder / "conv.so")
+        compile_library(module, machine, folder / "conv.so")
         op = Op(manifest, folder / "conv.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -165,10 +165,12 @@ def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
 
 
 def _fastest_first(records: Iterable[Record]) -> list[Record]:
-    """What is right, fastest first; a candidate that was measured again counts with its last record only."""
-    last = {(r.conv, r.algorithm, frozenset(r.tile.items()), r.device, r.target, r.threads, r.tvm, r.fingerprint): r for r in records}
-    records = last.values()
     return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.seconds, r.date))
+
+
+def _latest(records: Iterable[Record]) -> Iterable[Record]:
+    """Of each candidate its last record: what was measured again, against its rivals, counts."""
+    return {(r.algorithm, frozenset(r.tile.items()), r.target, r.threads, r.tvm, r.fingerprint): r for r in records}.values()
 
 
 def _best(records: Sequence[Record], keep: int) -> list[Record]:
@@ -441,7 +443,7 @@ def find(
     skipped: list[tuple[Record, str]] = []
     for rung, records in _ladder(conv, device, logs):
         best = math.inf
-        for record in _fastest_first(record for record in records if record.target == target):
+        for record in _fastest_first(_latest(record for record in records if record.target == target)):
             seconds = record.seconds or math.inf
             reason = _thread_mismatch(record, threads) or accepts(record)
             if not reason:

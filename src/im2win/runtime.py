@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import importlib.util
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +104,16 @@ def manifest_path(library: Path) -> Path:
 
 
 def load_kernel(library: Path) -> Any:
-    """The module in a shared library, with TVM's runtime behind it."""
+    """The module in a shared library, with TVM's runtime behind it.
+
+    The dynamic linker takes two files of one path for the same library, even where the file was replaced in between; so each load goes
+    through a link with a name of its own.
+    """
     _runtime_library()
-    return tvm_ffi.load_module(str(library))
+    with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
+        link = Path(folder) / "conv.so"
+        link.symlink_to(library.resolve())
+        return tvm_ffi.load_module(str(link))
 
 
 class Op:
@@ -174,13 +183,15 @@ class Op:
             ArtefactError: the folder cannot be written.
         """
         target = Path(path)
+        partial = target.with_name(target.name + ".partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(target.name + ".partial")
             shutil.copyfile(self._library, partial)
             os.replace(partial, target)
             manifest_path(target).write_text(self.manifest.to_json(target))
         except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
             raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
         return target
 

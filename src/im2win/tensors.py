@@ -44,12 +44,16 @@ def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable:
         return _torch_view(name, value, shape, dtype)
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
-    device = int(value.__dlpack_device__()[0])
-    if device != _DLPACK_CPU:
-        raise ArgumentError(f"`{name}` is on DLPack device type {device}; this kernel runs on the CPU (type {_DLPACK_CPU}).")
+    _on_cpu(name, value)
     tensor = tvm_ffi.from_dlpack(value)
     _check(name, str(tensor.dtype), tuple(tensor.shape), _compact(tensor.shape, tensor.strides), dtype, shape)
     return tensor
+
+
+def _on_cpu(name: str, value: Any) -> None:
+    device = int(value.__dlpack_device__()[0])
+    if device != _DLPACK_CPU:
+        raise ArgumentError(f"`{name}` is on DLPack device type {device}; this kernel runs on the CPU (type {_DLPACK_CPU}).")
 
 
 def _torch_view(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -103,6 +107,7 @@ def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.nd
     elif not isinstance(value, np.ndarray):
         if not hasattr(value, "__dlpack__"):
             raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
+        _on_cpu(name, value)
         value = np.from_dlpack(value)
     array: np.ndarray[Any, Any] = value
     _check(name, str(array.dtype), tuple(array.shape), True, dtype, shape)
