@@ -168,9 +168,11 @@ def _fastest_first(records: Iterable[Record]) -> list[Record]:
     return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.seconds, r.date))
 
 
-def _latest(records: Iterable[Record]) -> Iterable[Record]:
-    """Of each candidate its last record: what was measured again, against its rivals, counts."""
-    return {(r.algorithm, frozenset(r.tile.items()), r.target, r.threads, r.tvm, r.fingerprint): r for r in records}.values()
+def _superseded(record: Record, records: Sequence[Record]) -> bool:
+    """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
+    later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
+    what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
+    return any((r.algorithm, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
 
 
 def _best(records: Sequence[Record], keep: int) -> list[Record]:
@@ -443,7 +445,9 @@ def find(
     skipped: list[tuple[Record, str]] = []
     for rung, records in _ladder(conv, device, logs):
         best = math.inf
-        for record in _fastest_first(_latest(record for record in records if record.target == target)):
+        for record in _fastest_first(record for record in records if record.target == target):
+            if _superseded(record, records):
+                continue
             seconds = record.seconds or math.inf
             reason = _thread_mismatch(record, threads) or accepts(record)
             if not reason:
