@@ -29,7 +29,7 @@ SAMPLE_S = 1e-3  # a sample is the mean of as many calls as last this long
 class Candidate:
     """A library to run, and how its filters are packed."""
 
-    library: Path
+    path: Path
     pack: FilterPack
 
 
@@ -89,7 +89,7 @@ class Kernel:
             inputs["bias"] = aligned(pack.bias(conv, inputs["bias"]))
         self._arrays = [*inputs.values(), bench.output]
         self._arguments = [tvm_ffi.from_dlpack(array) for array in self._arrays]
-        self._module = load_kernel(candidate.library)
+        self._module = load_kernel(candidate.path)
         self._function = self._module[SYMBOL]
 
     def __call__(self) -> None:
