@@ -58,10 +58,35 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
     sch = Schedule(te.create_prim_func(list(arguments)))
     if plan.stage and plan.where == "inline":
         sch.compute_inline(sch.get_sblock(plan.stage))
-    step = (_window_vectors if tile.axis == "windows" else _channel_vectors)(sch, conv, tile, plan)
+    step, block, channels, windows = _output_loops(sch, conv, tile)
+    held = _holds_back(conv, tile, plan)
+    if held:
+        _hold_back(sch, conv, tile, block, channels)
+    else:
+        sch.compute_inline(sch.get_sblock(nest.ROWS))
+        if conv.residual:
+            sch.compute_inline(sch.get_sblock(nest.TURNED))
     if plan.stage and plan.where != "inline":
+        # while the product is whole, so that exactly what a strip reads is staged, and nothing for the rest of its last tile
+        sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
         _stage(sch, conv, tile, plan, step)
+    if held:
+        _tile_strip(sch, conv, tile, plan, channels, windows)
+    elif tile.axis == "channels":
+        _channel_vectors(sch, conv, tile, plan, *windows, *channels)
+    else:
+        _window_vectors(sch, conv, tile, plan, channels, windows)
     return sch
+
+
+def _holds_back(conv: Conv2d, tile: Tile, plan: Plan) -> bool:
+    """Whether a strip of outputs is held in [window][channel] form: where a register tile's vectors of channels cannot leave as they are."""
+    leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.strip > 1)
+    return tile.axis == "channels" and not leaves
+
+
+def _whole_blocks(conv: Conv2d, tile: Tile) -> bool:
+    return (conv.out_channels // conv.groups) % tile.block == 0
 
 
 def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, LoopRV, list[LoopRV], list[LoopRV]]:
@@ -78,33 +103,42 @@ def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, Loop
     return step, block, channels, [row, x]
 
 
-def _channel_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> LoopRV:
-    step, block, channels, windows = _output_loops(sch, conv, tile)
-    shuffled = conv.layout == "NCHW" and (conv.out_channels // conv.groups) % tile.block == 0
-    if conv.residual and shuffled:
+def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels: list[LoopRV]) -> None:
+    """The strip of outputs beside the product; a residual is added to turned rows, or on the way out where nothing is turned."""
+    if conv.residual and conv.layout == "NCHW" and _whole_blocks(conv, tile):
         sch.compute_at(sch.get_sblock(nest.TURNED), channels[0], preserve_unit_loops=True)
     elif conv.residual:
         sch.compute_inline(sch.get_sblock(nest.TURNED))
-    rows, product = sch.get_sblock(nest.ROWS), sch.get_sblock(nest.CONV)
-    sch.compute_at(rows, block, preserve_unit_loops=True)
+    sch.compute_at(sch.get_sblock(nest.ROWS), block, preserve_unit_loops=True)
+
+
+def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Vectors of channels that leave through a strip of outputs."""
+    rows = sch.get_sblock(nest.ROWS)
     row, col, channel = sch.get_loops(rows)[-3:]
+    _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
+    line = conv.output_size[1] * (tile.strip if plan.matrix else 1)
+    sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
+    if conv.layout == "NCHW" and _whole_blocks(conv, tile):
+        _turn(sch, conv, tile, channels, windows)
+    elif _whole_blocks(conv, tile):
+        _unroll(sch, channels[0])
+        sch.vectorize(channels[1])
+
+
+def _channel_vectors(
+    sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, row: LoopRV, col: LoopRV, vector: LoopRV, lane: LoopRV
+) -> None:
+    """Tiles the loops that take the sums (over a strip of outputs, or the output itself), and puts the product under each tile."""
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, col = sch.split(col, [None, tile.cols])
-    vector, lane = sch.split(channel, [None, tile.lanes])
     sch.reorder(row_tile, col_tile, row, col, vector, lane)
     _unroll(sch, row, col, vector)
     sch.vectorize(lane)
+    product = sch.get_sblock(nest.CONV)
     sch.compute_at(product, col_tile, preserve_unit_loops=True)
     sch.set_scope(product, 0, "local")
     _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
-    line = conv.output_size[1] * (tile.strip if plan.matrix else 1)
-    sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
-    if shuffled:
-        _turn(sch, conv, tile, channels, windows)
-    elif (conv.out_channels // conv.groups) % tile.block == 0:
-        sch.unroll(channels[0])
-        sch.vectorize(channels[1])
-    return step
 
 
 def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, taps: int) -> None:
@@ -139,12 +173,9 @@ def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windo
     sch.vectorize(lane)
 
 
-def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> LoopRV:
+def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
     """Sums of neighbouring windows in a vector: they leave as they are, so bias, residual and activation happen on the way out."""
-    step, _, channels, (row, col) = _output_loops(sch, conv, tile)
-    sch.compute_inline(sch.get_sblock(nest.ROWS))
-    if conv.residual:
-        sch.compute_inline(sch.get_sblock(nest.TURNED))
+    row, col = windows
     if plan.matrix:
         col = sch.fuse(row, col)
         row_tile, row = sch.split(sch.add_unit_loop(col), [None, 1])
@@ -159,7 +190,6 @@ def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan) -> Loop
     _unroll(sch, row, *channels, vector)
     sch.vectorize(lane)
     _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
-    return step
 
 
 def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) -> None:

@@ -21,9 +21,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tvm
-from tvm import te, tirx
-from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm import te
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.compute import nest
@@ -255,32 +254,3 @@ def _parallel(sch: Schedule, loops: Loops) -> None:
     """
     sch.parallel(sch.fuse(*sch.get_loops(sch.get_sblock(IM2WIN))[:-1]))
     sch.parallel(loops.of[loops.outer[0]])
-
-
-def mark_tails(module: tvm.IRModule) -> tvm.IRModule:
-    """As `schedules.tails.mark_tails`, each condition by itself: a tile's predicate can test the row's rest and the window's rest at once,
-    and LoopPartition cuts them away one after the other only if it sees two.
-
-    before                                     after
-        if xx*4 + x' < 54 and q*8 + l < 9:         if likely(xx*4 + x' < 54) and likely(q*8 + l < 9):
-    """
-    return tvm.IRModule({name: func.with_body(_mark(func.body)) for name, func in module.functions.items()})
-
-
-def _mark(stmt: object) -> object:
-    if isinstance(stmt, SBlockRealize):
-        old = stmt.block
-        inside = (old.init, old.alloc_buffers, old.match_buffers, old.annotations)
-        block = SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, _mark(old.body), *inside)
-        return SBlockRealize(stmt.iter_values, _likely(stmt.predicate), block)
-    if isinstance(stmt, tirx.For):
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, _mark(stmt.body), stmt.thread_binding, stmt.annotations)
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_mark(child) for child in stmt.seq])
-    return stmt
-
-
-def _likely(predicate: object) -> object:
-    if isinstance(predicate, tirx.And):
-        return tirx.And(_likely(predicate.a), _likely(predicate.b))
-    return predicate if isinstance(predicate, tirx.IntImm) else tirx.likely(predicate)

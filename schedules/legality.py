@@ -53,15 +53,3 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tupl
         ),
         (tile.axis == "channels" or conv.layout == "NCHW", "vectors of windows need NCHW"),
     ]
-
-
-def scratch_bytes(conv: Conv2d, tile: Tile, *, matrix: bool) -> int:
-    """Bytes of outputs that one thread holds on their way out: a strip's block in [window][channel] form, and its turned form."""
-    if tile.axis == "windows":
-        return 0
-    line = conv.output_size[1] * (tile.strip if matrix else 1)
-    lines = 1 if matrix else tile.strip
-    turned = conv.residual and conv.layout == "NCHW" and (conv.out_channels // conv.groups) % tile.block == 0
-    # the rest of a line is computed by a smaller tile, but the buffer has room for a whole one
-    rows = lines * line + (-line % tile.cols)
-    return conv.itemsize * (rows * tile.block + (tile.lanes * tile.strip * conv.output_size[1] if turned else 0))

@@ -1,7 +1,8 @@
 """An analytic estimate of a tile's time: it chooses the tile of an untuned layer, and gives the tuner its first order.
 
 Counted in cycles of one core: the micro-kernel (FMA, load and latency bounds), the way out, staging, and what the caches must deliver.
-The constants are of current x86 and Arm cores (two FMAs and two loads a cycle); they rank tiles, they do not predict times.
+The constants are of current x86 and Arm cores (two FMAs and two loads a cycle), those of caches and the way out fitted to tuning records;
+they rank tiles, they do not predict times.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from im2win.problem import Conv2d
 from im2win.schedules.tile import Tile
 
 LOADS = 2  # vector loads a cycle
-L2_BYTES, L3_BYTES = 48.0, 10.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
-RUN = 40.0  # cycles a run of output rows costs at its start
-SPILL = 0.06  # share of a K step that each register too many costs, measured
-STAGED = {"strip": 0.35, "root": 0.6}  # cycles an element that is transformed costs
+L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
+RUN = 20.0  # cycles a run of output rows costs at its start
+SPILL = 0.04  # share of a K step that each register too many costs
+AHEAD = 3  # registers with inputs that LLVM loads before it needs them
+TURN = 10.0  # cycles a vector of outputs costs on its way through the strip and the shuffles
+STAGED = {"strip": 0.5, "root": 1.8}  # cycles an element that is transformed costs
 
 
 @dataclass(frozen=True)
@@ -61,18 +64,19 @@ def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
     if tile.axis == "windows":
         # it loads a K step's inputs and filters before it multiplies; measured, each one too many costs more than a shared input
         return max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
+    spare = tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers
     if matrix:
-        return 0
+        return max(spare, 0)
     taps = conv.kernel[1] if tile.order == "cuv" else conv.kernel[0]
     if tile.unroll == 1 and taps > 3:
-        return 0
+        return max(spare, 0)
     if tile.order == "cuv":
         shared = taps > conv.stride[1]
         held = tile.rows * ((tile.cols - 1) * conv.stride[1] + taps)
     else:
         shared = tile.rows > 1 and taps > conv.stride[0]
         held = tile.cols * ((tile.rows - 1) * conv.stride[0] + taps)
-    need = tile.accumulators + tile.vectors + (held if shared else 1)
+    need = tile.accumulators + tile.vectors + (held if shared else 1 + AHEAD)
     long = 4 if tile.unroll > 1 and taps > 5 else 0  # long unrolled bodies: its scheduler moves loads far ahead
     return max(need + long - machine.registers, 0)
 
@@ -129,6 +133,6 @@ def _vectors_out(conv: Conv2d, tile: Tile) -> float:
         return vectors * tile.rows  # every row of the tile is one more stream of partly written cache lines
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
-        return vectors * (2.0 * tile.lanes if padded else 5.0)
+        return vectors * (2.0 * tile.lanes if padded else TURN)
     return vectors * (tile.lanes if padded else 2.0)
 

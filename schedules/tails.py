@@ -1,7 +1,8 @@
 """Tails: tiles that do not divide a loop, without a test in the micro-kernel.
 
 A split that does not divide leaves a predicate on its block. Marked as *likely*, the predicate makes TVM's LoopPartition cut the loop in
-two: whole tiles without any test, and one smaller tile for the rest, whose registers and unrolled code are its own.
+two: whole tiles without any test, and one smaller tile for the rest, whose registers and unrolled code are its own. Each condition of a
+predicate is marked by itself, so that loops are cut one after the other: `likely(a and b)` would cut none.
 
 before                                             after
     for xo in 4:                                       for xo in 3:                  # 14 windows each
@@ -18,26 +19,18 @@ from tvm.s_tir import SBlock, SBlockRealize
 CONFIG = {"s_tir.LoopPartition": {"partition_const_loop": True}}
 
 
-def _constant(predicate: object) -> bool:
-    return isinstance(predicate, tirx.IntImm)
+def _likely(predicate: object) -> object:
+    if isinstance(predicate, tirx.And):
+        return tirx.And(_likely(predicate.a), _likely(predicate.b))
+    return predicate if isinstance(predicate, tirx.IntImm) else tirx.likely(predicate)
 
 
 def _mark(stmt: object) -> object:
     if isinstance(stmt, SBlockRealize):
         old = stmt.block
-        block = SBlock(
-            old.iter_vars,
-            old.reads,
-            old.writes,
-            old.name_hint,
-            _mark(old.body),
-            old.init,
-            old.alloc_buffers,
-            old.match_buffers,
-            old.annotations,
-        )
-        predicate = stmt.predicate if _constant(stmt.predicate) else tirx.likely(stmt.predicate)
-        return SBlockRealize(stmt.iter_values, predicate, block)
+        inside = (old.init, old.alloc_buffers, old.match_buffers, old.annotations)
+        block = SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, _mark(old.body), *inside)
+        return SBlockRealize(stmt.iter_values, _likely(stmt.predicate), block)
     if isinstance(stmt, tirx.For):
         return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, _mark(stmt.body), stmt.thread_binding, stmt.annotations)
     if isinstance(stmt, tirx.SeqStmt):
@@ -46,5 +39,5 @@ def _mark(stmt: object) -> object:
 
 
 def mark_tails(module: tvm.IRModule) -> tvm.IRModule:
-    """Marks every block predicate of a scheduled module as likely, for LoopPartition (with `CONFIG`) to cut away."""
+    """Marks every condition of a scheduled module's block predicates as likely, for LoopPartition (with `CONFIG`) to cut away."""
     return tvm.IRModule({name: func.with_body(_mark(func.body)) for name, func in module.functions.items()})

@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT
 from oracle import assert_equal, exact_tensors, oracle
 
-from im2win import ablation
+from im2win import ablation, ladder_report
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.report import load_all
+from im2win.report import fill, load_all
 from im2win.results import Result, Row, Spread
 from im2win.runtime import Op
 from im2win.schedules import ladder
@@ -133,7 +133,7 @@ def test_command_measures_and_draws(command: Callable[..., Any], tmp_path: Path)
     assert (result.suite, result.batch, row.failed, row.peers_failed) == (f"ladder-{TINY.conv}", 2, None, {})
     assert list(row.spread) == ["plain", "blocked", "production"] and all(spread.samples == 3 for spread in row.spread.values())
     assert row.ratio is None and row.best_peer is None and row.ours_ms == row.spread["production"].median
-    assert "`production`" in ablation.fill("<!-- ladder -->\n<!-- /ladder -->", load_all(tmp_path))
+    assert "`production`" in fill("<!-- table:device/ladder -->\n<!-- /table -->", load_all(tmp_path))
 
 
 def test_unknown_rung_is_one_line(command: Callable[..., Any]) -> None:
@@ -169,25 +169,23 @@ def made(*times: dict[str, float], suite: str = "ladder-made") -> Result:
 
 def test_gains_by_hand() -> None:
     first, second = {"plain": 8.0, "reordered": 4.0, "blocked": 1.0}, {"plain": 8.0, "reordered": 1.0, "blocked": 1.0}
-    (name, step, total, least, most), (last, *_rest) = ablation.gains(made(first, second))
+    (name, step, total, least, most), (last, *_rest) = ladder_report.gains(made(first, second))
     assert (name, last) == ("reordered", "blocked")
     assert (step, total, least, most) == (pytest.approx(4.0), pytest.approx(4.0), pytest.approx(2.0), pytest.approx(8.0))
 
 
 def test_a_layer_where_a_rung_failed_is_left_out_of_its_gain() -> None:
-    gains = dict((name, step) for name, step, *_ in ablation.gains(made({"plain": 8.0, "blocked": 4.0}, {"plain": 8.0})))
+    gains = dict((name, step) for name, step, *_ in ladder_report.gains(made({"plain": 8.0, "blocked": 4.0}, {"plain": 8.0})))
     assert gains == {"blocked": pytest.approx(2.0)}
 
 
-def test_fill_takes_ladders_only() -> None:
-    text = "before\n<!-- ladder -->\nold\n<!-- /ladder -->\nafter"
-    empty = "before\n<!-- ladder -->\n<!-- /ladder -->\nafter"
-    assert ablation.fill(text, {}) == ablation.fill(text, {"a": made({"plain": 1.0}, suite="papers12")}) == empty
-    assert "| `blocked` |" in ablation.fill(text, {"a": made({"plain": 2.0, "blocked": 1.0})})
+def test_a_ladder_has_a_table_of_its_own_and_is_in_no_summary() -> None:
+    results = {"cpu/a": made({"plain": 2.0, "blocked": 1.0})}
+    text = fill("<!-- table:cpu/a -->\n<!-- /table -->\n<!-- table:summary -->\n<!-- /table -->", results)
+    assert text.count("| `blocked` |") == 1 and "ladder-made float32" not in text
 
 
-def test_committed_text_is_what_the_results_say() -> None:
-    text, results = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8"), ROOT / "benchmarks" / "results"
-    assert ablation.fill(text, load_all(results)) == text
+def test_the_text_names_every_rung() -> None:
+    text = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in RUNGS)
     assert json.dumps([rung.source for rung in RUNGS.values()]).count("thesis Alg.") == len(RUNGS) - 1

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from im2win.logs import Found, Log, LogError, Merged, Problem, Pruned, find, merge
+from im2win.logs import Log, LogError, Merged, Problem, Pruned, merge
+from im2win.lookup import Found, find
 from im2win.problem import Conv2d
 from im2win.records import Record, validate
 

@@ -17,9 +17,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 def result() -> Result:
     rows = [
         Row("conv1", "n1-c64x56x56-k64x3x3", 3, 1.0, "im2win", True, 215.0, 0.512, 0, 1e-7,
-            {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
+            {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6, None, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
         Row("conv2", "n1-c64x28x28-k64x3x3", 1, 4.0, "direct", False, 12.0, 0.03, 64, 1e-7,
-            {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, {"torch_nchw": "it crashed"}),
+            {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, None, {"torch_nchw": "it crashed"}),
         Row("conv3", "n1-c64x14x14-k64x3x3", failed="no schedule", peers={"onnxruntime": 0.123456}, best_peer="onnxruntime"),
     ]  # fmt: skip
     ceilings = {"fma_gflops": 420.4, "copy_gbs": 27.0}
@@ -54,8 +54,9 @@ def test_layer_table() -> None:
     assert lines[2] == "| conv1 | im2win | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
     assert lines[3] == "| conv2 | direct (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
     assert lines[4].startswith("| conv3 |  | failed | ") and "**0.123**" in lines[4]
-    assert lines[5].split("|")[1].strip() == "geometric mean" and lines[5].endswith("| 1.00 | 0.89 |")
-    assert len({line.count("|") for line in lines[:6]}) == 1
+    assert lines[5] == "| sum |  | 7.000 |  |  | – | 8.000 | 1.14 |  |"
+    assert lines[6].split("|")[1].strip() == "geometric mean" and lines[6].endswith("| 1.00 | 0.89 |")
+    assert len({line.count("|") for line in lines[:7]}) == 1
     assert "A CPU, 2 threads" in lines[-1] and "torch 2.0" in lines[-1] and "2026-01-02" in lines[-1]
 
 
@@ -113,7 +114,7 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/ladder.md"])
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert report.fill(text, report.load_all(RESULTS)) == text, f"{name} is stale: refresh its tables"

@@ -23,6 +23,7 @@ import numpy as np
 from im2win import ceilings
 from im2win.contest import Prepared, Worker, WorkerError, interleaved
 from im2win.machine import Machine
+from im2win.memory import peak_bytes
 from im2win.peers import Array, Contender, PeerError, Tensors, Trial, peers
 from im2win.problem import Conv2d
 from im2win.reference import error as error_of
@@ -79,6 +80,7 @@ def run(
     untuned: bool = False,
     rounds: int = 15,
     seconds_warmup: float = 0.5,
+    memory: bool = False,
     tvm_trials: int = 64,
     tvm_cache: Path | None = None,
     suite: str = "custom",
@@ -96,6 +98,7 @@ def run(
         untuned: times the default tile too, in the same rounds.
         rounds: samples a contender; calls under 1 ms are repeated within a sample.
         seconds_warmup: of each contender before the first round.
+        memory: measures the peak memory of ours, each layer in a process of its own (`im2win.memory`).
         tvm_trials, tvm_cache: see `im2win.peers.TvmDefault`.
         suite: what the result is called.
         progress: called with (layers done, layers in all, row) after each.
@@ -113,11 +116,13 @@ def run(
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
     limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup)
-    result = _result(suite, [layer.conv for layer in wanted], machine, limits)
+    result = new_result(suite, [layer.conv for layer in wanted], machine, limits)
     with ExitStack() as stack:
         workers = {one.name: stack.enter_context(Worker(one, machine.threads)) for one in field}
         for done, layer in enumerate(wanted, 1):
             row = time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
+            if memory and row.ours_ms is not None:
+                row.peak_bytes = peak_bytes(layer.conv, algorithm, logs=logs, threads=machine.threads)
             result.layers.append(row)
             if progress is not None:
                 progress(done, len(wanted), row)
@@ -142,7 +147,7 @@ def time_layer(
     for name, worker in workers.items():
         try:
             prepared = worker.prepare(conv, SEED)
-            error = _checked(prepared.output, expected, tolerance(conv))
+            error = checked(prepared.output, expected, tolerance(conv))
         except WorkerError as refused:
             failed[name] = str(refused)
             continue
@@ -153,12 +158,12 @@ def time_layer(
     failed.update(late)
     row.failed = failed.pop(ours, None)
     row.peers_failed = failed
-    row.spread = {name: _spread(values) for name, values in samples.items()}
+    row.spread = spreads(samples)
     _compare(row, conv, {name: spread.median for name, spread in row.spread.items()}, ours, limits)
     return row
 
 
-def _checked(output: Array, expected: Array, allowed: float) -> float:
+def checked(output: Array, expected: Array, allowed: float) -> float:
     """The error of an output; WorkerError if it is above what rounding explains, or NaN."""
     if output.shape != expected.shape:
         raise WorkerError(f"wrong result: its shape is {output.shape} instead of {expected.shape}.")
@@ -172,9 +177,10 @@ def _note(row: Row, prepared: Prepared, error: float) -> None:
     row.algorithm, row.tuned, row.extra_bytes, row.error = prepared.algorithm, prepared.tuned, prepared.extra_bytes, error
 
 
-def _spread(seconds: Sequence[float]) -> Spread:
-    p10, median, p90 = (float(value) for value in np.percentile(seconds, [10, 50, 90]) * 1e3)
-    return Spread(median, p10, p90, len(seconds))
+def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    """Samples in seconds a call, by contender, as what a result holds of them."""
+    points = {name: (np.percentile(values, [10, 50, 90]) * 1e3, len(values)) for name, values in samples.items()}
+    return {name: Spread(float(median), float(low), float(high), count) for name, ((low, median, high), count) in points.items()}
 
 
 def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limits: ceilings.Ceilings) -> None:
@@ -191,7 +197,8 @@ def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limit
         row.untuned_ratio = best / row.untuned_ms if row.untuned_ms is not None else None
 
 
-def _result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ceilings.Ceilings) -> Result:
+def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ceilings.Ceilings) -> Result:
+    """A result without rows: what was run, where, when and with which versions."""
     batches = {conv.batch for conv in convs}
     return Result(
         suite=suite,

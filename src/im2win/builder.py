@@ -12,14 +12,14 @@ from typing import Any
 import tvm
 
 from im2win import __version__
-from im2win.algorithms import Algorithm, algorithm, candidates
-from im2win.codegen import compile_library, lower
+from im2win.algorithms import algorithm, candidates
+from im2win.codegen import Compiled, compile_module, lower
 from im2win.lookup import choose
 from im2win.machine import Machine
+from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.runtime import Manifest, Op
-from im2win.schedules.legality import scratch_bytes
 from im2win.schedules.tile import Tile
 
 TARGETS = ("cpu",)
@@ -31,15 +31,6 @@ def check_target(target: str) -> None:
         raise ValueError(f"`target` (={target!r}) must be one of {', '.join(TARGETS)}.")
 
 
-def extra_bytes(conv: Conv2d, row: Algorithm, tile: Tile, machine: Machine) -> int:
-    """Bytes that a call allocates beside input, packed filter and output: the stored transform, or each thread's strip, and the way out."""
-    plan = row.plan(conv)
-    steps = conv.batch * (conv.output_size[0] // tile.strip) * (tile.pack.blocks(conv) // tile.pass_blocks)
-    staged = row.strip_elements(conv, tile.strip) * conv.itemsize if plan.where == "strip" else 0
-    private = staged + scratch_bytes(conv, tile, matrix=plan.matrix)
-    return row.transform_bytes(conv) + min(machine.threads, steps) * private
-
-
 def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: bool = False) -> Op:
     """Compiles one algorithm with one tile.
 
@@ -47,20 +38,30 @@ def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: 
         TileError: the tile is not legal for the problem.
         ToolchainError: there is no linker.
     """
-    row = algorithm(name)
-    module = lower(conv, row, tile, machine)
+    compiled = compile_module(lower(conv, algorithm(name), tile, machine), machine)
+    return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, machine, tuned=tuned)
+
+
+def load_compiled(
+    compiled: Compiled, conv: Conv2d, name: str, tile: Mapping[str, Any], pack: FilterPack, machine: Machine, *, tuned: bool = False
+) -> Op:
+    """An operator from a compiled kernel, in a library of its own that lives as long as the operator.
+
+    Raises:
+        ToolchainError: there is no linker.
+    """
     manifest = Manifest(
-        conv=conv, algorithm=name, tile=tile.as_dict(), pack=tile.pack, target="cpu", machine=machine.name, isa=machine.isa,
-        threads=machine.threads, tuned=tuned, extra_bytes=extra_bytes(conv, row, tile, machine), tvm=tvm.__version__, im2win=__version__,
+        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cpu", machine=machine.name, isa=machine.isa,
+        threads=machine.threads, tuned=tuned, extra_bytes=compiled.allocated, tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="im2win-"))
     try:
-        compile_library(module, machine, folder / "conv.so")
+        compiled.export(folder / "conv.so")
         op = Op(manifest, folder / "conv.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(op, shutil.rmtree, folder, ignore_errors=True)  # the file lives as long as its operator
+    weakref.finalize(op, shutil.rmtree, folder, ignore_errors=True)
     return op
 
 

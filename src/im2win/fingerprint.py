@@ -9,10 +9,10 @@ from types import ModuleType
 
 from im2win import codegen, packing
 from im2win.algorithms import ALGORITHMS
-from im2win.schedules import cpu, tails, tile, turn
+from im2win.schedules import cpu, registers, tails, tile, turn
 
 # What every CPU kernel goes through. Files that only choose tiles (model, space) or other schedules (ladder) do not count.
-_PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, tails, tile, turn)
+_PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
 
 
 def _definition(module: ModuleType) -> list[ModuleType]:

@@ -1,4 +1,4 @@
-"""A folder of records that survives: append under a lock, read what is whole, merge, prune, and look up what applies.
+"""A folder of records that survives: append under a lock, read what is whole, merge, prune.
 
 Layout: ``<folder>/<device>/<conv key>.jsonl``, one record a line. Reading never raises: a line or a file that cannot be used
 is a `Problem`. Writing raises `LogError`.
@@ -23,11 +23,9 @@ from .problem import Conv2d
 from .records import Record, RecordError, TileValue, is_device, parse_key
 
 Accepts = Callable[[Record], str | None]
-Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 
 _SUFFIX = ".jsonl"
 _POLL_S = 0.005  # an append takes about a millisecond; filelock's own 50 ms would leave the lock idle
-_NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _A_FILE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
@@ -64,15 +62,6 @@ class Pruned:
     stale: int = 0
     failing: int = 0
     broken: int = 0
-
-
-@dataclass(frozen=True)
-class Found:
-    """What `find` found: the record (None on the last rung), the rung it stands on, and the records refused on the way, with reasons."""
-
-    record: Record | None
-    rung: str
-    skipped: list[tuple[Record, str]]
 
 
 @dataclass(frozen=True)
@@ -164,22 +153,15 @@ def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
     return _File(stamp, tuple(records), tuple(problems))
 
 
-def _fastest_first(records: Iterable[Record]) -> list[Record]:
+def fastest_first(records: Iterable[Record]) -> list[Record]:
     return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.seconds, r.date))
-
-
-def _superseded(record: Record, records: Sequence[Record]) -> bool:
-    """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
-    later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
-    what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
-    return any((r.algorithm, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
 
 
 def _best(records: Sequence[Record], keep: int) -> list[Record]:
     """The `keep` fastest of each set of rivals, in the order they came."""
     places: Counter[tuple[Any, ...]] = Counter()
     best = set()
-    for record in _fastest_first(records):
+    for record in fastest_first(records):
         rivals = (record.algorithm, record.target, record.threads, record.tvm, record.fingerprint)
         places[rivals] += 1
         if places[rivals] <= keep:
@@ -380,89 +362,3 @@ def merge(sources: Sequence[Log], into: Log) -> Merged:
                     added, duplicates = added + len(new), duplicates + len(file.records) - len(new)
                     broken += len(file.problems)
     return Merged(added, duplicates, broken)
-
-
-def _family(conv: Conv2d) -> tuple[Any, ...]:
-    """What two layers must share for the tile of one to mean something to the other."""
-    return conv.kernel, conv.stride, conv.dilation, conv.layout, conv.dtype, conv.groups == 1
-
-
-def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
-    """How far apart two layers are, in factors of 2: first in sizes that shape the loops, then in batch and epilogue, which hardly do."""
-    ratios = a.in_channels / b.in_channels, a.out_channels / b.out_channels, a.height / b.height, a.width / b.width, a.groups / b.groups
-    shape = sum(map(abs, map(math.log2, ratios)))
-    if a.padding != b.padding:
-        shape += 0.25 * sum(x != y for x, y in zip(a.padding, b.padding, strict=True))
-    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation)
-    return shape, abs(math.log2(a.batch / b.batch)) + 0.25 * epilogue
-
-
-def _kinship(a: str, b: str) -> int:
-    """Leading words that two slugs share: they begin with vendor and model."""
-    return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
-
-
-def _ladder(conv: Conv2d, device: str, logs: Sequence[Log]) -> Iterator[tuple[str, list[Record]]]:
-    """Rungs and the records that stand on each, best first; a file is read only when its turn comes."""
-    for log in logs:
-        yield "exact", log.read(conv, device)
-    others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
-    for _, other, log in sorted(others, key=lambda row: row[:2]):
-        yield "compatible device", log.read(conv, other)
-    family = _family(conv)
-    layers = [(log, near) for log in logs for near in log.convs(device) if near != conv and _family(near) == family]
-    for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
-        yield "nearest layer", log.read(near, device)
-
-
-def find(
-    conv: Conv2d,
-    device: str,
-    *,
-    logs: Sequence[Log],
-    accepts: Accepts,
-    legal: Legal,
-    target: str = "cpu",
-    threads: int | None = None,
-) -> Found:
-    """The best record for a layer on a device, from the first of these rungs that has one; on each, the logs in their order.
-
-    1. "exact": this device, this layer; the fastest that `accepts` does not object to.
-    2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
-    3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
-       this one; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not this layer's.
-    4. "none".
-
-    Args:
-        conv, device: the layer and this machine's slug.
-        logs: the user's own first.
-        accepts: the reason why a record does not apply, or None (see `records.validate`). It sees the records of other devices
-            too, so it must not compare the device if rung 2 is to hold any.
-        legal: ``legal(conv, algorithm, tile)``, the problems of a tile with this layer on this machine.
-        target: only records of this kind of target count.
-        threads: only records with this many threads apply; None leaves that to `accepts`.
-    """
-    skipped: list[tuple[Record, str]] = []
-    for rung, records in _ladder(conv, device, logs):
-        best = math.inf
-        for record in _fastest_first(record for record in records if record.target == target):
-            if _superseded(record, records):
-                continue
-            seconds = record.seconds or math.inf
-            reason = _thread_mismatch(record, threads) or accepts(record)
-            if not reason:
-                best = min(best, seconds)
-                if rung != "exact" and seconds > _NEAR_BEST * best:
-                    break
-                problems = [] if rung == "exact" else legal(conv, record.algorithm, record.tile)
-                if not problems:
-                    return Found(record, rung, skipped)
-                reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
-            skipped.append((record, reason))
-    return Found(None, "none", skipped)
-
-
-def _thread_mismatch(record: Record, threads: int | None) -> str | None:
-    if threads is None or record.threads == threads:
-        return None
-    return f"recorded with {record.threads} threads, here there are {threads}"

@@ -1,25 +1,41 @@
-"""From a problem to the record that applies: the user's logs, then those that ship with the package."""
+"""From a problem to the record that applies: the look-up ladder over the user's logs, then those that ship with the package."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tvm
 
 from im2win.algorithms import ALGORITHMS
 from im2win.fingerprint import fingerprint
-from im2win.logs import Found, Log, find
+from im2win.logs import Accepts, Log, fastest_first
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.records import Record, TileValue
 from im2win.schedules.legality import problems
 from im2win.schedules.tile import Tile
 
+Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
+
 PACKAGED = Path(__file__).parent / "tuning_logs"
+
+
+_NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `find` found: the record (None on the last rung), the rung it stands on, and the records refused on the way, with reasons."""
+
+    record: Record | None
+    rung: str
+    skipped: list[tuple[Record, str]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,99 @@ def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], mach
         return problems(conv, Tile.from_dict(tile), machine, matrix=row.plan(conv).matrix)
     except ValueError as error:
         return [str(error)]
+
+
+def _superseded(record: Record, records: Sequence[Record]) -> bool:
+    """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
+    later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
+    what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
+    return any((r.algorithm, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
+
+
+def _family(conv: Conv2d) -> tuple[Any, ...]:
+    """What two layers must share for the tile of one to mean something to the other."""
+    return conv.kernel, conv.stride, conv.dilation, conv.layout, conv.dtype, conv.groups == 1
+
+
+def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
+    """How far apart two layers are, in factors of 2: first in sizes that shape the loops, then in batch and epilogue, which hardly do."""
+    ratios = a.in_channels / b.in_channels, a.out_channels / b.out_channels, a.height / b.height, a.width / b.width, a.groups / b.groups
+    shape = sum(map(abs, map(math.log2, ratios)))
+    if a.padding != b.padding:
+        shape += 0.25 * sum(x != y for x, y in zip(a.padding, b.padding, strict=True))
+    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation)
+    return shape, abs(math.log2(a.batch / b.batch)) + 0.25 * epilogue
+
+
+def _kinship(a: str, b: str) -> int:
+    """Leading words that two slugs share: they begin with vendor and model."""
+    return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
+
+
+def _ladder(conv: Conv2d, device: str, logs: Sequence[Log]) -> Iterator[tuple[str, list[Record]]]:
+    """Rungs and the records that stand on each, best first; a file is read only when its turn comes."""
+    for log in logs:
+        yield "exact", log.read(conv, device)
+    others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
+    for _, other, log in sorted(others, key=lambda row: row[:2]):
+        yield "compatible device", log.read(conv, other)
+    family = _family(conv)
+    layers = [(log, near) for log in logs for near in log.convs(device) if near != conv and _family(near) == family]
+    for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
+        yield "nearest layer", log.read(near, device)
+
+
+def find(
+    conv: Conv2d,
+    device: str,
+    *,
+    logs: Sequence[Log],
+    accepts: Accepts,
+    legal: Legal,
+    target: str = "cpu",
+    threads: int | None = None,
+) -> Found:
+    """The best record for a layer on a device, from the first of these rungs that has one; on each, the logs in their order.
+
+    1. "exact": this device, this layer; the fastest that `accepts` does not object to.
+    2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
+    3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
+       this one; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not this layer's.
+    4. "none".
+
+    Args:
+        conv, device: the layer and this machine's slug.
+        logs: the user's own first.
+        accepts: the reason why a record does not apply, or None (see `records.validate`). It sees the records of other devices
+            too, so it must not compare the device if rung 2 is to hold any.
+        legal: ``legal(conv, algorithm, tile)``, the problems of a tile with this layer on this machine.
+        target: only records of this kind of target count.
+        threads: only records with this many threads apply; None leaves that to `accepts`.
+    """
+    skipped: list[tuple[Record, str]] = []
+    for rung, records in _ladder(conv, device, logs):
+        best = math.inf
+        for record in fastest_first(record for record in records if record.target == target):
+            if _superseded(record, records):
+                continue
+            seconds = record.seconds or math.inf
+            reason = _thread_mismatch(record, threads) or accepts(record)
+            if not reason:
+                best = min(best, seconds)
+                if rung != "exact" and seconds > _NEAR_BEST * best:
+                    break
+                problems = [] if rung == "exact" else legal(conv, record.algorithm, record.tile)
+                if not problems:
+                    return Found(record, rung, skipped)
+                reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
+            skipped.append((record, reason))
+    return Found(None, "none", skipped)
+
+
+def _thread_mismatch(record: Record, threads: int | None) -> str | None:
+    if threads is None or record.threads == threads:
+        return None
+    return f"recorded with {record.threads} threads, here there are {threads}"
 
 
 def search(conv: Conv2d, machine: Machine, names: Sequence[str], logs: str | os.PathLike[str] | None) -> Found:

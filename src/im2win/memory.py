@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from im2win.problem import Conv2d
+from im2win.runtime import load, runtime_library
 
 _THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")
@@ -44,7 +45,8 @@ def peak_bytes(
 def peak_of_library(path: Path) -> int:
     """Peak resident bytes that tensors and calls of the exported op add to a process that has loaded it.
 
-    Input, packed filters, output, residual and everything the kernel allocates; stacks of the thread pool are in it too (about 0.2 MB).
+    Input, packed filters, output, residual and everything the kernel allocates. The thread pool, of which a process has one for all its
+    layers, runs before the first count.
 
     Raises:
         MeasureError: the process failed.
@@ -68,9 +70,14 @@ def _kilobytes(name: str) -> int:
     return peak // 1024 if sys.platform == "darwin" else peak
 
 
-def _measure(path: Path) -> int:
-    from im2win.runtime import load
+def _start_threads() -> None:
+    """Runs an empty parallel loop, so that the thread pool and its stacks are there."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    launch = runtime_library().TVMBackendParallelLaunch
+    launch(kind(lambda task, environment, data: 0), None, 0)
 
+
+def _measure(path: Path) -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_THP_DISABLE, 1, 0, 0, 0)  # a huge page would round a small tensor up to 2 MB
     op = load(path)
@@ -83,6 +90,7 @@ def _measure(path: Path) -> int:
         return array.astype(conv.dtype, copy=False)
 
     normal((1024,))  # what the generator itself needs is not the convolution's
+    _start_threads()
     before = _kilobytes("VmRSS")
     layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
     x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None

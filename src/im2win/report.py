@@ -7,10 +7,11 @@ A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from im2win import ladder_report, markdown
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
 
@@ -28,6 +29,12 @@ _COLOURS = {
     "torch_nhwc": "#D55E00",
     "onnxruntime": "#009E73",
     "tvm": "#CC79A7",
+}
+UNTUNED, MEMORY = "untuned ratio", "peak memory"
+# Columns that appear where a result has them.
+_OPTIONAL: dict[str, Callable[[Row], float | None]] = {
+    UNTUNED: lambda row: row.untuned_ratio,
+    MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
 _MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
@@ -62,16 +69,18 @@ def fill(text: str, results: Mapping[str, Result]) -> str:
         name = match["name"]
         if name != "summary" and name not in results:
             raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
-        body = summary_table(results) if name == "summary" else layer_table(results[name])
+        body = summary_table(results) if name == "summary" else _table(results[name])
         return f"{match[1]}{body}\n{match[3]}"
 
     return _MARKER.sub(replaced, text)
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A table whose first `words` columns are text and the others numbers."""
-    rule = ["---"] * words + ["---:"] * (len(columns) - words)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
+def _is_ladder(result: Result) -> bool:
+    return result.suite.startswith(ladder_report.SUITE)
+
+
+def _table(result: Result) -> str:
+    return (ladder_report.table if _is_ladder(result) else layer_table)(result)
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -89,16 +98,22 @@ def contenders(result: Result) -> list[str]:
 
 
 def layer_table(result: Result) -> str:
-    """One row a layer, the best peer's time in bold, the geometric mean last; under it where and with what it was measured."""
+    """One row a layer, the best peer's time in bold; then their sum and the geometric mean, and where and with what it was measured."""
     names = contenders(result)
-    untuned = any(row.untuned_ms is not None for row in result.layers)
+    optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
-    rows = [_cells(row, names) + ([_number(row.untuned_ratio, 2)] if untuned else []) for row in result.layers]
-    totals = summarise(result)
-    mean = ["geometric mean", *[""] * (len(columns) - 2), _number(totals["geomean_ratio"], 2)]
-    columns += ["untuned ratio"] if untuned else []
-    mean += [_number(totals["untuned_geomean_ratio"], 2)] if untuned else []
-    return f"{markdown(columns, [*rows, mean], words=2)}\n\n{caption(result)}"
+    rows = [_cells(row, names) + [_number(_OPTIONAL[title](row), 2) for title in optional] for row in result.layers]
+    facts = summarise(result)
+    totals = [_ms(facts["totals_ms"].get(name)) for name in names]
+    rows.append(["sum", "", _ms(facts["total_ms"]), "", "", *totals, _number(facts["total_ratio"], 2), *[""] * len(optional)])
+    means = {UNTUNED: facts["untuned_geomean_ratio"]}
+    blank = [""] * (3 + len(names))
+    rows.append(["geometric mean", "", *blank, _number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
+    return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+
+
+def _mean(value: float | None) -> str:
+    return "" if value is None else _number(value, 2)
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[str]:
@@ -112,13 +127,14 @@ def _cells(row: Row, names: Sequence[str]) -> list[str]:
 
 def caption(result: Result) -> str:
     """Where, when and with what a result was measured."""
-    ceilings = result.ceilings
+    ceilings, memory = result.ceilings, any(row.peak_bytes is not None for row in result.layers)
     peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in ("apache-tvm", "torch", "onnxruntime"))
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
     return (
         f"{result.suite}, {result.dtype}, {batch}; {result.brand}, {result.threads} threads (`{result.device}`); "
         f"measured ceilings {ceilings['fma_gflops']:.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
-        "Ratio: best peer's time over ours, above 1 we win."
+        "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
+        + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
     )
 
 
@@ -127,13 +143,15 @@ def summary_table(results: Mapping[str, Result]) -> str:
     columns = ["suite", "batch", "device", "layers", "ratio, mean", "ratio, least", "untuned, mean", "ratio of sums"]
     rows = []
     for result in results.values():
+        if _is_ladder(result):
+            continue
         facts = summarise(result)
         least = _number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
         untuned, sums = (_number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))
         batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
         mean = _number(facts["geomean_ratio"], 2)
         rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
-    return markdown(columns, rows)
+    return markdown.table(columns, rows)
 
 
 def plot(result: Result, path: Path) -> Path:
@@ -173,7 +191,9 @@ def plot(result: Result, path: Path) -> Path:
 
 def plot_all(folder: Path) -> list[Path]:
     """Draws a PNG beside every result under `folder`."""
-    return [plot(result, folder / f"{name}.png") for name, result in load_all(folder).items()]
+    return [
+        (ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png") for name, result in load_all(folder).items()
+    ]
 
 
 def _rate(row: Row, name: str) -> float:

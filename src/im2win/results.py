@@ -34,6 +34,7 @@ class Row:
     roofline_fraction: of the least time of the direct form on this machine (see `im2win.ceilings`), over ours.
     ratio: best peer's time / ours; above 1 we win.
     untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
+    peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.memory`), where it was asked for.
     """
 
     layer: str
@@ -51,6 +52,7 @@ class Row:
     ratio: float | None = None
     untuned_ms: float | None = None
     untuned_ratio: float | None = None
+    peak_bytes: int | None = None
     failed: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
@@ -124,7 +126,8 @@ def summarise(result: Result) -> dict[str, Any]:
 
     Returns:
         layers: rows; failed: rows without a ratio; geomean_ratio, min_ratio and min_layer over the others; untuned_geomean_ratio,
-        untuned_min_ratio; total_ms: ours, every layer times its count, and total_ratio: the sum of best peers' over ours.
+        untuned_min_ratio; total_ms: ours, every layer times its count, total_ratio: the sum of best peers' over ours, and totals_ms: the
+        same sum for every peer that was timed on all these layers.
         A mean of nothing is None.
     """
     rows = [row for row in result.layers if row.ratio is not None and row.ours_ms is not None]
@@ -132,6 +135,7 @@ def summarise(result: Result) -> dict[str, Any]:
     untuned = [row.untuned_ratio for row in result.layers if row.untuned_ratio is not None]
     ours = math.fsum(row.count * (row.ours_ms or 0.0) for row in rows)
     best = math.fsum(row.count * min(row.peers.values()) for row in rows)
+    names = [name for name in dict.fromkeys(name for row in rows for name in row.peers) if all(name in row.peers for row in rows)]
     return {
         "layers": len(result.layers),
         "failed": len(result.layers) - len(rows),
@@ -142,4 +146,5 @@ def summarise(result: Result) -> dict[str, Any]:
         "untuned_min_ratio": min(untuned, default=None),
         "total_ms": ours if rows else None,
         "total_ratio": best / ours if rows else None,
+        "totals_ms": {name: math.fsum(row.count * row.peers[name] for row in rows) for name in names},
     }

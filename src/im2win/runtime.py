@@ -19,7 +19,7 @@ import tvm_ffi
 
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d, ConvError
-from im2win.tensors import ArgumentError, aligned, as_numpy, empty_like, view
+from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 
 SCHEMA = 1
 SYMBOL = "conv2d"
@@ -34,7 +34,7 @@ class ArtefactError(ValueError):
 
 
 @functools.cache
-def _runtime_library() -> ctypes.CDLL:
+def runtime_library() -> ctypes.CDLL:
     """Loads TVM's runtime (not its compiler) and lets kernels use every CPU that this process may use."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or not spec.origin:
@@ -109,7 +109,7 @@ def load_kernel(library: Path) -> Any:
     The dynamic linker takes two files of one path for the same library, even where the file was replaced in between; so each load goes
     through a link with a name of its own.
     """
-    _runtime_library()
+    runtime_library()
     with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
         link = Path(folder) / "conv.so"
         link.symlink_to(library.resolve())
@@ -209,6 +209,9 @@ class Layer:
             packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))
         self._packed = [tvm_ffi.from_dlpack(array) for array in packed]
         self._kernel = op._kernel
+        self._data = Port("x", conv.input_shape, conv.dtype)
+        self._residual = Port("residual", conv.output_shape, conv.dtype) if conv.residual else None
+        self._out = Port("out", conv.output_shape, conv.dtype, writable=True)
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, into `out` if given.
@@ -221,31 +224,20 @@ class Layer:
         Raises:
             ArgumentError: a tensor that does not fit.
         """
-        conv = self.op.conv
-        data = view("x", x, conv.input_shape, conv.dtype)
-        arguments = [data, *self._packed]
-        if (residual is not None) != conv.residual:
-            raise ArgumentError(f"`residual` must be {'given' if conv.residual else 'left out'}: the problem is {conv}.")
-        if residual is not None:
-            arguments.append(view("residual", residual, conv.output_shape, conv.dtype))
-        result = empty_like(x, conv.output_shape) if out is None else out
-        output = view("out", result, conv.output_shape, conv.dtype, writable=True)
-        if out is not None and any(_overlap(output, tensor) for tensor in arguments):
+        data = self._data(x)
+        if (residual is None) == (self._residual is not None):
+            raise ArgumentError(f"`residual` must be {'left out' if self._residual is None else 'given'}: the problem is {self.op.conv}.")
+        added = () if self._residual is None else (self._residual(residual),)
+        result = empty_like(x, self._out.shape) if out is None else out
+        output = self._out(result)
+        if out is not None and (self._overlaps(output, data, self._data) or (added and self._overlaps(output, *added, self._residual))):
             raise ArgumentError("`out` must not overlap x or residual.")
-        self._kernel(*arguments, output)
+        self._kernel(data, *self._packed, *added, output)
         return result
 
-
-def _overlap(a: Any, b: Any) -> bool:
-    def span(tensor: Any) -> tuple[int, int]:
-        start = int(tensor.data_ptr())
-        size = 4
-        for extent in tensor.shape:
-            size *= extent
-        return start, start + size
-
-    (a0, a1), (b0, b1) = span(a), span(b)
-    return a0 < b1 and b0 < a1
+    def _overlaps(self, output: Any, tensor: Any, port: Any) -> bool:
+        start, first = output.data_ptr(), tensor.data_ptr()
+        return bool(start < first + port.nbytes and first < start + self._out.nbytes)
 
 
 def load(path: str | os.PathLike[str]) -> Op:

@@ -32,6 +32,7 @@ def ablation(
     for line in skipped:
         console.print(f"skipped: {escape(line)}", soft_wrap=True)
     from im2win import ablation as ladder
+    from im2win.ladder_report import plot as draw
 
     def report(done: int, total: int, row: Row) -> None:
         console.print(tables.table(f"{done}/{total} {escape(row.layer)}  {row.conv}", COLUMNS, _rows(row, wanted), left=3))
@@ -45,7 +46,7 @@ def ablation(
     if json is not None:
         console.print(f"Written to {result.save(json)}.", soft_wrap=True)
     if plot is not None:
-        console.print(f"Drawn to {ladder.plot(result, plot)}.", soft_wrap=True)
+        console.print(f"Drawn to {draw(result, plot)}.", soft_wrap=True)
 
 
 def _wanted(names: str | None) -> dict[str, Rung]:
@@ -64,7 +65,7 @@ COLUMNS = ("rung", "what changes", "source", "ms", "samples", "GFLOPS", "gain", 
 
 def _rows(row: Row, rungs: dict[str, Rung]) -> list[list[str]]:
     """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
-    from im2win.ablation import rates
+    from im2win.ladder_report import rates
 
     failed = {**row.peers_failed, **({next(reversed(rungs)): row.failed} if row.failed else {})}
     speeds = rates(row)

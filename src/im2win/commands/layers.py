@@ -51,10 +51,10 @@ def _allocated(conv: Any, name: str) -> str:
 
     if ALGORITHMS[name].supports(conv):
         return "unsupported"
-    from im2win.builder import extra_bytes
+    from im2win.codegen import compile_module, lower
     from im2win.machine import Machine
     from im2win.ranking import default_tile
 
     machine = Machine.host()
     chosen, tile = default_tile(conv, name, machine)
-    return tables.bytes_text(extra_bytes(conv, ALGORITHMS[chosen], tile, machine))
+    return tables.bytes_text(compile_module(lower(conv, ALGORITHMS[chosen], tile, machine), machine).allocated)

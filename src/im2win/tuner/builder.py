@@ -22,19 +22,29 @@ class BuildJob:
     path: Path
 
 
-def build(job: BuildJob) -> tuple[str, str]:
-    """("ok", "") or (outcome, why not); what the compiler raises is an outcome like any other."""
+@dataclass(frozen=True)
+class Built:
+    """How a job ended: outcome and why it is not "ok", or the bytes that the kernel allocates in a call."""
+
+    outcome: str
+    message: str = ""
+    allocated: int | None = None
+
+
+def build(job: BuildJob) -> Built:
+    """Compiles; what the compiler raises is an outcome like any other."""
     from im2win.algorithms import algorithm
-    from im2win.codegen import TileError, compile_library, lower
+    from im2win.codegen import TileError, compile_module, lower
 
     try:
-        compile_library(lower(job.conv, algorithm(job.algorithm), job.tile, job.machine), job.machine, job.path)
+        compiled = compile_module(lower(job.conv, algorithm(job.algorithm), job.tile, job.machine), job.machine)
+        compiled.export(job.path)
     except TileError as error:
-        return "illegal", str(error)
+        return Built("illegal", str(error))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        return "build_error", lines[-1][:500]
-    return "ok", ""
+        return Built("build_error", lines[-1][:500])
+    return Built("ok", allocated=compiled.allocated)
 
 
 def main(job_fd: int, result_fd: int) -> None:

@@ -15,7 +15,7 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
-from im2win.builder import check_target, extra_bytes
+from im2win.builder import check_target
 from im2win.fingerprint import fingerprint
 from im2win.logs import Log
 from im2win.lookup import stale
@@ -25,7 +25,7 @@ from im2win.ranking import ranked_tiles
 from im2win.records import Record, utc_now
 from im2win.reference import tolerance
 from im2win.schedules.tile import Tile
-from im2win.tuner.builder import BuildJob
+from im2win.tuner.builder import BuildJob, Built
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
 from im2win.tuner.runner import Candidate, Outcome, RunJob
 from im2win.tuner.search import BATCH, Search
@@ -116,14 +116,13 @@ class Session:
             return []
         return self.search.propose(self.tried, min(BATCH, left))
 
-    def record(self, choice: Choice, outcome: Outcome, *, again: bool = False) -> Record:
+    def record(self, choice: Choice, outcome: Outcome, extra_bytes: int | None, *, again: bool = False) -> Record:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
-        row = ALGORITHMS[choice.algorithm]
         ok = outcome.outcome == "ok"
         record = Record(
             conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
             samples_s=tuple(outcome.samples_s), error=outcome.error, tolerance=tolerance(self.conv),
-            extra_bytes=extra_bytes(self.conv, row, choice.tile, self.machine), device=self.machine.name, threads=self.machine.threads,
+            extra_bytes=extra_bytes, device=self.machine.name, threads=self.machine.threads,
             target="cpu", tvm=tvm.__version__, im2win=__version__, fingerprint=fingerprint(choice.algorithm), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
@@ -155,6 +154,7 @@ class Measurement:
         self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(session.machine.threads)]
         self.runner = Worker("im2win.tuner.runner", {"TVM_NUM_THREADS": str(session.machine.threads)})
         self.libraries: dict[Any, Path] = {}
+        self.allocated: dict[Any, int | None] = {}
         self._serial = 0
 
     def close(self) -> None:
@@ -175,11 +175,12 @@ class Measurement:
                 worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.machine, path))
             for worker, choice in jobs:
                 try:
-                    kind, message = worker.result(BUILD_S)
+                    built: Built = worker.result(BUILD_S)
                 except WorkerError as error:
-                    kind, message = ("timeout" if error.kind == "timeout" else "build_error"), f"building: {error}"
-                if kind != "ok":
-                    failed[choice.key] = Outcome(kind, message)
+                    built = Built("timeout" if error.kind == "timeout" else "build_error", f"building: {error}")
+                self.allocated[choice.key] = built.allocated
+                if built.outcome != "ok":
+                    failed[choice.key] = Outcome(built.outcome, built.message)
         return failed
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
@@ -207,7 +208,7 @@ def _finals(session: Session, measurement: Measurement) -> None:
     failed = measurement.build(unbuilt) if unbuilt else {}
     finalists = [choice for choice in finalists if choice.key not in failed]
     for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
-        session.record(choice, outcome, again=True)
+        session.record(choice, outcome, measurement.allocated[choice.key], again=True)
 
 
 def tune(
@@ -261,7 +262,7 @@ def tune(
                 outcome = failed.get(choice.key) or measurement.run(
                     [choice], give_up_s=HOPELESS * session.best[1] if session.best else math.inf
                 )[0]
-                session.record(choice, outcome)
+                session.record(choice, outcome, measurement.allocated[choice.key])
                 if progress:
                     progress(session.progress(choice.algorithm))
         _finals(session, measurement)

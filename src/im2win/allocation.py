@@ -1,0 +1,60 @@
+"""What a kernel allocates while it runs: the buffers in its code, watched as TVM compiles it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir.instrument import pass_instrument
+
+_SHARED = "tirx.StorageRewrite"  # after this pass, buffers that are never alive together share memory
+
+
+@pass_instrument
+class Allocations:
+    """A pass instrument that notes what one call of a kernel allocates beside its arguments.
+
+    bytes: the most alive at once, one copy a thread of what a parallel loop allocates. Register tiles (scope "local") do not count.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.bytes = 0
+
+    def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
+        if info.name == _SHARED:
+            self.bytes = max(peak_bytes(function.body, self.threads) for function in module.functions.values())
+
+
+def peak_bytes(stmt: Any, threads: int) -> int:
+    """Most bytes of buffers alive at once under a statement.
+
+    A buffer lives to the end of the sequence that allocates it; what follows one another (a loop cut in two) does not add up.
+    """
+    inside = max((peak_bytes(child, threads) for child in children(stmt)), default=0)
+    if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+        return min(threads, int(stmt.extent)) * inside
+    return inside + sum(map(buffer_bytes, children(stmt)))
+
+
+def children(stmt: Any) -> list[Any]:
+    """The statements that a statement of lowered code holds."""
+    if isinstance(stmt, tirx.For | tirx.AttrStmt):
+        return [stmt.body]
+    if isinstance(stmt, tirx.SeqStmt):
+        return list(stmt.seq)
+    if isinstance(stmt, tirx.IfThenElse):
+        return [stmt.then_case] if stmt.else_case is None else [stmt.then_case, stmt.else_case]
+    leaves = (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind, tirx.DeclBuffer, tirx.Evaluate, tirx.AssertStmt)
+    assert isinstance(stmt, leaves), f"a statement that may hold buffers: {type(stmt)}"
+    return []
+
+
+def buffer_bytes(stmt: Any) -> int:
+    """Bytes that one statement allocates."""
+    if not isinstance(stmt, tirx.AllocBuffer) or stmt.buffer.scope() == "local":
+        return 0
+    dtype = tvm.DataType(stmt.buffer.dtype)
+    return math.prod(int(extent) for extent in stmt.buffer.shape) * dtype.bits * dtype.lanes // 8
