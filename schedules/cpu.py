@@ -80,7 +80,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
 
 
 def _holds_back(conv: Conv2d, tile: Tile, plan: Plan) -> bool:
-    """Whether a strip of outputs is held in [window][channel] form: where a register tile's vectors of channels cannot leave as they are."""
+    """Whether a strip of outputs is held in [window][channel] form: where vectors of channels cannot leave as they are."""
     leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.strip > 1)
     return tile.axis == "channels" and not leaves
 

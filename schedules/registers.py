@@ -1,8 +1,8 @@
 """Sums in registers: makes the tiles of scope "local" stack variables, which LLVM turns into registers one loop at a time.
 
-TVM takes the memory of a buffer of 1024 bytes or more from its pool. LLVM then keeps such a tile in registers, too, but has to bring the
-values home: it writes them back where the outermost loop ends, so the sums of the last whole tile stay in registers, dead, while the smaller
-tile of the rest runs out of them and spills.
+TVM takes the memory of a buffer of 1024 bytes or more from its pool. LLVM keeps such a tile in registers, too, but then has to bring the
+values home: it writes them back where the outermost loop ends, so the sums of the last whole tile stay in registers, of no use to anyone,
+while the smaller tile of the rest runs out of them and spills.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _mark(stmt: object) -> object:
     return stmt
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="im2win.RegisterTiles")
+@tirx.transform.prim_func_pass(opt_level=0, name="im2win.RegisterTiles")  # type: ignore[untyped-decorator]
 def register_tiles(function: tirx.PrimFunc, module: tvm.IRModule, context: tvm.transform.PassContext) -> tirx.PrimFunc:
     """Marks every register tile of a lowered kernel as a stack variable."""
     return function.with_body(_mark(function.body))

@@ -35,7 +35,7 @@ def peak_bytes(stmt: Any, threads: int) -> int:
     """
     inside = max((peak_bytes(child, threads) for child in children(stmt)), default=0)
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
-        return min(threads, int(stmt.extent)) * inside
+        return int(min(threads, int(stmt.extent))) * inside
     return inside + sum(map(buffer_bytes, children(stmt)))
 
 
@@ -57,4 +57,4 @@ def buffer_bytes(stmt: Any) -> int:
     if not isinstance(stmt, tirx.AllocBuffer) or stmt.buffer.scope() == "local":
         return 0
     dtype = tvm.DataType(stmt.buffer.dtype)
-    return math.prod(int(extent) for extent in stmt.buffer.shape) * dtype.bits * dtype.lanes // 8
+    return int(math.prod(int(extent) for extent in stmt.buffer.shape) * dtype.bits * dtype.lanes // 8)
