@@ -125,7 +125,7 @@ CASES = [
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("conv", [REGIMES[key] for key in CASES], ids=str)
 def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> None:
-    """A stored transform is exactly the formula's; a strip has its rows, or its windows up to whole tiles; the rest are outputs held back."""
+    """A stored transform is exactly the formula's; a strip has its rows, or windows up to whole tiles; the rest are outputs held back."""
     row = ALGORITHMS[name]
     plan = row.plan(conv)
     for tile in sampled_tiles(conv, name, 2):

@@ -54,7 +54,7 @@ def test_layer_table() -> None:
     assert lines[2] == "| conv1 | im2win | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
     assert lines[3] == "| conv2 | direct (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
     assert lines[4].startswith("| conv3 |  | failed | ") and "**0.123**" in lines[4]
-    assert lines[5] == "| sum |  | 7.000 |  |  | – | 8.000 | 1.14 |  |"
+    assert lines[5] == "| sum |  | 7.000 |  |  | – | 8.000 | 1.14 |  |"  # noqa: RUF001
     assert lines[6].split("|")[1].strip() == "geometric mean" and lines[6].endswith("| 1.00 | 0.89 |")
     assert len({line.count("|") for line in lines[:7]}) == 1
     assert "A CPU, 2 threads" in lines[-1] and "torch 2.0" in lines[-1] and "2026-01-02" in lines[-1]
@@ -66,6 +66,13 @@ def test_fill_replaces_only_between_markers_and_settles() -> None:
     assert filled.startswith("a\n<!-- table:cpu-2t/demo -->\n| layer") and "old" not in filled and filled.endswith("<!-- /table -->\nc\n")
     assert "| demo float32 | 1 | cpu-2t | 3 | 1.00 | 0.50 (conv2) | 0.89 | 1.14 |" in filled
     assert report.fill(filled, {"cpu-2t/demo": result()}) == filled
+
+
+def test_search_table() -> None:
+    row = {"conv": "n1-c1x1x1-k1x1x1", "short_trials": 64, "long_trials": 500, "short_ms": 2.0, "long_ms": 1.9, "short_session_s": 21.4,
+           "short_over_long_speed": 0.95}  # fmt: skip
+    filled = report.fill("<!-- table:search -->\n<!-- /table -->", {}, [{"device": "cpu-2t", "layers": [row]}])
+    assert "| n1-c1x1x1-k1x1x1 | cpu-2t | 64 | 2.000 | 21 | 500 | 1.900 | 95 % |" in filled
 
 
 def test_unknown_marker() -> None:
@@ -114,7 +121,7 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/ladder.md"])
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/ladder.md", "docs/performance.md"])
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert report.fill(text, report.load_all(RESULTS)) == text, f"{name} is stale: refresh its tables"
+    assert report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS)) == text, f"{name} is stale: refresh its tables"

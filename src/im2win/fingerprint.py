@@ -1,11 +1,16 @@
-"""A short hash of the code that turns a tile into a kernel: a record made with other code no longer applies."""
+"""A short hash of the code that turns a tile into a kernel: a record made with other code no longer applies.
+
+What counts is what Python executes: comments, docstrings and layout do not.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
 from types import ModuleType
+from typing import Any
 
 from im2win import codegen, packing
 from im2win.algorithms import ALGORITHMS
@@ -21,12 +26,34 @@ def _definition(module: ModuleType) -> list[ModuleType]:
     return [module, *used]
 
 
+def _has_docstring(body: Any) -> bool:
+    first = body[0] if isinstance(body, list) and body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+def _plain(node: Any) -> str:
+    """A syntax tree as text, the same for every version of Python that can run it: fields that are empty or say only where, left out."""
+    if isinstance(node, ast.AST):
+        fields = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in ("ctx", "kind", "type_comment")}
+        if _has_docstring(fields.get("body")):
+            fields["body"] = fields["body"][1:]
+        return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields.items() if value not in (None, []))})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_plain, node))}]"
+    return repr(node)
+
+
+def code_hash(sources: dict[str, str]) -> str:
+    """Twelve hexadecimal digits of what these sources, by module name, execute."""
+    digest = hashlib.sha256()
+    for name, source in sorted(sources.items()):
+        digest.update(f"{name}:{_plain(ast.parse(source))}".encode())
+    return digest.hexdigest()[:12]
+
+
 @functools.cache
 def fingerprint(algorithm: str) -> str:
-    """Twelve hexadecimal digits that change when the source behind this algorithm's CPU kernels does."""
+    """Twelve hexadecimal digits that change when the code behind this algorithm's CPU kernels does."""
     definition = inspect.getmodule(ALGORITHMS[algorithm].define)
     assert definition is not None
-    digest = hashlib.sha256()
-    for module in sorted({*_PIPELINE, *_definition(definition)}, key=lambda m: m.__name__):
-        digest.update(module.__name__.encode() + inspect.getsource(module).encode())
-    return digest.hexdigest()[:12]
+    return code_hash({module.__name__: inspect.getsource(module) for module in (*_PIPELINE, *_definition(definition))})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import shutil
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .problem import Conv2d
-from .records import Record, RecordError, TileValue, is_device, parse_key
+from .records import Record, RecordError, is_device, parse_key
 
 Accepts = Callable[[Record], str | None]
 

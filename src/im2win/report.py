@@ -1,11 +1,13 @@
 """From committed results to what people read: README tables between markers, and plots.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
-(``device/papers12-float32-b8``), or ``summary`` for one row a result.
+(``device/papers12-float32-b8``), ``summary`` for one row a result, or ``search`` for what benchmarks/search_quality.py found, whose files
+lie in the folder `studies` beside the results.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,20 +58,25 @@ def refresh(readme: Path, folder: Path) -> bool:
         ResultError: a file under `folder` is not a result.
     """
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, load_all(folder))
+    filled = fill(text, load_all(folder), load_studies(folder))
     if filled != text:
         readme.write_text(filled, encoding="utf-8")
     return filled != text
 
 
-def fill(text: str, results: Mapping[str, Result]) -> str:
+def load_studies(folder: Path) -> list[dict[str, Any]]:
+    """What benchmarks/search_quality.py wrote beside the results in `folder`, sorted by device."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.parent.glob("studies/*/search-quality.json"))]
+
+
+def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:
     """`text` with each marked table replaced by the one its result gives."""
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
-        if name != "summary" and name not in results:
+        if name not in ("summary", "search") and name not in results:
             raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
-        body = summary_table(results) if name == "summary" else _table(results[name])
+        body = summary_table(results) if name == "summary" else search_table(studies) if name == "search" else _table(results[name])
         return f"{match[1]}{body}\n{match[3]}"
 
     return _MARKER.sub(replaced, text)
@@ -152,6 +159,19 @@ def summary_table(results: Mapping[str, Result]) -> str:
         mean = _number(facts["geomean_ratio"], 2)
         rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
     return markdown.table(columns, rows)
+
+
+def search_table(studies: Sequence[Mapping[str, Any]]) -> str:
+    """One row a layer that was searched briefly and thoroughly: the speed of the brief search's kernel over the thorough one's."""
+    columns = ["layer", "device", "trials", "ms", "seconds", "trials", "ms", "speed reached"]
+    rows = [
+        [
+            row["conv"], study["device"], str(row["short_trials"]), _ms(row["short_ms"]), _number(row["short_session_s"], 0),
+            str(row["long_trials"]), _ms(row["long_ms"]), f"{100 * row['short_over_long_speed']:.0f} %",
+        ]
+        for study in studies for row in study["layers"]
+    ]  # fmt: skip
+    return markdown.table(columns, rows, words=2)
 
 
 def plot(result: Result, path: Path) -> Path:

@@ -51,7 +51,7 @@ def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable:
 
 
 class Port:
-    """An argument of a kernel, checked in well under a microsecond where it is what it should be; `view` finds the words where it is not."""
+    """An argument of a kernel: checked in well under a microsecond where it is right; where it is not, `view` finds the words."""
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, *, writable: bool = False) -> None:
         self.name, self.shape, self.dtype, self.writable = name, shape, dtype, writable

@@ -1,0 +1,64 @@
+"""Fingerprints: what a kernel is made of changes them, how it is written down does not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from im2win.algorithms import ALGORITHMS
+from im2win.fingerprint import code_hash, fingerprint
+
+CODE = '''
+"""A module."""
+SIZE: int = 4
+
+def area(width, *, height=1.5):
+    """Of a rectangle."""
+    total = [w for w in (width,) if w is not None]
+    return f"{total[0] * height:.1f}"
+'''
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        CODE.replace("A module.", "Another text, longer."),
+        CODE.replace('"""Of a rectangle."""', "# no docstring"),
+        CODE.replace("height=1.5", "height = 1.50"),
+        CODE.replace('f"{total[0] * height:.1f}"', "(\n        f'{(total[0] * height):.1f}'\n    )"),
+    ],
+)
+def test_wording_and_layout_do_not_count(same: str) -> None:
+    assert same != CODE and code_hash({"m": same}) == code_hash({"m": CODE})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        CODE.replace("= 4", "= 5"),
+        CODE.replace("1.5", "None"),
+        CODE.replace("* height", "+ height"),
+        CODE.replace("is not None", "is None"),
+        CODE.replace("(width,)", "[width]"),
+        CODE.replace(":.1f", ":.2f"),
+        CODE.replace("return", "yield"),
+    ],
+)
+def test_everything_that_runs_counts(other: str) -> None:
+    assert other != CODE and code_hash({"m": other}) != code_hash({"m": CODE})
+
+
+def test_modules_count_by_name_in_any_order() -> None:
+    assert code_hash({"a": "x = 1", "b": "x = 2"}) == code_hash({"b": "x = 2", "a": "x = 1"})
+    assert code_hash({"a": "x = 1", "b": "x = 2"}) != code_hash({"a": "x = 2", "b": "x = 1"})
+
+
+def test_the_same_on_every_python() -> None:
+    """Records made with one version of Python apply with another."""
+    assert code_hash({"m": CODE}) == "4ec4d7fe096f"
+
+
+def test_every_algorithm_has_one() -> None:
+    assert all(re.fullmatch(r"[0-9a-f]{12}", fingerprint(name)) for name in ALGORITHMS)
+    assert fingerprint("im2win") == fingerprint("im2win_fused") != fingerprint("mec")
