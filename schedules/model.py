@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from im2win.machine import FMA_LATENCY, FMA_UNITS, Machine
+from im2win.objective import cost
 from im2win.problem import Conv2d
 from im2win.schedules.tile import Tile
 
@@ -25,7 +26,9 @@ STAGED = {"strip": 0.5, "root": 1.8}  # cycles an element that is transformed co
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles of one core by cause; `total` is what the slowest thread spends."""
+    """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.objective`)."""
+
+    conv: Conv2d
 
     product: float
     write_back: float
@@ -34,6 +37,12 @@ class Estimate:
     memory: float
     imbalance: float
     threads: int
+    held: float
+
+    @property
+    def cost(self) -> float:
+        """`total`, with the price of the memory held."""
+        return cost(self.conv, self.total, self.held)
 
     @property
     def total(self) -> float:
@@ -110,7 +119,10 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
 
     steps = passes * strips
+    outputs = tile.strip * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
+    private = conv.itemsize * min(machine.threads, steps) * (outputs + (staged if where == "strip" else 0))
     return Estimate(
+        conv=conv,
         product=strips * blocks * sweep,
         write_back=_write_back(conv, tile),
         stage=STAGED.get(where, 0.0) * staged * (steps if where == "strip" else 1),
@@ -118,6 +130,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         memory=0.3 * 4 * moved / L3_BYTES,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
         threads=machine.threads,
+        held=private + (conv.itemsize * staged if where == "root" else 0),
     )
 
 

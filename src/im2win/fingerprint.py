@@ -20,6 +20,9 @@ from im2win.schedules import cpu, registers, tails, tile, turn
 _PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
 
 
+_NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
+
+
 def _definition(module: ModuleType) -> list[ModuleType]:
     """A definition's module and the modules of compute/ that it uses."""
     used = [value for value in vars(module).values() if inspect.ismodule(value) and value.__name__.startswith("im2win.compute.")]
@@ -34,7 +37,7 @@ def _has_docstring(body: Any) -> bool:
 def _plain(node: Any) -> str:
     """A syntax tree as text, the same for every version of Python that can run it: fields that are empty or say only where, left out."""
     if isinstance(node, ast.AST):
-        fields = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in ("ctx", "kind", "type_comment")}
+        fields: dict[str, Any] = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in _NOT_RUN}
         if _has_docstring(fields.get("body")):
             fields["body"] = fields["body"][1:]
         return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields.items() if value not in (None, []))})"

@@ -152,15 +152,16 @@ def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
     return _File(stamp, tuple(records), tuple(problems))
 
 
-def fastest_first(records: Iterable[Record]) -> list[Record]:
-    return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.seconds, r.date))
+def best_first(records: Iterable[Record]) -> list[Record]:
+    """The records with times, by time and memory (`Record.cost`)."""
+    return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.cost, r.date))
 
 
 def _best(records: Sequence[Record], keep: int) -> list[Record]:
-    """The `keep` fastest of each set of rivals, in the order they came."""
+    """The `keep` best of each set of rivals, in the order they came."""
     places: Counter[tuple[Any, ...]] = Counter()
     best = set()
-    for record in fastest_first(records):
+    for record in best_first(records):
         rivals = (record.algorithm, record.target, record.threads, record.tvm, record.fingerprint)
         places[rivals] += 1
         if places[rivals] <= keep:
@@ -284,7 +285,7 @@ class Log:
             lock.release()
 
     def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
-        """Keeps the `keep` fastest ok records of each algorithm for every layer and device; drops all others and broken lines.
+        """Keeps the `keep` best ok records (`Record.cost`) of each algorithm for every layer and device; drops all others and broken lines.
 
         Only records of the same target, threads, TVM and fingerprint compete. A file with nothing left is removed.
 

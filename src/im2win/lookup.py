@@ -14,7 +14,7 @@ import tvm
 
 from im2win.algorithms import ALGORITHMS
 from im2win.fingerprint import fingerprint
-from im2win.logs import Accepts, Log, fastest_first
+from im2win.logs import Accepts, Log, best_first
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.records import Record, TileValue
@@ -24,8 +24,6 @@ from im2win.schedules.tile import Tile
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 
 PACKAGED = Path(__file__).parent / "tuning_logs"
-
-
 _NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
 
 
@@ -137,7 +135,7 @@ def find(
 ) -> Found:
     """The best record for a layer on a device, from the first of these rungs that has one; on each, the logs in their order.
 
-    1. "exact": this device, this layer; the fastest that `accepts` does not object to.
+    1. "exact": this device, this layer; the best (`Record.cost`) that `accepts` does not object to.
     2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
     3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
        this one; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not this layer's.
@@ -155,14 +153,13 @@ def find(
     skipped: list[tuple[Record, str]] = []
     for rung, records in _ladder(conv, device, logs):
         best = math.inf
-        for record in fastest_first(record for record in records if record.target == target):
+        for record in best_first(record for record in records if record.target == target):
             if _superseded(record, records):
                 continue
-            seconds = record.seconds or math.inf
             reason = _thread_mismatch(record, threads) or accepts(record)
             if not reason:
-                best = min(best, seconds)
-                if rung != "exact" and seconds > _NEAR_BEST * best:
+                best = min(best, record.cost)
+                if rung != "exact" and record.cost > _NEAR_BEST * best:
                     break
                 problems = [] if rung == "exact" else legal(conv, record.algorithm, record.tile)
                 if not problems:

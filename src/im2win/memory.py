@@ -46,7 +46,7 @@ def peak_of_library(path: Path) -> int:
     """Peak resident bytes that tensors and calls of the exported op add to a process that has loaded it.
 
     Input, packed filters, output, residual and everything the kernel allocates. The thread pool, of which a process has one for all its
-    layers, runs before the first count.
+    layers, runs before the first count; pages of code are not counted.
 
     Raises:
         MeasureError: the process failed.
@@ -70,6 +70,11 @@ def _kilobytes(name: str) -> int:
     return peak // 1024 if sys.platform == "darwin" else peak
 
 
+def _code_kilobytes() -> int:
+    """Resident pages of files, of libraries above all; 0 where the system does not tell."""
+    return _kilobytes("RssFile") if _STATUS.exists() else 0
+
+
 def _start_threads() -> None:
     """Runs an empty parallel loop, so that the thread pool and its stacks are there."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -91,7 +96,7 @@ def _measure(path: Path) -> int:
 
     normal((1024,))  # what the generator itself needs is not the convolution's
     _start_threads()
-    before = _kilobytes("VmRSS")
+    before, code = _kilobytes("VmRSS"), _code_kilobytes()
     layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
     x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None
     y = np.full(conv.output_shape, np.nan, conv.dtype)
@@ -99,7 +104,7 @@ def _measure(path: Path) -> int:
         _RESET.write_text("5")  # forgets the peak of packing: from here on it is that of running
     for _ in range(3):
         layer(x, residual=residual, out=y)
-    return (_kilobytes("VmHWM") - before) * 1024
+    return (_kilobytes("VmHWM") - before - (_code_kilobytes() - code)) * 1024
 
 
 if __name__ == "__main__":

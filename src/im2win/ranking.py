@@ -18,9 +18,9 @@ def estimate_for(conv: Conv2d, row: Algorithm, tile: Tile, machine: Machine) -> 
 
 
 def ranked_tiles(conv: Conv2d, row: Algorithm, machine: Machine) -> list[tuple[float, Tile]]:
-    """An algorithm's space for a problem with the model's estimates (cycles), best first; ties keep the space's order."""
+    """An algorithm's space for a problem with the model's estimates (`Estimate.cost`), best first; ties keep the space's order."""
     tiles = space(conv, machine, matrix=row.plan(conv).matrix)
-    return sorted(((estimate_for(conv, row, tile, machine).total, tile) for tile in tiles), key=lambda pair: pair[0])
+    return sorted(((estimate_for(conv, row, tile, machine).cost, tile) for tile in tiles), key=lambda pair: pair[0])
 
 
 def default_tile(conv: Conv2d, algorithm: str = "auto", machine: Machine | None = None) -> tuple[str, Tile]:

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Any
 
+from .objective import cost
 from .problem import Conv2d
 
 SCHEMA = 1
@@ -206,6 +207,11 @@ class Record:
     def seconds(self) -> float | None:
         """Median of the samples in seconds; None if not ok."""
         return statistics.median(self.samples_s) if self.samples_s else None
+
+    @cached_property
+    def cost(self) -> float:
+        """What candidates are chosen by, in seconds: time and memory (`im2win.objective`); infinite if not ok."""
+        return math.inf if self.seconds is None else cost(self.conv2d, self.seconds, self.extra_bytes or 0)
 
     @property
     def gflops(self) -> float | None:

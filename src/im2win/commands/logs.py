@@ -44,7 +44,7 @@ def _rows(log: Log, device: str | None) -> Iterator[list[object]]:
         for conv in log.convs(name):
             records = log.read(conv, name)
             timed = [record for record in records if record.seconds is not None]
-            best = min(timed, key=lambda record: record.seconds or 0.0, default=None)
+            best = min(timed, key=lambda record: record.cost, default=None)
             head, failed = [name, conv], len(records) - len(timed)
             if best is None:
                 yield [*head, None, len(records), failed, None, None, None]

@@ -102,4 +102,4 @@ def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], machine: Mac
 def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, machine: Machine) -> Choice:
     """A candidate with its estimate."""
     choice = Choice(algorithm, tile, 0.0)
-    return dataclasses.replace(choice, cycles=estimate_for(conv, ALGORITHMS[algorithm], tile, machine).total)
+    return dataclasses.replace(choice, cycles=estimate_for(conv, ALGORITHMS[algorithm], tile, machine).cost)

@@ -69,7 +69,8 @@ class Session:
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {machine.name}.")
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
         self.search = Search(conv, machine, ranked, seed, CostModel(training_data(list(self._other_layers()), machine)))
-        self.tried: list[tuple[Choice, float]] = []
+        self.tried: list[tuple[Choice, float]] = []  # with `Record.cost`
+        self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
         self.started = time.monotonic()
         self._resume(names)
@@ -84,7 +85,7 @@ class Session:
                 continue
             for record in self.log.read(conv, self.machine.name):
                 if record.seconds is not None and self._applies(record):
-                    yield conv, with_cycles(conv, record.algorithm, Tile.from_dict(record.tile), self.machine), record.seconds
+                    yield conv, with_cycles(conv, record.algorithm, Tile.from_dict(record.tile), self.machine), record.cost
 
     def _resume(self, names: list[str]) -> None:
         """Takes over the trials that the log already holds; the last record of a candidate counts."""
@@ -92,13 +93,14 @@ class Session:
         for record in self.log.read(self.conv, self.machine.name):
             if self._applies(record) and record.algorithm in names:
                 choice = with_cycles(self.conv, record.algorithm, Tile.from_dict(record.tile), self.machine)
-                known[choice.key] = (choice, record.seconds or math.inf)
+                known[choice.key] = (choice, record.cost)
+                self.seconds[choice.key] = record.seconds
         self.tried = list(known.values())
 
     @property
     def best(self) -> tuple[Choice, float] | None:
-        """The fastest right candidate so far."""
-        good = [(choice, seconds) for choice, seconds in self.tried if math.isfinite(seconds)]
+        """The best right candidate so far, and its cost."""
+        good = [(choice, cost) for choice, cost in self.tried if math.isfinite(cost)]
         return min(good, key=lambda item: item[1], default=None)
 
     @property
@@ -106,8 +108,8 @@ class Session:
         """Whether the last `patience` trials of this session gained less than 1 %."""
         if self.patience is None or len(self.tried) < self.resumed + self.patience or len(self.tried) < self.patience + BATCH:
             return False
-        times = [seconds for _, seconds in self.tried]
-        return min(times[-self.patience :]) > 0.99 * min(times[: -self.patience])
+        costs = [cost for _, cost in self.tried]
+        return min(costs[-self.patience :]) > 0.99 * min(costs[: -self.patience])
 
     def next_batch(self) -> list[Choice]:
         """Candidates to try now; empty when the session is over."""
@@ -118,7 +120,6 @@ class Session:
 
     def record(self, choice: Choice, outcome: Outcome, extra_bytes: int | None, *, again: bool = False) -> Record:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
-        ok = outcome.outcome == "ok"
         record = Record(
             conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
             samples_s=tuple(outcome.samples_s), error=outcome.error, tolerance=tolerance(self.conv),
@@ -127,21 +128,21 @@ class Session:
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)
-        seconds = record.seconds if ok and record.seconds is not None else math.inf
+        self.seconds[choice.key] = record.seconds
         self.outcomes[outcome.outcome] = self.outcomes.get(outcome.outcome, 0) + (not again)
         if again:
-            self.tried = [(c, seconds if c.key == choice.key else s) for c, s in self.tried]
+            self.tried = [(c, record.cost if c.key == choice.key else cost) for c, cost in self.tried]
         else:
-            self.tried.append((choice, seconds))
+            self.tried.append((choice, record.cost))
         return record
 
     def progress(self, algorithm: str) -> Progress:
         """A snapshot for whoever watches."""
         elapsed, new = time.monotonic() - self.started, len(self.tried) - self.resumed
-        default = next((s for c, s in self.tried if c.key == self.default.key and math.isfinite(s)), None)
+        best_s = self.seconds[self.best[0].key] if self.best else None
         left = elapsed / new * (self.trials - len(self.tried)) if new else None
         return Progress(
-            self.conv, algorithm, len(self.tried), self.trials, self.best[1] if self.best else None, default, elapsed, left
+            self.conv, algorithm, len(self.tried), self.trials, best_s, self.seconds.get(self.default.key), elapsed, left
         )
 
 
@@ -199,7 +200,7 @@ class Measurement:
 
 
 def _finals(session: Session, measurement: Measurement) -> None:
-    """Measures the best candidates again, against each other: the fastest of many noisy times is too often a lucky one."""
+    """Measures the best candidates again, against each other: the best of many noisy times is too often a lucky one."""
     good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
     finalists = [choice for choice, _ in good[:FINALISTS]]
     if len(finalists) < 2 or len(session.tried) == session.resumed:
@@ -225,6 +226,8 @@ def tune(
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
 
+    Memory counts, too: of two kernels about as fast, the one that holds less beside its tensors is chosen (`Record.cost`).
+
     Trials that the log already holds count and are not repeated, so a session that was stopped goes on where it was. It ends early when
     the last two dozen trials gained nothing.
 
@@ -239,7 +242,7 @@ def tune(
         progress: called after every trial.
 
     Returns:
-        The record of the fastest right candidate.
+        The record of the best right candidate.
 
     Raises:
         ValueError: a bad argument. LogError: the log cannot be written. TuneError: no candidate gave a right answer.
