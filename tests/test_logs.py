@@ -363,6 +363,13 @@ def look(*logs: Log, conv: Conv2d = CONV, device: str = DEVICE, illegal: tuple[i
     return find(conv, device, logs=logs, accepts=_stale, legal=legal, **options)
 
 
+def test_of_two_about_as_fast_the_leaner_is_found_and_kept(log: Log) -> None:
+    lean, large = ok(1.02e-3, extra_bytes=0), ok(1e-3, trial=1, tile={"rows": 8}, extra_bytes=CONV.bytes_moved // 5)
+    assert look(fill(log, large, lean)).record == lean
+    log.prune()
+    assert log.read(CONV, DEVICE) == [lean]
+
+
 def test_nothing_found(log: Log) -> None:
     assert look() == look(log) == Found(None, "none", [])
     fill(log, bad(), ok(target="cuda"))

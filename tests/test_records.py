@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pickle
 import re
 from typing import Any
@@ -74,6 +75,16 @@ def test_median_speed_and_layer() -> None:
     assert record.gflops == pytest.approx(2 * 64 * 56 * 56 * 64 * 9 / 0.002 / 1e9)
     assert good(samples_s=[1.0, 2.0]).seconds == 1.5
     assert failed().seconds is None and failed().gflops is None
+
+
+def test_memory_has_a_price() -> None:
+    """Another tenth of the layer's tensors must bring 3 % (im2win.objective)."""
+    tensors = good().conv2d.bytes_moved
+    assert good(extra_bytes=0).cost == good(extra_bytes=None).cost == 0.002
+    assert good(extra_bytes=tensors).cost == pytest.approx(0.0026)
+    lean, large = good(samples_s=[1.02], extra_bytes=0), good(samples_s=[1.0], extra_bytes=tensors // 10)
+    assert lean.cost < large.cost < good(samples_s=[1.04], extra_bytes=0).cost
+    assert failed().cost == math.inf
 
 
 def test_defaults_are_those_of_a_candidate_that_was_not_timed() -> None:
