@@ -87,9 +87,3 @@ def test_paths_named_in_texts_exist(text: Path) -> None:
 def test_the_table_of_algorithms_is_todays(command: Callable[..., Any]) -> None:
     written = re.search(r"<!-- matrix:algorithms -->\n(.*?)<!-- /matrix -->", README, re.DOTALL)
     assert written and written[1] == command("algorithms", "--markdown").out, "paste the output of: im2win algorithms --markdown"
-
-
-def test_the_tables_of_results_are_those_of_the_committed_results() -> None:
-    from im2win.report import fill, load_all
-
-    assert fill(README, load_all(ROOT / "benchmarks" / "results")) == README, "run: im2win report README.md"
