@@ -29,7 +29,6 @@ class Estimate:
     """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.objective`)."""
 
     conv: Conv2d
-
     product: float
     write_back: float
     stage: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import signal
@@ -190,7 +191,9 @@ def test_progress_shows_best_gain_and_time_left() -> None:
 
 def test_interrupted_tuning_keeps_its_records(tmp_path: Path) -> None:
     words = [*START, "tune", "papers12", "--layers", "conv12", "--batch", "1", "--trials", "5000", "--logs", str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A program started in the background of a script ignores Ctrl-C, and so would what it starts.
+    hears = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears)
     try:
         deadline = time.monotonic() + 120
         while not list(Log(tmp_path)):

@@ -96,7 +96,7 @@ def test_each_rung_switches_on_one_move() -> None:
 def test_vectors_are_in_the_code_of_vector_rungs_and_of_no_other(name: str) -> None:
     """A row of 11 windows leaves a rest of 3, a window of 9 elements a rest of 1: a test left in the tile would undo its vectors."""
     conv, machine = Conv2d(1, 4, 13, 13, 8, 3), Machine.host()
-    code = ablation.compile_rung(conv, RUNGS[name], machine).mod.inspect_source("ll")
+    code = ablation.compile_rung(conv, RUNGS[name], machine).executable.mod.inspect_source("ll")
     products = re.findall(rf"(?:fmul|fma|fmuladd)[^\n]*<{ladder.lanes(conv, machine)} x float>", code)
     assert bool(products) == RUNGS[name].vector
     assert RUNGS[name].vector or " x float>" not in code

@@ -144,7 +144,8 @@ def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> N
         assert buffers.get("rows", 0) <= (outputs + tile.cols - 1) * tile.block * conv.itemsize, tile
         assert buffers.get("turned", 0) <= (outputs + line + tile.lanes) * tile.lanes * conv.itemsize, tile
         private = sum(buffers.values()) + (staged if plan.where == "strip" else 0)
-        assert total <= row.transform_bytes(conv) + host().threads * private, tile
+        copies = host().threads + (conv.out_channels // conv.groups % tile.block > 0)  # the rest of a parallel loop has its own
+        assert total <= row.transform_bytes(conv) + copies * private, tile
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

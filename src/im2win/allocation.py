@@ -31,12 +31,14 @@ class Allocations:
 def peak_bytes(stmt: Any, threads: int) -> int:
     """Most bytes of buffers alive at once under a statement.
 
-    A buffer lives to the end of the sequence that allocates it; what follows one another (a loop cut in two) does not add up.
+    A buffer lives from where it is allocated to the end of that sequence; what follows one another (a loop cut in two) does not add up.
     """
-    inside = max((peak_bytes(child, threads) for child in children(stmt)), default=0)
-    if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
-        return int(min(threads, int(stmt.extent))) * inside
-    return inside + sum(map(buffer_bytes, children(stmt)))
+    alive = peak = 0
+    for child in children(stmt):
+        alive += buffer_bytes(child)
+        peak = max(peak, alive + peak_bytes(child, threads))
+    parallel = isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL
+    return min(threads, int(stmt.extent)) * peak if parallel else peak
 
 
 def children(stmt: Any) -> list[Any]:

@@ -1,0 +1,122 @@
+"""CUDA without a GPU: compiles what TVM generates with the host's C++ compiler against emulator.hpp, and runs it.
+
+For tests, and for whoever must judge a rewritten kernel: slow, one thread, and unforgiving. A kernel that lacks a barrier gives another
+result for some seed, one that reads shared memory nobody wrote gives NaN, one that writes outside its tensors is an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+HEADERS = Path(__file__).parent
+GUARD = 4096  # bytes before and behind every tensor that nobody may write
+
+_INCLUDE = re.compile(r"^\s*#include\s*<(?:cuda|mma|cooperative_groups)[^>]*>\s*$", re.MULTILINE)
+_SHARED = re.compile(r"__shared__\s+alignas\((\d+)\)")
+_DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:alignas\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
+
+
+class EmulationError(RuntimeError):
+    """A kernel that does not compile, or breaks a rule of CUDA while it runs; the message says which and where."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: the kernel, its arguments by name, grid and block extents (x, y, z), bytes of dynamic shared memory."""
+
+    kernel: str
+    arguments: tuple[str, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_bytes: int = 0
+
+
+def translate(source: str) -> str:
+    """CUDA source as C++ for the emulator: shared arrays the emulator can fill, dynamic shared memory as a pointer, no system headers."""
+    text = _INCLUDE.sub("", source)
+    text = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared_memory());", text)
+    return _SHARED.sub(r"alignas(\1) __shared__", text)
+
+
+class Emulation:
+    """Compiled CUDA and its launches: ``emulation({"data": x, "filter": w, "out": y}, seed=1)``.
+
+    Args:
+        source: CUDA C++.
+        launches: in order; their arguments name the tensors.
+
+    Raises:
+        EmulationError: it does not compile, or there is no C++ compiler.
+    """
+
+    def __init__(self, source: str, launches: Sequence[Launch]) -> None:
+        self.launches = tuple(launches)
+        self.names = list(dict.fromkeys(name for launch in launches for name in launch.arguments))
+        folder = Path(tempfile.mkdtemp(prefix="im2win-emulation-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        code, library = folder / "kernel.cpp", folder / "kernel.so"
+        code.write_text(f'#include "emulator.hpp"\n#line 1 "kernel.cu"\n{translate(source)}\n{self._entry()}')
+        compiler = shutil.which("g++") or shutil.which("clang++")
+        if compiler is None:
+            raise EmulationError("emulating CUDA needs a C++ compiler on PATH (g++ or clang++); none was found.")
+        command = [compiler, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{HEADERS}", str(code), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EmulationError(f"the CUDA source does not compile: {done.stderr.strip()[:2000]}")
+        self._run = ctypes.CDLL(str(library)).im2win_emulate
+        self._run.restype = ctypes.c_char_p
+
+    def _entry(self) -> str:
+        """The function that runs all launches on an array of pointers."""
+        calls = []
+        for launch in self.launches:
+            values = ", ".join(f"t[{self.names.index(name)}]" for name in launch.arguments)
+            grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
+            call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
+            calls.append(f"  failure = emulator::launch({grid}, {block}, {launch.dynamic_bytes}, seed, {call});")
+            calls.append(f'  if (!failure.empty()) return (failure = "{launch.kernel}, " + failure).c_str();')
+        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed) {', "  static std::string failure;"]
+        return "\n".join([*head, *calls, "  return nullptr;", "}", ""])
+
+    def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0) -> None:
+        """Runs all launches on contiguous arrays, which they may write.
+
+        Raises:
+            EmulationError: a deadlock, barriers in divergent code, or a write outside the tensors.
+        """
+        buffers = {name: _Guarded(tensors[name]) for name in self.names}
+        pointers = (ctypes.c_void_p * len(self.names))(*(buffers[name].address for name in self.names))
+        failure = self._run(pointers, ctypes.c_uint(seed))
+        if failure:
+            raise EmulationError(failure.decode())
+        for name, buffer in buffers.items():
+            if not buffer.intact():
+                raise EmulationError(f"a kernel wrote outside `{name}` {tensors[name].shape}.")
+            tensors[name][...] = buffer.array
+
+
+class _Guarded:
+    """A copy of an array between two zones of a known pattern."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._raw = np.full(array.nbytes + 2 * GUARD + 256, 0xA5, np.uint8)
+        self._start = GUARD + -(self._raw.ctypes.data + GUARD) % 256
+        self._end = self._start + array.nbytes
+        self.array = self._raw[self._start : self._end].view(array.dtype).reshape(array.shape)
+        self.array[...] = array
+        self.address = self._raw.ctypes.data + self._start
+
+    def intact(self) -> bool:
+        return bool((self._raw[: self._start] == 0xA5).all() and (self._raw[self._end :] == 0xA5).all())

@@ -1,0 +1,339 @@
+// CUDA on one thread of a CPU, for tests: every thread of a block is a fiber, and the order in which they run is drawn from a seed.
+//
+// A fiber runs alone until it waits: at a block barrier, at an operation of its warp (shuffle, matrix product, __syncwarp) or at the end of
+// its kernel. Then any fiber that can run may be the next. What two threads do between the same two barriers so happens in many orders, and
+// code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies land at once
+// or when they are waited for, drawn from the seed, too: who reads before the wait, or writes what is still to be read, is found out.
+//
+// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in types.hpp, and nothing else.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "types.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
+#define __shared__ static __attribute__((section("emulated_shared")))
+
+struct dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+inline constexpr int warpSize = 32;
+
+extern char __start_emulated_shared[] __attribute__((weak));
+extern char __stop_emulated_shared[] __attribute__((weak));
+
+namespace emulator {
+
+// ---------------------------------------------------------------- fibers
+
+#if defined(__x86_64__)
+extern "C" void im2win_switch_fiber(void** from, void* to);
+asm(R"(
+.text
+.weak im2win_switch_fiber
+.type im2win_switch_fiber,@function
+im2win_switch_fiber:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+struct Stack {
+  void* top = nullptr;
+  void start(char* memory, size_t size, void (*entry)()) {
+    auto end = reinterpret_cast<uintptr_t>(memory + size) & ~uintptr_t(15);
+    auto** slot = reinterpret_cast<void**>(end) - 2;  // as if `entry` had been called: the stack is 8 beyond a multiple of 16
+    *slot = reinterpret_cast<void*>(entry);
+    top = slot - 6;
+    std::memset(top, 0, 6 * sizeof(void*));
+  }
+};
+inline void switch_fiber(Stack& from, Stack& to) { im2win_switch_fiber(&from.top, to.top); }
+#else
+}  // namespace emulator
+#include <ucontext.h>
+namespace emulator {
+struct Stack {
+  ucontext_t context;
+  void start(char* memory, size_t size, void (*entry)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = memory;
+    context.uc_stack.ss_size = size;
+    context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
+  }
+};
+inline void switch_fiber(Stack& from, Stack& to) { swapcontext(&from.context, &to.context); }
+#endif
+
+// ---------------------------------------------------------------- a block and its threads
+
+enum class State { ready, barrier, warp, done };
+
+struct AsyncCopy {
+  void* to;
+  const void* from;
+  size_t bytes, filled;  // the rest is zero
+};
+
+struct Thread {
+  Stack stack;
+  State state = State::ready;
+  dim3 index;
+  int site = 0;                                 // line of the barrier or warp operation it waits at
+  unsigned mask = 0;                            // lanes that take part in its warp operation
+  void* argument = nullptr;                     // what it brings to that operation
+  std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
+  std::vector<AsyncCopy> open;                  // not committed yet
+};
+
+struct Failure {
+  std::string what;
+};
+
+using WarpOperation = std::function<void(void* arguments[32])>;
+
+struct Block {
+  static constexpr size_t stack_bytes = 64 << 10;
+  std::vector<Thread> threads;
+  std::vector<char> memory;
+  Stack scheduler;
+  Thread* current = nullptr;
+  std::mt19937_64 random;
+  std::function<void()> kernel;
+  std::string failure;
+  WarpOperation operation;
+};
+inline Block block;
+inline std::vector<char> dynamic_shared;
+
+inline void wait(State state) {
+  block.current->state = state;
+  switch_fiber(block.current->stack, block.scheduler);
+}
+
+inline void fail(const std::string& what) {
+  if (block.failure.empty()) block.failure = what;
+  wait(State::done);
+}
+
+inline void land(const AsyncCopy& copy) {
+  std::memcpy(copy.to, copy.from, copy.filled);
+  std::memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.bytes - copy.filled);
+}
+
+inline void run_thread() {
+  block.kernel();
+  for (auto& group : block.current->groups)
+    for (auto& copy : group) land(copy);
+  wait(State::done);
+}
+
+inline void syncthreads(int site) {
+  block.current->site = site;
+  wait(State::barrier);
+}
+
+// All lanes of `mask` bring an argument; the last of them does the work for all. Then each goes on.
+inline void warp_operation(int site, unsigned mask, void* argument, const WarpOperation& operation) {
+  Thread& self = *block.current;
+  const size_t lane = (&self - block.threads.data()) % 32, first = (&self - block.threads.data()) - lane;
+  if (!(mask >> lane & 1)) fail("line " + std::to_string(site) + ": a thread is not in the mask of its own warp operation");
+  self.site = site, self.mask = mask, self.argument = argument;
+  void* arguments[32] = {};
+  bool all = true;
+  for (size_t other = 0; other < 32; ++other) {
+    if (!(mask >> other & 1) || other == lane) continue;
+    const bool exists = first + other < block.threads.size();
+    Thread* thread = exists ? &block.threads[first + other] : nullptr;
+    if (!exists || thread->state == State::done) fail("line " + std::to_string(site) + ": a lane of the mask has ended or does not exist");
+    if (thread->state != State::warp || thread->site != site || thread->mask != mask) all = false;
+    else arguments[other] = thread->argument;
+  }
+  if (!all) return wait(State::warp);
+  arguments[lane] = argument;
+  operation(arguments);
+  for (size_t other = 0; other < 32; ++other)
+    if (other != lane && mask >> other & 1) block.threads[first + other].state = State::ready;
+}
+
+// Runs one block to its end; "" or what went wrong.
+inline std::string run_block(unsigned seed) {
+  const size_t count = size_t(blockDim.x) * blockDim.y * blockDim.z;
+  block.threads.resize(count);
+  if (block.memory.size() < count * Block::stack_bytes) block.memory.resize(count * Block::stack_bytes);
+  block.random.seed(seed);
+  block.failure.clear();
+  if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
+  std::fill(dynamic_shared.begin(), dynamic_shared.end(), char(0xff));
+  for (size_t i = 0; i < count; ++i) {
+    Thread& thread = block.threads[i];
+    thread = Thread();
+    thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
+    thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
+  }
+  std::vector<size_t> ready(count);
+  for (;;) {
+    ready.clear();
+    size_t waiting = 0, done = 0;
+    for (size_t i = 0; i < count; ++i) {
+      if (block.threads[i].state == State::ready) ready.push_back(i);
+      waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
+    }
+    if (!block.failure.empty()) return block.failure;
+    if (done == count) return "";
+    if (ready.empty()) {
+      if (waiting + done < count) return "a warp operation that some of its lanes never reach";
+      int site = 0;
+      for (auto& thread : block.threads) {
+        if (thread.state != State::barrier) continue;
+        if (site && thread.site != site)
+          return "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
+        site = thread.site, thread.state = State::ready;
+      }
+      continue;
+    }
+    // whole warps one after the other, or all threads in any order: both happen
+    std::shuffle(ready.begin(), ready.end(), block.random);
+    if (block.random() & 1) {
+      const size_t warps = (count + 31) / 32;
+      std::vector<size_t> rank(warps);
+      for (size_t i = 0; i < warps; ++i) rank[i] = i;
+      std::shuffle(rank.begin(), rank.end(), block.random);
+      std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
+    }
+    for (size_t i : ready) {
+      Thread& thread = block.threads[i];
+      if (thread.state != State::ready) continue;
+      block.current = &thread;
+      threadIdx = thread.index;
+      switch_fiber(block.scheduler, thread.stack);
+    }
+  }
+}
+
+// Runs a grid, its blocks in an order drawn from the seed; "" or what went wrong.
+inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, std::function<void()> kernel) {
+  if (size_t(threads.x) * threads.y * threads.z > 1024) return "more than 1024 threads a block";
+  gridDim = grid, blockDim = threads, block.kernel = std::move(kernel);
+  dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
+  std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::mt19937_64 random(seed);
+  std::shuffle(order.begin(), order.end(), random);
+  for (size_t i : order) {
+    blockIdx = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
+    const std::string failure = run_block(unsigned(random()));
+    if (failure.empty()) continue;
+    const auto [x, y, z] = blockIdx;
+    return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + failure;
+  }
+  return "";
+}
+
+inline char* dynamic_shared_memory() {
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
+}
+
+// ---------------------------------------------------------------- asynchronous copies
+
+inline void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
+  AsyncCopy copy{to, from, bytes, filled};
+  if (block.random() & 1) land(copy);
+  else block.current->open.push_back(copy);
+}
+inline void commit_copies() {
+  block.current->groups.push_back(std::move(block.current->open));
+  block.current->open.clear();
+}
+inline void wait_copies(size_t newest_left) {
+  auto& groups = block.current->groups;
+  while (groups.size() > newest_left) {
+    for (auto& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
+}
+
+template <typename T>
+T shuffle(int site, unsigned mask, T value, const std::function<int(int)>& source, int width) {
+  struct Argument {
+    T value, result;
+    const std::function<int(int)>* source;
+  } argument{value, value, &source};
+  warp_operation(site, mask, &argument, [width](void* arguments[32]) {
+    for (int lane = 0; lane < 32; ++lane) {
+      auto* own = static_cast<Argument*>(arguments[lane]);
+      if (!own) continue;
+      const int from = (*own->source)(lane);
+      if (from / width != lane / width || from < 0 || from > 31 || !arguments[from]) continue;
+      own->result = static_cast<Argument*>(arguments[from])->value;
+    }
+  });
+  return argument.result;
+}
+
+// A mask, or the whole warp; of the last warp of a block only the lanes that exist.
+inline unsigned mask_of(unsigned mask = 0xffffffffu) {
+  const size_t first = (block.current - block.threads.data()) / 32 * 32, left = block.threads.size() - first;
+  return left < 32 ? mask & ((1u << left) - 1) : mask;
+}
+
+}  // namespace emulator
+
+#define __syncthreads() emulator::syncthreads(__LINE__)
+#define __syncwarp(...) emulator::warp_operation(__LINE__, emulator::mask_of(__VA_ARGS__), nullptr, [](void**) {})
+#define __shfl_sync(mask, value, lane) \
+  emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int) { return int(lane); }, 32)
+#define __shfl_xor_sync(mask, value, bits) \
+  emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own ^ int(bits); }, 32)
+#define __shfl_down_sync(mask, value, delta) \
+  emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own + int(delta); }, 32)
+#define __shfl_up_sync(mask, value, delta) \
+  emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own - int(delta); }, 32)
+
+namespace emulator {
+
+template <typename... Types, size_t... Places>
+void call_indexed(void (*kernel)(Types...), void* const* pointers, std::index_sequence<Places...>) {
+  kernel(static_cast<Types>(pointers[Places])...);
+}
+
+// Calls a kernel whose parameters are all pointers.
+template <typename... Types>
+void call(void (*kernel)(Types...), std::initializer_list<void*> pointers) {
+  call_indexed(kernel, pointers.begin(), std::index_sequence_for<Types...>());
+}
+
+}  // namespace emulator

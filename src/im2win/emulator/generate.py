@@ -1,0 +1,94 @@
+"""From a scheduled module to CUDA source and its launches, without a GPU and without a CUDA compiler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.instrument import pass_instrument
+
+from im2win.emulator import Launch
+
+_POSTPROCESS = "tvm_callback_cuda_postproc"
+_DYNAMIC = "tirx.use_dyn_shared_memory"
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What TVM generates for a module: CUDA source, its launches in order, and the tensors that it allocates between them."""
+
+    source: str
+    launches: tuple[Launch, ...]
+    workspace: dict[str, tuple[tuple[int, ...], str]]
+
+
+@pass_instrument
+class _Launches:
+    """Reads the launches off the host's code once TVM has split it from the device's."""
+
+    def __init__(self) -> None:
+        self.found: list[Launch] = []
+        self.workspace: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
+        if info.name == "tirx.SplitHostDevice":
+            for function in module.functions.values():
+                self._read(function.body)
+
+    def _read(self, stmt: Any) -> None:
+        if isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tvm.ir.Call) and stmt.value.op.name == "tirx.call_ffi_kernel":
+            self.found.append(_launch(stmt.value))
+        if isinstance(stmt, tirx.AllocBuffer) and stmt.buffer.scope() == "global":
+            self.workspace[stmt.buffer.name] = tuple(map(int, stmt.buffer.shape)), str(stmt.buffer.dtype)
+        for child in [*getattr(stmt, "seq", ()), *([stmt.body] if hasattr(stmt, "body") else [])]:
+            self._read(child)
+
+
+def _launch(call: Any) -> Launch:
+    kernel, *values = call.args
+    names = list(call.attrs.launch_params)
+    arguments, numbers = values[: len(values) - len(names)], values[len(values) - len(names) :]
+    extents = dict(zip(names, map(int, numbers), strict=True))
+    grid, block = (tuple(extents.get(f"{what}Idx.{axis}", 1) for axis in "xyz") for what in ("block", "thread"))
+    return Launch(
+        str(kernel.value), tuple(str(value).removesuffix(".data") for value in arguments), grid, block, extents.get(_DYNAMIC, 0)
+    )
+
+
+@contextlib.contextmanager
+def _stop_at_source(sources: list[str]) -> Iterator[None]:
+    """Takes the source where TVM offers it for a last change, after whoever has registered for that, and goes no further."""
+    before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
+
+    def take(source: str, target: Any) -> str:
+        sources.append(str(before(source, target)) if before else source)
+        raise RuntimeError("generated: nothing more is wanted")
+
+    tvm_ffi.register_global_func(_POSTPROCESS, take, override=True)
+    try:
+        yield
+    except RuntimeError:  # ours comes back as a plain one
+        if not sources:
+            raise
+    finally:
+        if before:
+            tvm_ffi.register_global_func(_POSTPROCESS, before, override=True)
+        else:
+            tvm_ffi.remove_global_func(_POSTPROCESS)
+
+
+def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = None) -> Generated:
+    """Lowers a scheduled module for a CUDA target and returns its source and launches.
+
+    Args:
+        config: of TVM's passes.
+    """
+    watch, sources = _Launches(), list[str]()
+    with _stop_at_source(sources), tvm.transform.PassContext(config=config or {}, instruments=[watch]):
+        tvm.compile(module, target)
+    return Generated("\n".join(sources), tuple(watch.found), watch.workspace)

@@ -1,0 +1,89 @@
+// The scalar and vector types of CUDA, as far as generated code uses them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define VECTOR_TYPES(T, name)                                                    \
+  struct name##1 { T x; };                                                       \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                             \
+  struct name##3 { T x, y, z; };                                                 \
+  struct alignas(sizeof(T) < 8 ? 4 * sizeof(T) : 16) name##4 { T x, y, z, w; };  \
+  inline name##1 make_##name##1(T x) { return {x}; }                             \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                     \
+  inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }             \
+  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+VECTOR_TYPES(signed char, char)
+VECTOR_TYPES(unsigned char, uchar)
+VECTOR_TYPES(short, short)
+VECTOR_TYPES(unsigned short, ushort)
+VECTOR_TYPES(int, int)
+VECTOR_TYPES(unsigned int, uint)
+VECTOR_TYPES(float, float)
+VECTOR_TYPES(double, double)
+VECTOR_TYPES(long long, longlong)
+#undef VECTOR_TYPES
+
+// IEEE binary16, rounded to nearest even. Arithmetic is that of float, rounded once, as on the device.
+struct half {
+  uint16_t bits;
+  half() = default;
+  half(float value) : bits(round(value)) {}
+  half(double value) : half(float(value)) {}
+  half(int value) : half(float(value)) {}
+  operator float() const {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 0x3ff;
+    if (exponent == 0) return std::copysign(std::ldexp(float(fraction), -24), sign ? -1.0f : 1.0f);
+    const uint32_t word = sign | (exponent == 31 ? 0xffu : exponent + 112) << 23 | fraction << 13;
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+  }
+  half& operator+=(half other) { return *this = half(float(*this) + float(other)); }
+
+ private:
+  static uint16_t round(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    const uint16_t sign = word >> 16 & 0x8000;
+    const float size = std::fabs(value);
+    if (std::isnan(value)) return sign | 0x7e00;
+    if (size >= 65520.0f) return sign | 0x7c00;
+    int exponent;
+    std::frexp(size, &exponent);
+    const int step = size == 0 || exponent < -13 ? -24 : exponent - 11;  // exponent of the last place
+    const uint32_t units = uint32_t(std::nearbyint(std::ldexp(size, -step)));
+    return sign | uint16_t(step == -24 ? units : (uint32_t(step + 24) << 10) + units);
+  }
+};
+inline half operator+(half a, half b) { return half(float(a) + float(b)); }
+inline half operator-(half a, half b) { return half(float(a) - float(b)); }
+inline half operator*(half a, half b) { return half(float(a) * float(b)); }
+inline half operator/(half a, half b) { return half(float(a) / float(b)); }
+inline half operator-(half a) { return half(-float(a)); }
+inline bool operator<(half a, half b) { return float(a) < float(b); }
+inline bool operator>(half a, half b) { return float(a) > float(b); }
+inline half __float2half_rn(float value) { return half(value); }
+inline half __float2half(float value) { return half(value); }
+inline float __half2float(half value) { return float(value); }
+inline half __hmax(half a, half b) { return float(a) > float(b) ? a : b; }
+inline half __hmin(half a, half b) { return float(a) < float(b) ? a : b; }
+struct alignas(4) half2 { half x, y; };
+inline half2 __halves2half2(half x, half y) { return {x, y}; }
+
+inline float __expf(float value) { return std::exp(value); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+template <typename T>
+T __ldg(const T* place) { return *place; }
+template <typename T>
+T atomicAdd(T* place, T value) {
+  const T before = *place;
+  *place = before + value;
+  return before;
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
+inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }
