@@ -82,6 +82,8 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
         block = lanes * vectors if axis == "channels" else cols
         blocks = conv.groups * -(-(conv.out_channels // conv.groups) // block)
         passes = sorted({*_divisors(blocks, MAX_PASS), blocks})
+        if (conv.out_channels // conv.groups) % block and conv.batch * conv.output_size[0] > 1:
+            passes = [blocks]  # split among steps, the smaller last block would be cut out of the parallel loop, and run on one thread
         for pass_blocks in passes:
             tiles += [
                 Tile(axis, lanes, vectors, rows, cols, strip, pass_blocks, order, unroll) for order, unroll in _sums(conv)
