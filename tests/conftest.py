@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from im2win.logs import Log
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -18,6 +20,12 @@ class Done:
     status: int
     out: str
     err: str
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """A log in a folder that does not exist yet."""
+    return Log(tmp_path / "logs")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -246,8 +247,20 @@ def test_memory_of_a_missing_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("algorithm", "stored"), [("direct", False), ("im2col", True)])
 def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
     from im2win.algorithms import ALGORITHMS
+    from im2win.builder import build
     from im2win.memory import peak_bytes
 
     conv = Conv2d(4, 32, 40, 40, 32, 3)
     expected = conv.bytes_moved + stored * ALGORITHMS[algorithm].transform_bytes(conv)
-    assert expected <= peak_bytes(conv, algorithm) <= expected + (1 << 20)  # pool stacks and strips: well under a megabyte
+    assert expected <= peak_bytes(build(conv, algorithm=algorithm)) <= expected + (1 << 20)  # pool stacks and strips: well under a megabyte
+
+
+def test_a_memory_measurement_that_fails_costs_its_number_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(op: Any) -> int:
+        raise MeasureError("measuring ended with code -9")
+
+    monkeypatch.setattr(bench, "peak_bytes", fails)
+    result = bench.run([Layer("tiny", Conv2d(1, 3, 8, 8, 4, 3))], against=[], rounds=2, seconds_warmup=0.01, memory=True)
+    [row] = result.layers
+    assert row.failed is None and row.ours_ms is not None
+    assert row.peak_bytes is None and row.peak_failed == "measuring ended with code -9"

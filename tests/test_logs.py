@@ -1,4 +1,4 @@
-"""Logs: nothing whole is ever lost, nothing broken is ever trusted, and the look-up climbs its rungs in order."""
+"""Logs: nothing whole is ever lost, nothing broken is ever trusted."""
 
 from __future__ import annotations
 
@@ -14,39 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import CONV, DEVICE, bad, fill, ok, stale
 
 from im2win.logs import Log, LogError, Merged, Problem, Pruned, merge
-from im2win.lookup import Found, find
-from im2win.problem import Conv2d
-from im2win.records import Record, validate
 
-CONV = Conv2d(1, 64, 56, 56, 64, 3, padding=1)
-DEVICE = "intel-xeon-rocketlake-2t"
 SPAWN = multiprocessing.get_context("spawn")
-
-
-def ok(seconds: float = 1e-3, conv: Conv2d = CONV, **changes: Any) -> Record:
-    fields: dict[str, Any] = {
-        "conv": str(conv), "algorithm": "im2win", "tile": {"rows": 4}, "outcome": "ok", "samples_s": [seconds],
-        "device": DEVICE, "threads": 2, "target": "cpu", "tvm": "0.27.0", "im2win": "0.1.0", "fingerprint": "abc",
-        "seed": 0, "trial": 0, "date": "2026-01-31T12:00:00+00:00",
-    }  # fmt: skip
-    return Record(**{**fields, **changes})
-
-
-def bad(outcome: str = "crashed", **changes: Any) -> Record:
-    return ok(outcome=outcome, samples_s=[], message="signal 11", **changes)
-
-
-def fill(log: Log, *records: Record) -> Log:
-    for record in records:
-        log.append(record)
-    return log
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Log:
-    return Log(tmp_path / "logs")
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------
@@ -303,26 +275,22 @@ def _crowd(log: Log) -> Log:
     return fill(log, bad("timeout", conv=CONV.with_(batch=2)), ok(4e-3, device="amd-zen5-2t"))
 
 
-def _stale(record: Record) -> str | None:
-    return validate(record, device=None, threads=None, tvm="0.27.0", fingerprint="abc")
-
-
 def test_prune_keeps_the_best_of_each_algorithm(log: Log) -> None:
     _crowd(log)
     path = log.path(CONV, DEVICE)
     path.chmod(0o664)
     before = {file: file.read_bytes() for file in log.folder.rglob("*.jsonl")}
     expected = Pruned(kept=3, slower=2, stale=1, failing=2, broken=1)
-    assert log.prune(accepts=_stale, dry_run=True) == expected
+    assert log.prune(accepts=stale, dry_run=True) == expected
     assert {file: file.read_bytes() for file in log.folder.rglob("*.jsonl")} == before
-    assert log.prune(accepts=_stale) == expected
+    assert log.prune(accepts=stale) == expected
     assert log.read(CONV, DEVICE) == [ok(1e-3, trial=1), ok(2e-3, algorithm="mec")]
     assert log.convs(DEVICE) == [CONV]  # the file with nothing left is gone
     assert log.problems == []
     assert path.stat().st_mode & 0o777 == 0o664
     assert sorted(os.listdir(path.parent)) == [".lock", path.name]
     inode = path.stat().st_ino
-    assert log.prune(accepts=_stale) == Pruned(kept=3)
+    assert log.prune(accepts=stale) == Pruned(kept=3)
     assert path.stat().st_ino == inode  # nothing to do, nothing rewritten
 
 
@@ -350,158 +318,3 @@ def test_a_prune_that_fails_leaves_the_file_whole(log: Log, monkeypatch: pytest.
         log.prune(device=DEVICE)
     assert path.read_bytes() == before
     assert [name for name in os.listdir(path.parent) if name.endswith(".tmp")] == []
-
-
-# --- look-up ---------------------------------------------------------------------------------------------------------
-
-
-def look(*logs: Log, conv: Conv2d = CONV, device: str = DEVICE, illegal: tuple[int, ...] = (), **options: Any) -> Found:
-    def legal(where: Conv2d, algorithm: str, tile: dict[str, Any]) -> list[str]:
-        assert where == conv
-        return [f"`rows` (={tile['rows']}) must fit"] if tile["rows"] in illegal else []
-
-    return find(conv, device, logs=logs, accepts=_stale, legal=legal, **options)
-
-
-def test_of_two_about_as_fast_the_leaner_is_found_and_kept(log: Log) -> None:
-    lean, large = ok(1.02e-3, extra_bytes=0), ok(1e-3, trial=1, tile={"rows": 8}, extra_bytes=CONV.bytes_moved // 5)
-    assert look(fill(log, large, lean)).record == lean
-    log.prune()
-    assert log.read(CONV, DEVICE) == [lean]
-
-
-def test_nothing_found(log: Log) -> None:
-    assert look() == look(log) == Found(None, "none", [])
-    fill(log, bad(), ok(target="cuda"))
-    assert look(log) == Found(None, "none", [])
-
-
-def test_exact_takes_the_fastest_and_skips_the_stale_with_reasons(log: Log) -> None:
-    fill(log, ok(3e-3), ok(1e-3, tvm="0.26.0"), bad(), ok(2e-3, trial=1), ok(1.5e-3, fingerprint="old"), ok(0.1e-3, target="cuda"))
-    assert look(log) == Found(
-        ok(2e-3, trial=1),
-        "exact",
-        [
-            (ok(1e-3, tvm="0.26.0"), "recorded with TVM 0.26.0, this is 0.27.0"),
-            (ok(1.5e-3, fingerprint="old"), "the schedule of im2win has changed since it was recorded (old, now abc)"),
-        ],
-    )
-    assert look(log, target="cuda").record == ok(0.1e-3, target="cuda")
-
-
-def test_exact_needs_the_same_threads(log: Log) -> None:
-    fill(log, ok(1e-3, threads=4))
-    assert look(log).rung == "exact"
-    assert look(log, threads=2) == Found(None, "none", [(ok(1e-3, threads=4), "recorded with 4 threads, here there are 2")])
-
-
-def test_the_first_log_with_a_record_that_applies_wins(tmp_path: Path) -> None:
-    mine, stale, packaged = (Log(tmp_path / name) for name in ("mine", "stale", "packaged"))
-    fill(mine, ok(2e-3))
-    fill(stale, ok(1e-3, tvm="0.26.0"))
-    fill(packaged, ok(1e-3))
-    assert look(mine, packaged).record == ok(2e-3)
-    assert look(stale, packaged).record == ok(1e-3)
-
-
-def test_a_compatible_device_comes_next_and_the_most_alike_first(log: Log) -> None:
-    near = CONV.with_(bias=True)
-    fill(log, ok(conv=near), ok(device="amd-zen5-2t"), ok(device="intel-xeon-icelake-2t"), ok(device="intel-xeon-skylake-2t", tvm="0.26.0"))
-    assert look(log, threads=2).rung == "compatible device"
-    assert look(log).record == ok(device="intel-xeon-icelake-2t")
-    fill(log, ok(2e-3, device="intel-xeon-rocketlake-4t"))
-    assert look(log).record == ok(2e-3, device="intel-xeon-rocketlake-4t")
-    found = look(log, threads=3)
-    assert found.rung == "none" and len(found.skipped) == 5
-
-
-def test_a_compatible_device_s_tile_must_be_legal_here(log: Log) -> None:
-    fill(log, ok(device="amd-zen5-2t", tile={"rows": 9}), ok(1.1e-3, device="amd-zen5-2t", tile={"rows": 8}))
-    found = look(log, illegal=(9,))
-    assert found.record == ok(1.1e-3, device="amd-zen5-2t", tile={"rows": 8})
-    assert found.skipped == [(ok(device="amd-zen5-2t", tile={"rows": 9}), f"its tile is not legal for {CONV}: `rows` (=9) must fit")]
-
-
-NEARER_FIRST = [
-    CONV.with_(activation="relu"),
-    CONV.with_(bias=True, activation="relu"),
-    CONV.with_(batch=2, residual=True),
-    CONV.with_(batch=256, bias=True),
-    CONV.with_(height=60, width=60),
-    CONV.with_(in_channels=128),
-    CONV.with_(in_channels=128, height=28, width=28),
-    CONV.with_(in_channels=512, out_channels=512, height=7, width=7),
-]
-STRANGERS = [
-    CONV.with_(kernel=1, padding=0), CONV.with_(stride=2), CONV.with_(dilation=2, padding=2), CONV.with_(layout="NHWC"),
-    CONV.with_(dtype="float16"), CONV.with_(groups=64),
-]  # fmt: skip
-
-
-def test_the_nearest_layer_and_then_the_next(log: Log) -> None:
-    fill(log, *(ok(conv=conv) for conv in STRANGERS))
-    assert look(log) == Found(None, "none", [])
-    for conv in reversed(NEARER_FIRST):
-        fill(log, ok(conv=conv))
-        assert look(log) == Found(ok(conv=conv), "nearest layer", [])
-    assert look(log, device="amd-zen5-2t", conv=CONV.with_(batch=3)).rung == "none"  # another device's other layer says nothing
-    assert look(log, conv=CONV.with_(stride=2, bias=True)).record == ok(conv=CONV.with_(stride=2))
-    assert look(log, conv=CONV.with_(groups=32)).record == ok(conv=CONV.with_(groups=64))
-
-
-def test_the_nearest_layer_s_tile_must_be_legal(log: Log) -> None:
-    near, far = CONV.with_(bias=True), CONV.with_(out_channels=32)
-    fill(log, ok(conv=near, tile={"rows": 9}), ok(conv=far, tile={"rows": 2}))
-    found = look(log, illegal=(9,))
-    assert found.record == ok(conv=far, tile={"rows": 2})
-    assert found.skipped == [(ok(conv=near, tile={"rows": 9}), f"its tile is not legal for {CONV}: `rows` (=9) must fit")]
-
-
-def test_a_slow_tile_is_not_borrowed(log: Log) -> None:
-    near, far = CONV.with_(bias=True), CONV.with_(out_channels=32)
-    fill(log, ok(1e-3, near, tile={"rows": 9}), ok(5e-3, near, tile={"rows": 1}), ok(0.2e-3, near, tile={"rows": 1}, tvm="0.26.0"))
-    assert look(log, illegal=(9,)).rung == "none"
-    fill(log, ok(9e-3, far))
-    assert look(log, illegal=(9,)).record == ok(9e-3, far)
-    fill(log, ok(1.2e-3, near, tile={"rows": 2}))  # a quarter slower at most
-    assert look(log, illegal=(9,)).record == ok(1.2e-3, near, tile={"rows": 2})
-
-
-def _crowded_folder(log: Log, count: int) -> None:
-    (log.folder / DEVICE).mkdir(parents=True)
-    for channels in range(1, count + 1):
-        conv = Conv2d(1, channels, 28, 28, 64, 3, padding=1)
-        log.path(conv, DEVICE).write_text(ok(conv=conv).to_line() + "\n")
-
-
-def test_an_exact_hit_reads_no_other_file(log: Log) -> None:
-    _crowded_folder(log, 20)
-    for path in (log.folder / DEVICE).iterdir():
-        path.write_text("broken\n")
-    fill(log, ok())
-    assert look(log).rung == "exact"
-    assert log.problems == []
-    assert look(log, conv=CONV.with_(batch=2)).rung == "nearest layer"
-
-
-def test_look_up_in_a_folder_of_2000_layers_is_quick(log: Log) -> None:
-    _crowded_folder(log, 2000)
-    wanted = Conv2d(1, 1000, 28, 28, 64, 3, padding=1)
-
-    def best_of_5(**options: Any) -> tuple[float, Found]:
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            found = find(**{"conv": wanted, "device": DEVICE, "logs": [log], "accepts": _stale, "legal": lambda *_: [], **options})
-            times.append(time.perf_counter() - start)
-        return min(times), found
-
-    nearest, found = best_of_5(conv=wanted.with_(bias=True))
-    assert (found.rung, found.record) == ("nearest layer", ok(conv=wanted))
-    assert nearest < 0.05
-    exact, found = best_of_5()
-    assert found.rung == "exact"
-    assert exact < 0.005
-    hopeless, found = best_of_5(conv=wanted.with_(bias=True), accepts=lambda record: "stale")
-    assert (found.rung, len(found.skipped)) == ("none", 2000)
-    assert hopeless < 0.05

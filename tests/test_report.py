@@ -17,9 +17,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 def result() -> Result:
     rows = [
         Row("conv1", "n1-c64x56x56-k64x3x3", 3, 1.0, "im2win", True, 215.0, 0.512, 0, 1e-7,
-            {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6, None, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
+            {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6,
+            None, None, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
         Row("conv2", "n1-c64x28x28-k64x3x3", 1, 4.0, "direct", False, 12.0, 0.03, 64, 1e-7,
-            {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, None, {"torch_nchw": "it crashed"}),
+            {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, None, None, {"torch_nchw": "it crashed"}),
         Row("conv3", "n1-c64x14x14-k64x3x3", failed="no schedule", peers={"onnxruntime": 0.123456}, best_peer="onnxruntime"),
     ]  # fmt: skip
     ceilings = {"fma_gflops": 420.4, "copy_gbs": 27.0}
@@ -73,6 +74,14 @@ def test_search_table() -> None:
            "short_over_long_speed": 0.95}  # fmt: skip
     filled = report.fill("<!-- table:search -->\n<!-- /table -->", {}, [{"device": "cpu-2t", "layers": [row]}])
     assert "| n1-c1x1x1-k1x1x1 | cpu-2t | 64 | 2.000 | 21 | 500 | 1.900 | 95 % |" in filled
+
+
+def test_a_study_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "studies" / "cpu-2t" / "search-quality.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(report.ReportError, match=r"search-quality\.json: not a readable JSON"):
+        report.load_studies(tmp_path / "results")
 
 
 def test_unknown_marker() -> None:

@@ -23,12 +23,13 @@ import numpy as np
 from im2win import ceilings
 from im2win.contest import Prepared, Worker, WorkerError, interleaved
 from im2win.machine import Machine
-from im2win.memory import peak_bytes
+from im2win.memory import MeasureError, peak_bytes
 from im2win.peers import Array, Contender, PeerError, Tensors, Trial, peers
 from im2win.problem import Conv2d
 from im2win.reference import error as error_of
 from im2win.reference import tolerance
 from im2win.results import Result, Row, Spread
+from im2win.runtime import Op
 from im2win.suites import Layer
 
 OURS, UNTUNED = "ours", "untuned"
@@ -52,7 +53,12 @@ class Ours:
     tuned: bool | None = None
     name: str = OURS
 
-    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+    def build(self, conv: Conv2d, threads: int) -> Op:
+        """The op that is timed.
+
+        Raises:
+            PeerError: only a tuned layer is wanted, and this one is not.
+        """
         import im2win
 
         if self.tuned is False:
@@ -62,6 +68,10 @@ class Ours:
             op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads)
         if self.tuned and not op.tuned:
             raise PeerError(f"{self.name}: no tuning record for {conv}; tune it first.")
+        return op
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        op = self.build(conv, threads)
         layer = op.bind(tensors.filter, tensors.bias)
         output = np.full(conv.output_shape, np.nan, conv.dtype)
         call = partial(layer, tensors.data, residual=tensors.residual, out=output)
@@ -111,7 +121,8 @@ def run(
         raise ValueError("bench: `layers` must name at least one layer.")
     if rounds < 1:
         raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
-    field = list(contenders) if contenders is not None else _field(logs, algorithm, tuned, untuned)
+    folder = None if logs is None else Path(logs)
+    field = list(contenders) if contenders is not None else _field(folder, algorithm, tuned, untuned)
     field += peers(list(against), tvm_trials, tvm_cache)
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
@@ -122,15 +133,17 @@ def run(
         for done, layer in enumerate(wanted, 1):
             row = time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
             if memory and row.ours_ms is not None:
-                row.peak_bytes = peak_bytes(layer.conv, algorithm, logs=logs, threads=machine.threads)
+                try:
+                    row.peak_bytes = peak_bytes(Ours(folder, algorithm, tuned).build(layer.conv, machine.threads))
+                except MeasureError as error:
+                    row.peak_failed = str(error)
             result.layers.append(row)
             if progress is not None:
                 progress(done, len(wanted), row)
     return result
 
 
-def _field(logs: Path | str | None, algorithm: str, tuned: bool | None, untuned: bool) -> list[Contender]:
-    folder = None if logs is None else Path(logs)
+def _field(folder: Path | None, algorithm: str, tuned: bool | None, untuned: bool) -> list[Contender]:
     ours: list[Contender] = [Ours(folder, algorithm, tuned)]
     return [*ours, Ours(folder, algorithm, False, UNTUNED)] if untuned else ours
 

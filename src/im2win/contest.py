@@ -14,9 +14,7 @@ One process in ten still started with two threads on one core and stayed so, at 
 took a core) is taken again, a few times at most. This holds for every contender alike.
 
 Freed memory stays with the process (`KEEP_MEMORY`). Otherwise a library that allocates its output in each call, as PyTorch does, pays
-the system for fresh pages or not, depending on which layers ran before: conv3 of papers12 took 0.75 or 1.33 ms, conv7 at batch 8 took
-6.9 or 29 ms (channels-last). We compare with the faster.
-We compare with the faster.
+the system for fresh pages or not, depending on which layers ran before. We compare with the faster.
 """
 
 from __future__ import annotations

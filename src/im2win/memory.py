@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.problem import Conv2d
-from im2win.runtime import load, runtime_library
+from im2win.runtime import Op, load, runtime_library
 
 _THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")
@@ -30,16 +29,10 @@ class MeasureError(RuntimeError):
     """The measuring process failed; the message is its last words."""
 
 
-def peak_bytes(
-    conv: Conv2d, algorithm: str = "auto", tile: Any = None, *, logs: Path | str | None = None, threads: int | None = None
-) -> int:
-    """Builds the op as `im2win.build` would and measures its peak (see `peak_of_library`)."""
-    import im2win
-
+def peak_bytes(op: Op) -> int:
+    """Measures the peak of a built op (see `peak_of_library`)."""
     with tempfile.TemporaryDirectory(prefix="im2win-memory-") as folder:
-        path = Path(folder) / "conv.so"
-        im2win.build(conv, algorithm=algorithm, tile=tile, logs=logs, threads=threads).export(path)
-        return peak_of_library(path)
+        return peak_of_library(op.export(Path(folder) / "conv.so"))
 
 
 def peak_of_library(path: Path) -> int:

@@ -42,7 +42,7 @@ _MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re
 
 
 class ReportError(ValueError):
-    """A marker that no result answers; the message names both."""
+    """A marker that no result answers, or a study that cannot be read; the message names it."""
 
 
 def load_all(folder: Path) -> dict[str, Result]:
@@ -65,8 +65,18 @@ def refresh(readme: Path, folder: Path) -> bool:
 
 
 def load_studies(folder: Path) -> list[dict[str, Any]]:
-    """What benchmarks/search_quality.py wrote beside the results in `folder`, sorted by device."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.parent.glob("studies/*/search-quality.json"))]
+    """What benchmarks/search_quality.py wrote beside the results in `folder`, sorted by device.
+
+    Raises:
+        ReportError: a file that is not JSON; the message names it.
+    """
+    studies = []
+    for path in sorted(folder.parent.glob("studies/*/search-quality.json")):
+        try:
+            studies.append(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ReportError(f"{path}: not a readable JSON file ({error}).") from error
+    return studies
 
 
 def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:

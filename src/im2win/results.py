@@ -34,7 +34,8 @@ class Row:
     roofline_fraction: of the least time of the direct form on this machine (see `im2win.ceilings`), over ours.
     ratio: best peer's time / ours; above 1 we win.
     untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
-    peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.memory`), where it was asked for.
+    peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.memory`), where it was asked for;
+        `peak_failed` says why it could not be measured.
     """
 
     layer: str
@@ -53,6 +54,7 @@ class Row:
     untuned_ms: float | None = None
     untuned_ratio: float | None = None
     peak_bytes: int | None = None
+    peak_failed: str | None = None
     failed: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
