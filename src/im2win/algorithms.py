@@ -11,6 +11,7 @@ from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec
 from im2win.packing import FilterPack
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.schedules.cpu import Plan, Where
+from im2win.schedules.cuda.plan import CudaPlan
 
 Define = Callable[[Conv2d, FilterPack, int], list[Any]]
 
@@ -23,6 +24,7 @@ class Algorithm:
     plan: how schedules treat its transform, for this problem.
     transform_bytes: bytes of the whole transformed tensor, the formula of its paper; 0 where none is ever stored.
     strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
+    cuda: how CUDA kernels take its windows; None where they do not know it.
     """
 
     name: str
@@ -32,17 +34,28 @@ class Algorithm:
     plan: Callable[[Conv2d], Plan]
     transform_bytes: Callable[[Conv2d], int]
     strip_elements: Callable[[Conv2d, int], int]
+    cuda: CudaPlan | None = None
 
     def supports(self, conv: Conv2d, target: str = "cpu") -> str | None:
         """Why this algorithm cannot compute `conv` on `target`; None if it can."""
+        if target == "cuda":
+            return self._supports_cuda(conv)
         if target != "cpu":
             return f"no schedule for target {target!r}"
         if conv.dtype != "float32":
             return f"CPU schedules compute float32, not {conv.dtype}"
-        stored = self.transform_bytes(conv) // conv.itemsize
-        if stored > MAX_ELEMENTS:
-            return f"its transformed tensor would have {stored} elements, more than {MAX_ELEMENTS}"
-        return None
+        return _too_large(self.transform_bytes(conv) // conv.itemsize)
+
+    def _supports_cuda(self, conv: Conv2d) -> str | None:
+        if self.cuda is None:
+            return "no CUDA schedule"
+        if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
+            return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
+        return _too_large(self.cuda.transform_bytes(conv) // conv.itemsize)
+
+
+def _too_large(stored: int) -> str | None:
+    return f"its transformed tensor would have {stored} elements, more than {MAX_ELEMENTS}" if stored > MAX_ELEMENTS else None
 
 
 def _nothing(conv: Conv2d, rows: int) -> int:
@@ -87,26 +100,29 @@ def _implicit_panel(conv: Conv2d, rows: int) -> int:
 ALGORITHMS: dict[str, Algorithm] = {
     row.name: row
     for row in (
-        Algorithm("direct", "direct", "thesis Alg. 1", direct.define, _direct, direct.transform_bytes, _pad_rows),
+        Algorithm(
+            "direct", "direct", "thesis Alg. 1", direct.define, _direct, direct.transform_bytes, _pad_rows, CudaPlan(staged="rows"),
+        ),
         Algorithm(
             "im2win", "im2win, tensor stored", "thesis Alg. 2 and 3, arXiv 2306.14320",
-            im2win.define, _im2win("root"), im2win.transform_bytes, _nothing,
+            im2win.define, _im2win("root"), im2win.transform_bytes, _nothing, CudaPlan("ncmku"),
         ),
         Algorithm(
             "im2win_fused", "im2win, strip by strip", "thesis Alg. 2 and 3, transform inside the product",
-            im2win.define, _im2win("strip"), direct.transform_bytes, _im2win_rows,
+            im2win.define, _im2win("strip"), direct.transform_bytes, _im2win_rows, CudaPlan(staged="windows"),
         ),
         Algorithm(
             "im2col", "im2col and product", "Chellapilla et al. 2006",
-            im2col.define, _im2col("root"), im2col.transform_bytes, _nothing,
+            im2col.define, _im2col("root"), im2col.transform_bytes, _nothing, CudaPlan("ncuvmx"),
         ),
         Algorithm(
             "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014", implicit_gemm.define, _implicit,
-            implicit_gemm.transform_bytes, _implicit_panel,
+            implicit_gemm.transform_bytes, _implicit_panel, CudaPlan(),
         ),
         Algorithm(
             "mec", "MEC", "Cho and Brand, arXiv 1706.06873",
             mec.define, lambda conv: Plan(mec.LOWERED, "root", step=conv.padded_size[0] * conv.kernel[1]), mec.transform_bytes, _nothing,
+            CudaPlan("ncxyv"),
         ),
         Algorithm(
             "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",

@@ -25,7 +25,7 @@ GUARD = 4096  # bytes before and behind every tensor that nobody may write
 
 _INCLUDE = re.compile(r"^\s*#include\s*<(?:cuda|mma|cooperative_groups)[^>]*>\s*$", re.MULTILINE)
 _SHARED = re.compile(r"__shared__\s+alignas\((\d+)\)")
-_DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:alignas\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
+_DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\];")
 
 
 class EmulationError(RuntimeError):

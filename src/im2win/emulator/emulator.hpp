@@ -24,6 +24,8 @@
 
 #include "types.hpp"
 
+#define IM2WIN_EMULATOR 1
+
 #define __global__
 #define __device__
 #define __host__

@@ -82,13 +82,14 @@ def _stop_at_source(sources: list[str]) -> Iterator[None]:
             tvm_ffi.remove_global_func(_POSTPROCESS)
 
 
-def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = None) -> Generated:
+def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = None, pipeline: str | None = None) -> Generated:
     """Lowers a scheduled module for a CUDA target and returns its source and launches.
 
     Args:
         config: of TVM's passes.
+        pipeline: the name of TVM's lowering pipeline; None for the target's own.
     """
     watch, sources = _Launches(), list[str]()
     with _stop_at_source(sources), tvm.transform.PassContext(config=config or {}, instruments=[watch]):
-        tvm.compile(module, target)
+        tvm.compile(module, target, tir_pipeline=pipeline)
     return Generated("\n".join(sources), tuple(watch.found), watch.workspace)

@@ -1,6 +1,7 @@
 // The scalar and vector types of CUDA, as far as generated code uses them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -69,9 +70,15 @@ inline half __float2half(float value) { return half(value); }
 inline float __half2float(half value) { return float(value); }
 inline half __hmax(half a, half b) { return float(a) > float(b) ? a : b; }
 inline half __hmin(half a, half b) { return float(a) < float(b) ? a : b; }
+using __half = half;
+inline bool __hgt(half a, half b) { return float(a) > float(b); }
+inline bool __hlt(half a, half b) { return float(a) < float(b); }
 struct alignas(4) half2 { half x, y; };
+using __half2 = half2;
 inline half2 __halves2half2(half x, half y) { return {x, y}; }
 
+using std::max;
+using std::min;
 inline float __expf(float value) { return std::exp(value); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }

@@ -1,0 +1,103 @@
+"""Tensors that hold the windows of a convolution, each named by the order of its axes.
+
+    n image    c input channel    y input row, padding included    k input column, padding included
+    m output row    u kernel row    x output column    v kernel column            y = m*s + u*d,  k = x*s + v*d
+
+An axis y may be split into its pair (m, u), an axis k into (x, v): rows or columns that windows share are then stored once a window. Every
+lowering of the literature is such an order:
+
+    ncyk      the input itself (NCHW)
+    ncmku     im2win (thesis Alg. 2): one row of windows is one row, its columns one after the other
+    ncuvmx    im2col (thesis section 2.1.3): the matrix of all windows
+    ncxyv     MEC (arXiv 1706.06873): lowered along the width only
+
+With c moved to the end they suit NHWC: the elements of a window that share a tap lie side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import te
+
+from im2win.compute import nest
+from im2win.problem import Conv2d
+
+LOWERED = "lowered"
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Element (n, c, m, x, u, v) of the windows lies at n*N + c*C + m*M + x*X + u*U + v*V + origin; strides in elements.
+
+    padded: taps of border windows fall outside the tensor and count as zero; else it holds them all.
+    """
+
+    n: int
+    c: int
+    m: int
+    x: int
+    u: int
+    v: int
+    origin: int = 0
+    padded: bool = False
+
+
+def oriented(axes: str, layout: str) -> str:
+    """The order for a layout: channels last for NHWC."""
+    return axes if layout == "NCHW" else axes.replace("c", "") + "c"
+
+
+def shape(conv: Conv2d, axes: str) -> tuple[int, ...]:
+    """Extents of the axes."""
+    (height, width), (out_h, out_w), (rows, cols) = conv.padded_size, conv.output_size, conv.kernel
+    extents = {"n": conv.batch, "c": conv.in_channels, "y": height, "k": width, "m": out_h, "x": out_w, "u": rows, "v": cols}
+    return tuple(extents[axis] for axis in axes)
+
+
+def transform_bytes(conv: Conv2d, axes: str) -> int:
+    """Bytes of the tensor."""
+    return math.prod(shape(conv, axes)) * conv.itemsize
+
+
+def _windows(conv: Conv2d, of: dict[str, int]) -> list[int]:
+    """Strides of m, x, u and v from those of the axes."""
+    split = {"m": ("y", conv.stride[0]), "x": ("k", conv.stride[1]), "u": ("y", conv.dilation[0]), "v": ("k", conv.dilation[1])}
+    return [of[axis] if axis in of else step * of[whole] for axis, (whole, step) in split.items()]
+
+
+def _axis_strides(axes: str, extents: tuple[int, ...]) -> dict[str, int]:
+    return {axis: math.prod(extents[place + 1 :]) for place, axis in enumerate(axes)}
+
+
+def strides(conv: Conv2d, axes: str) -> Strides:
+    """Where windows lie in the tensor with these axes."""
+    of = _axis_strides(axes, shape(conv, axes))
+    return Strides(of["n"], of["c"], *_windows(conv, of))
+
+
+def input_strides(conv: Conv2d) -> Strides:
+    """Where windows lie in the input as it is, without its padding."""
+    of = _axis_strides("ncyk" if conv.layout == "NCHW" else "nykc", conv.input_shape)
+    top, left, _, _ = conv.padding
+    return Strides(of["n"], of["c"], *_windows(conv, of), origin=-(top * of["y"] + left * of["k"]), padded=any(conv.padding))
+
+
+def element(conv: Conv2d, axes: str, data: nest.Expr) -> Callable[..., nest.Expr]:
+    """indices -> element of the tensor with these axes, from an input of `conv.input_shape`."""
+    at = nest.image(conv, data)
+
+    def of(*indices: nest.Expr) -> nest.Expr:
+        i = dict(zip(axes, indices, strict=True))
+        y = i["y"] if "y" in i else i["m"] * conv.stride[0] + i["u"] * conv.dilation[0]
+        k = i["k"] if "k" in i else i["x"] * conv.stride[1] + i["v"] * conv.dilation[1]
+        return at(i["n"], i["c"], y, k)
+
+    return of
+
+
+def transform(conv: Conv2d, axes: str, data: te.Tensor) -> te.Tensor:
+    """The tensor with these axes, from an input of `conv.input_shape`."""
+    return te.compute(shape(conv, axes), element(conv, axes, data), name=LOWERED)

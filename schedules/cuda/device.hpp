@@ -1,0 +1,120 @@
+// What generated kernels call: copies to shared memory that do not wait, and matrix products of a warp.
+//
+// On the device each function is a few PTX instructions. With IM2WIN_EMULATOR defined the same file compiles for the host, on emulator.hpp.
+//
+// A matrix product works on *words* of 4 bytes: 1 float, 2 halves or 4 int8. One step multiplies 16 rows of A, 8 words each, with 8 columns
+// of B, 8 words each: m16n8k8 for TF32, m16n8k16 for FP16, m16n8k32 for INT8. Lane 4*g + t holds, of A, rows g and g+8 and of B, column g, at
+// words t and t+4; of the sums, rows g and g+8 at columns 2*t and 2*t+1.
+#pragma once
+
+namespace im2win {
+
+#ifndef IM2WIN_EMULATOR
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) { return static_cast<unsigned>(__cvta_generic_to_shared(pointer)); }
+
+// `bytes` (4, 8 or 16) from global to shared memory; zeros where `inside` is false.
+template <int bytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool inside) {
+  const int read = inside ? bytes : 0;
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(bytes), "r"(read) : "memory");
+}
+template <int bytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most the newest `left` groups of this thread are under way.
+template <int left>
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory"); }
+
+__device__ __forceinline__ void product_f16(float* c, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void product_tf32(float* c, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#else
+
+template <int bytes>
+void copy_async(void* to, const void* from, bool inside = true) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes) emulator::fail("an asynchronous copy to an address that is not aligned");
+  if (inside && reinterpret_cast<uintptr_t>(from) % bytes) emulator::fail("an asynchronous copy from an address that is not aligned");
+  emulator::copy_async(to, from, bytes, inside ? bytes : 0);
+}
+inline void commit_copies() { emulator::commit_copies(); }
+template <int left>
+void wait_copies() { emulator::wait_copies(left); }
+
+struct HalfWord {
+  static constexpr int values = 2;
+  static float get(unsigned word, int i) {
+    half value;
+    value.bits = uint16_t(word >> 16 * i);
+    return float(value);
+  }
+};
+struct Tf32Word {  // the unit reads 8 bits of exponent and 10 of fraction, and drops the rest
+  static constexpr int values = 1;
+  static float get(unsigned word, int) { return __int_as_float(int(word & 0xffffe000u)); }
+};
+struct Int8Word {
+  static constexpr int values = 4;
+  static int get(unsigned word, int i) { return int8_t(word >> 8 * i); }
+};
+
+template <typename Word, typename Sum>
+void product(Sum* c, const unsigned* a, const unsigned* b) {
+  struct Lane {
+    Sum* c;
+    const unsigned *a, *b;
+  } lane{c, a, b};
+  emulator::warp_operation(0, 0xffffffffu, &lane, [](void* lanes[32]) {
+    auto at = [&](int i) -> Lane& { return *static_cast<Lane*>(lanes[i]); };
+    Sum sums[16][8];
+    for (int row = 0; row < 16; ++row)
+      for (int col = 0; col < 8; ++col) {
+        Sum& sum = sums[row][col] = at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2];
+        for (int word = 0; word < 8; ++word)
+          for (int i = 0; i < Word::values; ++i)
+            sum += Word::get(at(row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2], i) * Word::get(at(col * 4 + word % 4).b[word / 4], i);
+      }
+    for (int row = 0; row < 16; ++row)
+      for (int col = 0; col < 8; ++col) at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2] = sums[row][col];
+  });
+}
+inline void product_f16(float* c, const unsigned* a, const unsigned* b) { product<HalfWord>(c, a, b); }
+inline void product_tf32(float* c, const unsigned* a, const unsigned* b) { product<Tf32Word>(c, a, b); }
+inline void product_s8(int* c, const unsigned* a, const unsigned* b) { product<Int8Word>(c, a, b); }
+
+#endif
+
+// 16 aligned bytes, as four words.
+__device__ __forceinline__ void load_words(unsigned* to, const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+}
+
+__device__ __forceinline__ unsigned rounded_tf32(unsigned word) { return word + 0x1000u; }  // the unit drops what is below
+
+// The sum of three products of TF32 parts, small ones first: what is left out is 2^-22 of each product.
+// `a` and `b` hold float32; high parts are rounded to nearest, low parts are what is left.
+__device__ __forceinline__ unsigned high_part(unsigned word) { return (word + 0x1000u) & 0xffffe000u; }
+__device__ __forceinline__ unsigned low_part(unsigned word, unsigned high) {
+  return rounded_tf32(static_cast<unsigned>(__float_as_int(__int_as_float(static_cast<int>(word)) - __int_as_float(static_cast<int>(high)))));
+}
+
+}  // namespace im2win

@@ -1,0 +1,108 @@
+"""From the sums in registers to the output: bias, residual, activation, and stores as wide as the layout allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.product import Run
+from im2win.schedules.cuda.shared import CHUNK, Expr, local
+from im2win.schedules.cuda.tile import CudaTile
+
+
+def output_dtype(conv: Conv2d) -> str:
+    """Element type of output, bias and residual: sums of int8 products stay int32."""
+    return "int32" if conv.dtype == "int8" else conv.dtype
+
+
+def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
+    """Outputs that one store takes, at most 16 bytes; `neighbours`: windows that lie side by side, aligned to their number."""
+    most = CHUNK // np.dtype(output_dtype(conv)).itemsize
+    if tile.product == "fma":
+        return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
+    tiles = tile.warp_m // 16 if conv.layout == "NHWC" else tile.warp_n // 8
+    for run in (8, 4, 2):
+        aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
+        if run <= most and aligned and tiles % (run // 2) == 0:
+            return run
+    return 1
+
+
+def _channels_allow(conv: Conv2d, run: int) -> bool:
+    return conv.out_channels // conv.groups % run == 0
+
+
+def _activate(activation: str, value: Expr, dtype: str) -> Expr:
+    zero = tirx.const(0, dtype)
+    if activation == "relu":
+        return T.max(value, zero)
+    if activation == "relu6":
+        return T.min(T.max(value, zero), tirx.const(6, dtype))
+    if activation == "silu":
+        return value / (tirx.const(1, dtype) + T.exp(zero - value))
+    return value
+
+
+class Epilogue:
+    """Writes the sums of a block.
+
+    Args:
+        tensors: "output", and "bias" [out_channels] and "residual" where the problem has them; flat.
+        operand: says where a window of the block lies in the output.
+        first, group: the block's first channel in its group, and the group.
+    """
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
+        self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
+        self._first, self._group = first, group
+        self._run = run_length(conv, tile, operand.run(conv, tile))
+        self._values = local("values", (self._run,), output_dtype(conv))
+
+    def write(self, product: Any) -> None:
+        """Emits the stores."""
+        product.each_window(self._window)
+
+    def _window(self, window: Expr, runs: Callable[[Run], None]) -> None:
+        conv, (out_h, out_w) = self._conv, self._conv.output_size
+        n, m, x, conditions = self._operand.output(window)
+        if conv.layout == "NCHW":
+            start, stride = n * (conv.out_channels * out_h * out_w) + m * out_w + x, out_h * out_w
+        else:
+            start, stride = ((n * out_h + m) * out_w + x) * conv.out_channels, 1
+        per_group = conv.out_channels // conv.groups
+
+        def take(channel: Expr, sums: list[Any]) -> None:
+            j = self._first + channel
+            inside = [j < per_group] if per_group % self._tile.block_m else []
+            self._guarded(inside, lambda: self._store(start + (self._group * per_group + j) * stride, self._group * per_group + j, sums))
+
+        self._guarded(conditions, lambda: runs(take))
+
+    @staticmethod
+    def _guarded(conditions: list[Expr], body: Callable[[], None]) -> None:
+        if conditions:
+            with T.If(tirx.all(*conditions)), T.Then():
+                body()
+        else:
+            body()
+
+    def _store(self, at: Expr, channel: Expr, sums: list[Any]) -> None:
+        """One run of outputs, from `at` on."""
+        conv, dtype, tensors = self._conv, self._tile.sum_dtype, self._tensors
+        for e, value in enumerate(sums):
+            if conv.bias:
+                value = value + tensors["bias"][channel + (e if conv.layout == "NHWC" else 0)].astype(dtype)
+            if conv.residual:
+                value = value + tensors["residual"][at + e].astype(dtype)
+            T.buffer_store(self._values, _activate(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
+        if len(sums) == 1:
+            T.buffer_store(tensors["output"], self._values[0], [at])
+        else:
+            with T.vectorized(len(sums)) as e:
+                T.buffer_store(tensors["output"], self._values[e], [at + e])
+

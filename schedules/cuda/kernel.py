@@ -1,0 +1,120 @@
+"""A convolution as one CUDA kernel: the product of packed filters with windows, which take their shape on the way to shared memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.cuda_packing import CudaPack
+from im2win.packing import FilterPack
+from im2win.problem import Conv2d
+from im2win.schedules.cuda import gather, patch, planes
+from im2win.schedules.cuda.epilogue import Epilogue, output_dtype, run_length
+from im2win.schedules.cuda.filters import Filters
+from im2win.schedules.cuda.gather import Gather
+from im2win.schedules.cuda.patch import Patch
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.planes import Planes
+from im2win.schedules.cuda.product import FmaProduct, MatrixProduct
+from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, padded
+from im2win.schedules.cuda.tile import CudaTile
+
+PARTS = {"tf32": 1, "tf32x3": 2}  # of a packed filter
+
+
+def _operand(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
+    return Planes if tile.planes else Patch if tile.patch else Gather
+
+
+def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
+    """How filters are packed for a tile."""
+    if tile.planes:
+        return FilterPack(tile.block_m, "cuv")
+    if tile.product == "fma":
+        return CudaPack("rows", tile.block_m, tile.order, tile.slabs)
+    run = run_length(conv, tile, _operand(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
+    return CudaPack("products", tile.block_m, tile.order, tile.slabs, run, parts=PARTS.get(tile.product, 0))
+
+
+def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+    """Bytes of shared memory that a block takes."""
+    parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, Planes: planes.shared_bytes}
+    return parts[_operand(tile)](conv, tile, plan) + padded((tile.stages, step_filters(conv, tile)), tile.dtype)
+
+
+def step_filters(conv: Conv2d, tile: CudaTile) -> int:
+    """Elements of a block's filters that one step of the sum takes."""
+    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(PARTS.get(tile.product, 0), 1)
+
+
+def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, source: tuple[int, ...]) -> dict[str, Any]:
+    """The kernel's tensors by name, flat."""
+    shapes = {"data": source, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
+    dtypes = {"data": conv.dtype, "filter": conv.dtype}
+    return {
+        name: T.arg(name, T.buffer((math.prod(shapes.get(name, conv.output_shape)),), dtypes.get(name, output_dtype(conv))))
+        for name in conv.arguments
+    }
+
+
+def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
+    """The kernel over flat tensors; "data" is the tensor that the plan takes windows from."""
+    pack, operand_type = pack_of(conv, tile), _operand(tile)
+    blocks = pack.blocks(conv), operand_type.blocks(conv, tile)
+    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        tensors = _arguments(conv, pack, plan.source(conv))
+        with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+            per_group = blocks[0] // conv.groups
+            channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
+            arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
+            filters = Filters(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+            operand = operand_type(conv, tile, plan, arena, tensors["data"], windows, group, tid)
+            product = _product(conv, tile, operand, tid)
+            _pipeline(tile, steps, filters, operand, product)
+            Epilogue(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
+    return builder.get()
+
+
+def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduct | MatrixProduct:
+    run = run_length(conv, tile, operand.run(conv, tile))
+    if tile.product == "fma":
+        return FmaProduct(tile, operand, tid, run=run)
+    return MatrixProduct(tile, operand, tid, along_channels=conv.layout == "NHWC", run=run)
+
+
+def _pipeline(tile: CudaTile, steps: int, filters: Filters, operand: Any, product: Any) -> None:
+    """Copies run `stages - 1` steps ahead of the product.
+
+    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite.
+    """
+    ahead = tile.stages - 1
+    for step in range(min(ahead, steps)):
+        filters.begin(step, step)
+        operand.prologue(step)
+        call("commit_copies")
+    for _ in range(steps, ahead):
+        call("commit_copies")
+    with T.serial(steps) as step:
+        call(f"wait_copies<{max(ahead - 1, 0)}>")
+        barrier()
+        slot = (step + ahead) % tile.stages
+        more = step + ahead < steps
+        if steps > ahead:
+            with T.If(more), T.Then():
+                filters.begin(step + ahead, slot)
+                if not tile.patch:
+                    operand.advance(step, ahead, slot)
+        if tile.patch:
+            operand.advance(step, ahead, slot)
+        call("commit_copies")
+        product.multiply(filters.shared, step)
+        if tile.patch:
+            operand.settle(step, slot)
+        elif steps > ahead:
+            with T.If(more), T.Then():
+                operand.settle(step, slot)

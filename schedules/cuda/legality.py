@@ -1,0 +1,76 @@
+"""The one statement of which tiles are legal; sampler, user input, records and tests all ask here."""
+
+from __future__ import annotations
+
+import math
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda import gather, planes
+from im2win.schedules.cuda.kernel import shared_bytes
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.product import fma_lanes
+from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
+
+MAX_THREADS = 512
+MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
+
+
+def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal. `plan`: of the algorithm."""
+    counts = ("block_m", "block_n", "warp_m", "warp_n", "slabs")
+    rules = [
+        (tile.product in PRODUCTS, f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"),
+        (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
+        (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
+        *((getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts),
+        *((getattr(tile, name) >= 0, f"`{name}` (={getattr(tile, name)}) must be at least 0") for name in ("images", "rows", "cols")),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    for stage in (lambda: _shapes(conv, tile, plan), lambda: _fits(conv, tile, gpu, plan)):
+        broken = broken or [text for holds, text in stage() if not holds]
+    return broken
+
+
+def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
+    lanes = fma_lanes(tile) if tile.product == "fma" else (4, 8)
+    across, along = 4 * lanes[0], lanes[1]
+    return [
+        (tile.dtype == conv.dtype, f"`product` (={tile.product}) multiplies {tile.dtype}, not {conv.dtype}"),
+        (tile.warp_m % across == 0, f"`warp_m` (={tile.warp_m}) must be a multiple of {across}"),
+        (tile.warp_n % along == 0, f"`warp_n` (={tile.warp_n}) must be a multiple of {along}"),
+        (tile.block_m % tile.warp_m == 0, f"`warp_m` (={tile.warp_m}) must divide `block_m` (={tile.block_m})"),
+        (tile.block_n % tile.warp_n == 0, f"`warp_n` (={tile.warp_n}) must divide `block_n` (={tile.block_n})"),
+        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
+        (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
+        ((tile.images > 0) == (tile.rows > 0) == (tile.cols > 0), "`images`, `rows` and `cols` must all be 0 or none"),
+        (tile.patch == plan.patched, f"windows staged by {plan.staged} {'need a' if plan.patched else 'have no'} patch"),
+        ((tile.order == "Cuvc") <= tile.patch, "`order` Cuvc is for patches"),
+        ((tile.order == "uvc") <= (not tile.patch), "`order` uvc is not for patches"),
+    ]
+
+
+def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[bool, str]]:
+    taps, rows, needed = math.prod(conv.kernel), planes.rows(conv), shared_bytes(conv, tile, plan)
+    rules = [
+        (needed <= gpu.block_shared, f"the block's {needed} bytes of shared memory must be at most {gpu.block_shared}"),
+        (
+            tile.block_m < conv.out_channels // conv.groups + 16,
+            f"`block_m` (={tile.block_m}) must not hold 16 channels or more beyond a group's {conv.out_channels // conv.groups}",
+        ),
+    ]
+    if not tile.patch:
+        lanes = gather.lanes_along_sum(conv, tile, plan)
+        even = tile.block_n * lanes % tile.threads == 0
+        return [*rules, (even, f"`block_n` (={tile.block_n}) must be a multiple of the {tile.threads // lanes} windows copied at a time")]
+    sizes = zip(("images", "rows", "cols"), (tile.images, tile.rows, tile.cols), (conv.batch, *conv.output_size), strict=True)
+    windows = tile.images * tile.rows * tile.cols
+    rules += [(size <= most, f"`{name}` (={size}) must be at most the output's {most}") for name, size, most in sizes]
+    rules += [(windows <= tile.block_n, f"the patch's {windows} windows must be at most `block_n` (={tile.block_n})")]
+    if tile.planes:
+        return [
+            *rules,
+            (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
+            (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
+        ]
+    return [*rules, (taps >= tile.stages - 1, f"`stages` (={tile.stages}) must be at most one more than the kernel's {taps} taps")]

@@ -1,0 +1,115 @@
+"""The numbers of a CUDA schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+ORDERS = ("cuv", "uvc", "Cuvc")
+SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
+
+# Arithmetic: dtype of the tensors, of the sums, elements in a slab
+PRODUCTS = {
+    "fma": ("float32", "float32", 16),
+    "tf32": ("float32", "float32", 16),
+    "tf32x3": ("float32", "float32", 16),
+    "f16": ("float16", "float32", 32),
+    "s8": ("int8", "int32", 64),
+}
+
+
+@dataclass(frozen=True)
+class CudaTile:
+    """Tiles of the product of filters [channels, K] and windows [K, windows], and how they reach the multipliers.
+
+    product: the arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32 products),
+        "f16", "s8".
+    block_m, block_n: output channels and windows (output pixels) of a thread block.
+    warp_m, warp_n: those of one warp. With "fma" a warp is 4 x 8 threads, each an outer product of warp_m/4 x warp_n/8 in registers.
+    slabs: slabs of 64 bytes of every window that one step of the sum takes to shared memory.
+    stages: steps in shared memory at a time; copies run stages - 1 steps ahead of the product.
+    order: the order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it. "Cuvc" takes as many
+        channels as a step holds, all their taps, then the next: the order for patches.
+    images, rows, cols: a block's windows are a patch of the output: so many images, rows and columns of it, at most block_n in all. The
+        input under the patch is copied once for all taps: in the order "Cuvc" some channels at a time; in the order "cuv" all channels at
+        once, and a step is then `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block's windows are `block_n`
+        neighbours in memory, even across rows and images, and every tap is copied by itself.
+    """
+
+    product: str
+    block_m: int
+    block_n: int
+    warp_m: int
+    warp_n: int
+    slabs: int
+    stages: int
+    order: str
+    images: int = 0
+    rows: int = 0
+    cols: int = 0
+
+    @property
+    def patch(self) -> bool:
+        """Whether a block's windows are a patch of the output."""
+        return self.rows > 0
+
+    @property
+    def planes(self) -> bool:
+        """Whether the patch holds all channels, plane by plane."""
+        return self.patch and self.order == "cuv"
+
+    @property
+    def warps(self) -> tuple[int, int]:
+        """Warps of a block along channels and along windows."""
+        return self.block_m // self.warp_m, self.block_n // self.warp_n
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def sums(self) -> int:
+        """Sums that a thread holds."""
+        return self.warp_m * self.warp_n // 32
+
+    @property
+    def dtype(self) -> str:
+        """Element type of input and filter."""
+        return PRODUCTS[self.product][0]
+
+    @property
+    def sum_dtype(self) -> str:
+        """Type of the sums."""
+        return PRODUCTS[self.product][1]
+
+    @property
+    def slab(self) -> int:
+        """Elements of one window in a slab."""
+        return PRODUCTS[self.product][2]
+
+    @property
+    def block_k(self) -> int:
+        """Elements of the sum that one step takes."""
+        return self.slabs * self.slab
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tile as plain values, for a record or a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CudaTile:
+        """The inverse of `as_dict`.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong type.
+        """
+        names = {field.name: field.type for field in fields(cls)}
+        if set(values) != set(names):
+            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
+        for name, kind in names.items():
+            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
+            if not good:
+                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
+        return cls(**values)

@@ -1,0 +1,146 @@
+"""From a problem, an algorithm and a tile to CUDA: definition, schedule, TVM's code generator, the reconstructor, nvcc or nvrtc."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm.support.nvcc import compile_cuda
+
+from im2win.algorithms import Algorithm
+from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError
+from im2win.emulator.generate import Generated, generate
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.reconstruct import Rule, reconstruct
+from im2win.schedules.cuda import kernel
+from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
+from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.transform import transform_kernel
+
+TRANSFORM = "transform"
+_POSTPROCESS = "tvm_callback_cuda_postproc"
+_lock = threading.RLock()  # TVM has one callback and one environment variable for all threads
+
+
+def cuda_target(gpu: Gpu) -> Any:
+    """TVM's target for a GPU."""
+    return tvm.target.Target(
+        {
+            "kind": "cuda", "arch": gpu.arch, "max_threads_per_block": 1024, "max_shared_memory_per_block": gpu.block_shared,
+            "thread_warp_size": 32,
+        },
+        host="llvm",
+    )  # fmt: skip
+
+
+def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.IRModule:
+    """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
+
+    Raises:
+        TileError: the tile is not legal.
+    """
+    plan = algorithm.cuda
+    if plan is None:
+        raise TileError(f"{algorithm.name} has no CUDA schedule.")
+    broken = problems(conv, tile, gpu, plan)
+    if broken:
+        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+    functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
+    if plan.axes:
+        functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
+
+
+@functools.cache
+def device_functions() -> str:
+    """The source of what generated kernels call."""
+    return (Path(kernel.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
+
+
+@contextlib.contextmanager
+def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
+    """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
+
+    Raises (inside):
+        ReconstructError: a rule does not match as it says.
+    """
+
+    def rewrite(source: str, target: Any) -> str:
+        head, mark, kernels = source.partition('extern "C"')
+        return head + device_functions() + "\n" + reconstruct(mark + kernels, rules).source
+
+    with _lock:
+        before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
+        tvm_ffi.register_global_func(_POSTPROCESS, rewrite, override=True)
+        try:
+            yield
+        finally:
+            if before:
+                tvm_ffi.register_global_func(_POSTPROCESS, before, override=True)
+            else:
+                tvm_ffi.remove_global_func(_POSTPROCESS)
+
+
+def compiler() -> str:
+    """The CUDA compiler of this machine: "nvcc" if it is on PATH, else "nvrtc".
+
+    Raises:
+        ToolchainError: there is neither.
+    """
+    if shutil.which("nvcc"):
+        return "nvcc"
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec("cuda.bindings.nvrtc") is not None:
+            return "nvrtc"
+    raise ToolchainError("compiling CUDA needs nvcc on PATH, or pip install 'im2win[cuda]' for nvrtc; neither was found.")
+
+
+def generate_source(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Generated:
+    """The CUDA source of kernels as it goes to the compiler, and their launches; needs neither a GPU nor a compiler."""
+    with reconstructed(rules):
+        return generate(module, cuda_target(gpu), CONFIG, PIPELINE)
+
+
+def cubin(source: str, gpu: Gpu) -> bytes:
+    """Machine code of a CUDA source; no GPU is needed for that.
+
+    Raises:
+        ToolchainError: no CUDA compiler. RuntimeError: the source does not compile.
+    """
+    return bytes(compile_cuda(source, target_format="cubin", arch=gpu.arch, compiler=compiler()))
+
+
+def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Compiled:
+    """Compiles kernels for a GPU of this machine. Without one TVM keeps the source, and compiles it when the library is loaded.
+
+    Raises:
+        ToolchainError: no CUDA compiler.
+    """
+    mode = compiler()
+    with reconstructed(rules), _environment("TVM_CUDA_COMPILE_MODE", mode), tvm.transform.PassContext(config=CONFIG):
+        executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
+    return Compiled(executable, 0)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,77 @@
+"""What a schedule needs to know of the GPU it is for."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device as a schedule sees it.
+
+    arch: the architecture code is generated for. multiprocessors: their number; registers (of 4 bytes), shared memory (bytes) and threads
+    are of one of them, `block_shared` is what one block may take. clock_hz: under load. dram_bytes_s, l2_bytes_s: what kernels reach.
+    """
+
+    brand: str
+    arch: str
+    multiprocessors: int
+    registers: int
+    shared: int
+    block_shared: int
+    threads: int
+    clock_hz: float
+    dram_bytes_s: float
+    l2_bytes_s: float
+
+    @property
+    def name(self) -> str:
+        """The folder of this device's tuning logs."""
+        return "-".join(re.findall(r"[a-z0-9]+", self.brand.lower()))
+
+
+# Measured: copy bandwidth, and the clock that stays under load. What no table says is taken from the H200's ratios.
+KNOWN = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("NVIDIA H200", "sm_90a", 132, 65536, 233472, 232448, 2048, 1.75e9, 4.2e12, 5.5e12),
+        Gpu("NVIDIA H100 80GB HBM3", "sm_90a", 132, 65536, 233472, 232448, 2048, 1.75e9, 3.0e12, 5.5e12),
+    )
+}
+H200 = KNOWN["nvidia-h200"]
+
+
+class NoGpuError(RuntimeError):
+    """No CUDA device, or none that kernels can be generated for; the message says which."""
+
+
+@functools.cache
+def device_gpu(index: int = 0) -> Gpu:
+    """The CUDA device with this number.
+
+    Raises:
+        NoGpuError: there is none, or it is older than compute capability 8.0, whose asynchronous copies kernels need.
+    """
+    import tvm
+
+    device = tvm.cuda(index)
+    if not device.exist:
+        raise NoGpuError(f"there is no CUDA device {index} on this machine.")
+    capability = str(device.compute_version)
+    major, minor = map(int, capability.split("."))
+    brand = str(device.device_name)
+    if major < 8:
+        raise NoGpuError(f"{brand} has compute capability {capability}; generated kernels need 8.0 or newer.")
+    known = KNOWN.get("-".join(re.findall(r"[a-z0-9]+", brand.lower())))
+    if known is not None:
+        return known
+    block_shared = int(device.max_shared_memory_per_block)
+    multiprocessors = int(device.multi_processor_count)
+    share = multiprocessors / H200.multiprocessors
+    return Gpu(
+        brand=brand, arch=f"sm_{major}{minor}" + ("a" if major >= 9 else ""), multiprocessors=multiprocessors, registers=65536,
+        shared=block_shared + 1024, block_shared=block_shared, threads=2048 if (major, minor) in ((8, 0), (9, 0)) else 1536,
+        clock_hz=float(device.max_clock_rate) * 1e3, dram_bytes_s=H200.dram_bytes_s * share, l2_bytes_s=H200.l2_bytes_s * share,
+    )  # fmt: skip
