@@ -62,10 +62,11 @@ def transform_bytes(conv: Conv2d, axes: str) -> int:
     return math.prod(shape(conv, axes)) * conv.itemsize
 
 
-def _windows(conv: Conv2d, of: dict[str, int]) -> list[int]:
+def _windows(conv: Conv2d, of: dict[str, int]) -> tuple[int, int, int, int]:
     """Strides of m, x, u and v from those of the axes."""
     split = {"m": ("y", conv.stride[0]), "x": ("k", conv.stride[1]), "u": ("y", conv.dilation[0]), "v": ("k", conv.dilation[1])}
-    return [of[axis] if axis in of else step * of[whole] for axis, (whole, step) in split.items()]
+    m, x, u, v = (of[axis] if axis in of else step * of[whole] for axis, (whole, step) in split.items())
+    return m, x, u, v
 
 
 def _axis_strides(axes: str, extents: tuple[int, ...]) -> dict[str, int]:
@@ -75,14 +76,16 @@ def _axis_strides(axes: str, extents: tuple[int, ...]) -> dict[str, int]:
 def strides(conv: Conv2d, axes: str) -> Strides:
     """Where windows lie in the tensor with these axes."""
     of = _axis_strides(axes, shape(conv, axes))
-    return Strides(of["n"], of["c"], *_windows(conv, of))
+    m, x, u, v = _windows(conv, of)
+    return Strides(of["n"], of["c"], m, x, u, v)
 
 
 def input_strides(conv: Conv2d) -> Strides:
     """Where windows lie in the input as it is, without its padding."""
     of = _axis_strides("ncyk" if conv.layout == "NCHW" else "nykc", conv.input_shape)
     top, left, _, _ = conv.padding
-    return Strides(of["n"], of["c"], *_windows(conv, of), origin=-(top * of["y"] + left * of["k"]), padded=any(conv.padding))
+    m, x, u, v = _windows(conv, of)
+    return Strides(of["n"], of["c"], m, x, u, v, origin=-(top * of["y"] + left * of["k"]), padded=any(conv.padding))
 
 
 def element(conv: Conv2d, axes: str, data: nest.Expr) -> Callable[..., nest.Expr]:

@@ -27,9 +27,8 @@ def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str
         *((getattr(tile, name) >= 0, f"`{name}` (={getattr(tile, name)}) must be at least 0") for name in ("images", "rows", "cols")),
     ]
     broken = [text for holds, text in rules if not holds]
-    for stage in (lambda: _shapes(conv, tile, plan), lambda: _fits(conv, tile, gpu, plan)):
-        broken = broken or [text for holds, text in stage() if not holds]
-    return broken
+    broken = broken or [text for holds, text in _shapes(conv, tile, plan) if not holds]
+    return broken or [text for holds, text in _fits(conv, tile, gpu, plan) if not holds]
 
 
 def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:

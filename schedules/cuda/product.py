@@ -1,8 +1,8 @@
 """The micro-kernels: what a warp does with one step's slabs in shared memory.
 
 "fma": a warp is 4 x 8 threads. Thread (a, b) holds channels 4*a to 4*a+3 of every 16 and windows b, b+8, ...: an outer product in registers
-(thesis Alg. 9), of a window's elements as many at a time as the operand lets it load. Where that is one, a warp is 1 x 32 threads: one load of
-filters then serves them all, and so does one of 32 neighbouring windows.
+(thesis Alg. 9), of a window's elements as many at a time as the operand lets it load. Where that is one, a warp is 1 x 32 threads: one load
+of filters then serves them all, and so does one of 32 neighbouring windows.
 Tensor cores: the warp's tile is cut into products of 16 channels and 8 windows. Which channel a row of a product is, and which window a
 column, is ours to say: so that the sums of a lane are as many neighbours in the output as one store takes.
 """
