@@ -119,7 +119,8 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
 
 
 def _tile(conv: Conv2d, machine: Machine) -> Tile:
-    return default_tile(conv, "im2win", machine)[1]
+    tile: Tile = default_tile(conv, "im2win", machine)[1]
+    return tile
 
 
 @dataclass

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.shared import CHUNK, Expr, local
@@ -17,7 +18,7 @@ from im2win.schedules.cuda.tile import CudaTile
 
 def output_dtype(conv: Conv2d) -> str:
     """Element type of output, bias and residual: sums of int8 products stay int32."""
-    return "int32" if conv.dtype == "int8" else conv.dtype
+    return OUTPUT_DTYPES[conv.dtype]
 
 
 def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:

@@ -25,7 +25,8 @@ from im2win.schedules.cuda.tile import CudaTile
 PARTS = {"tf32": 1, "tf32x3": 2}  # of a packed filter
 
 
-def _operand(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
+def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
+    """Where a tile takes its windows from, in shared memory."""
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
@@ -35,14 +36,14 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
         return FilterPack(tile.block_m, "cuv")
     if tile.product == "fma":
         return CudaPack("rows", tile.block_m, tile.order, tile.slabs)
-    run = run_length(conv, tile, _operand(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
+    run = run_length(conv, tile, operand_of(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
     return CudaPack("products", tile.block_m, tile.order, tile.slabs, run, parts=PARTS.get(tile.product, 0))
 
 
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     """Bytes of shared memory that a block takes."""
     parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, Planes: planes.shared_bytes}
-    return parts[_operand(tile)](conv, tile, plan) + padded((tile.stages, step_filters(conv, tile)), tile.dtype)
+    return parts[operand_of(tile)](conv, tile, plan) + padded((tile.stages, step_filters(conv, tile)), tile.dtype)
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
@@ -50,24 +51,26 @@ def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(PARTS.get(tile.product, 0), 1)
 
 
-def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, source: tuple[int, ...]) -> dict[str, Any]:
-    """The kernel's tensors by name, flat."""
-    shapes = {"data": source, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
+def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
+    """The kernel's tensors by name, as flat views; a tensor made from the input comes flat as it is."""
+    made = (math.prod(plan.source(conv)),) if plan.axes else conv.input_shape
+    shapes = {"data": made, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
     dtypes = {"data": conv.dtype, "filter": conv.dtype}
-    return {
-        name: T.arg(name, T.buffer((math.prod(shapes.get(name, conv.output_shape)),), dtypes.get(name, output_dtype(conv))))
-        for name in conv.arguments
-    }
+    buffers = {}
+    for name in conv.arguments:
+        shape, dtype = shapes.get(name, conv.output_shape), dtypes.get(name, output_dtype(conv))
+        buffers[name] = T.arg(name, T.buffer(shape, dtype)), (math.prod(shape),), dtype
+    return {name: T.decl_buffer(flat, dtype, data=buffer.data) for name, (buffer, flat, dtype) in buffers.items()}
 
 
 def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
-    """The kernel over flat tensors; "data" is the tensor that the plan takes windows from."""
-    pack, operand_type = pack_of(conv, tile), _operand(tile)
+    """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
+    pack, operand_type = pack_of(conv, tile), operand_of(tile)
     blocks = pack.blocks(conv), operand_type.blocks(conv, tile)
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        tensors = _arguments(conv, pack, plan.source(conv))
+        tensors = _arguments(conv, pack, plan)
         with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
             per_group = blocks[0] // conv.groups
             channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +13,44 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import algorithm, candidates
+from im2win.backends import Device, backend_for, device_for
 from im2win.codegen import Compiled, compile_module, lower
+from im2win.gpu import Gpu
 from im2win.lookup import choose
 from im2win.machine import Machine
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
+from im2win.reference import Accuracy
 from im2win.runtime import Manifest, Op
 from im2win.schedules.tile import Tile
 
-TARGETS = ("cpu",)
 
-
-def check_target(target: str) -> None:
-    """Raises ValueError for a target that no schedule is for."""
-    if target not in TARGETS:
-        raise ValueError(f"`target` (={target!r}) must be one of {', '.join(TARGETS)}.")
-
-
-def build_tile(conv: Conv2d, name: str, tile: Tile, machine: Machine, *, tuned: bool = False) -> Op:
+def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:
     """Compiles one algorithm with one tile.
 
     Raises:
         TileError: the tile is not legal for the problem.
-        ToolchainError: there is no linker.
+        ToolchainError: there is no linker, or no CUDA compiler.
     """
-    compiled = compile_module(lower(conv, algorithm(name), tile, machine), machine)
-    return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, machine, tuned=tuned)
+    if isinstance(device, Gpu):
+        return _build_cuda(conv, name, tile, device, tuned)
+    compiled = compile_module(lower(conv, algorithm(name), tile, device), device)
+    return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
+
+
+def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
+    from im2win import cuda_codegen
+    from im2win.cuda_runtime import CudaOp
+
+    row, backend = algorithm(name), backend_for(gpu)
+    compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
+    made = row.cuda.transform_bytes(conv) if row.cuda else 0
+    manifest = Manifest(
+        conv=conv, algorithm=name, tile=tile.as_dict(), pack=backend.pack(conv, tile), target="cuda", machine=gpu.name, isa=gpu.arch,
+        threads=tile.threads, tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
+    )  # fmt: skip
+    return _in_library(compiled, lambda path: CudaOp(manifest, path))
 
 
 def load_compiled(
@@ -54,10 +65,15 @@ def load_compiled(
         conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cpu", machine=machine.name, isa=machine.isa,
         threads=machine.threads, tuned=tuned, extra_bytes=compiled.allocated, tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
+    return _in_library(compiled, lambda path: Op(manifest, path))
+
+
+def _in_library(compiled: Compiled, load: Callable[[Path], Op]) -> Op:
+    """Loads a compiled kernel from a library in a folder of its own, which goes with the operator."""
     folder = Path(tempfile.mkdtemp(prefix="im2win-"))
     try:
         compiled.export(folder / "conv.so")
-        op = Op(manifest, folder / "conv.so")
+        op = load(folder / "conv.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -73,31 +89,34 @@ def build(
     algorithm: str = "auto",
     tile: Tile | Mapping[str, Any] | None = None,
     threads: int | None = None,
+    accuracy: Accuracy = "float32",
 ) -> Op:
     """Builds an operator for a problem: with its tuning record if one applies, else with the model's tile. Never tunes.
 
     Args:
         conv: the problem, or its key.
-        target: "cpu".
+        target: "cpu" or "cuda".
         logs: a folder of tuning records looked up before those that ship with the package; None for these only.
         algorithm: a name of the registry, or "auto" for the fastest known.
         tile: build exactly this (then `algorithm` must be named).
         threads: CPUs to schedule for; all that the process may use by default.
+        accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
+            "tf32" TF32 itself.
 
     Raises:
+        NoGpuError: target "cuda" without a usable GPU.
         ValueError: unknown target or algorithm, unsupported problem, illegal tile; the message names argument, value and rule.
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    check_target(target)
-    machine = Machine.host(threads)
+    device = device_for(target, threads)
     if tile is not None:
         if algorithm == "auto":
             raise ValueError("`tile` needs a named `algorithm`: the same numbers mean different kernels.")
-        chosen = tile if isinstance(tile, Tile) else Tile.from_dict(tile)
-        return build_tile(conv, candidates(algorithm, conv)[0].name, chosen, machine)
-    rows = candidates(algorithm, conv)
-    found = choose(conv, machine, [row.name for row in rows], logs)
+        chosen = backend_for(device).tile(tile) if isinstance(tile, Mapping) else tile
+        return build_tile(conv, candidates(algorithm, conv, target)[0].name, chosen, device)
+    rows = candidates(algorithm, conv, target)
+    found = choose(conv, device, [row.name for row in rows], logs, accuracy)
     if found is not None:
-        return build_tile(conv, found.algorithm, found.tile, machine, tuned=found.exact)
-    name, chosen = default_tile(conv, algorithm, machine)
-    return build_tile(conv, name, chosen, machine)
+        return build_tile(conv, found.algorithm, found.tile, device, tuned=found.exact)
+    name, chosen = default_tile(conv, algorithm, device, accuracy)
+    return build_tile(conv, name, chosen, device)

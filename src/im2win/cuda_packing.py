@@ -14,6 +14,7 @@ from im2win.problem import Conv2d
 Array = npt.NDArray[Any]
 
 FORMS = ("rows", "products")
+OUTPUT_DTYPES = {"float32": "float32", "float16": "float16", "int8": "int32"}  # of output, bias and residual: int8 sums stay whole
 STEP_WORDS, WORD = 16, 4  # a slab: 16 words of 4 bytes
 Index = Any
 

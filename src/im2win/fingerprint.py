@@ -9,16 +9,21 @@ import ast
 import functools
 import hashlib
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import codegen, packing
+from im2win import codegen, cuda_packing, packing
 from im2win.algorithms import ALGORITHMS
-from im2win.schedules import cpu, registers, tails, tile, turn
+from im2win.compute import lowered, nest
+from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 
 # What every CPU kernel goes through. Files that only choose tiles (model, space) or other schedules (ladder) do not count.
 _PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
 
+
+# And every CUDA kernel; choosing tiles does not count there, either.
+_CHOOSING = ("legality", "model", "space")
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -54,9 +59,20 @@ def code_hash(sources: dict[str, str]) -> str:
     return digest.hexdigest()[:12]
 
 
+def _cuda_sources() -> dict[str, str]:
+    """Sources of the CUDA schedules, by module name; device functions as one string, since C++ is not parsed here."""
+    folder = Path(cuda.__file__).parent
+    sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in folder.glob("*.py") if path.stem not in _CHOOSING}
+    sources["device"] = repr((folder / "device.hpp").read_text())
+    return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest)}
+
+
 @functools.cache
-def fingerprint(algorithm: str) -> str:
-    """Twelve hexadecimal digits that change when the code behind this algorithm's CPU kernels does."""
-    definition = inspect.getmodule(ALGORITHMS[algorithm].define)
+def fingerprint(algorithm: str, target: str = "cpu") -> str:
+    """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
+    row = ALGORITHMS[algorithm]
+    if target == "cuda":
+        return code_hash({**_cuda_sources(), "plan": repr(str(row.cuda))})
+    definition = inspect.getmodule(row.define)
     assert definition is not None
     return code_hash({module.__name__: inspect.getsource(module) for module in (*_PIPELINE, *_definition(definition))})

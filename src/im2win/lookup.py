@@ -13,13 +13,12 @@ from typing import Any
 import tvm
 
 from im2win.algorithms import ALGORITHMS
+from im2win.backends import Device, Tile, backend_for
 from im2win.fingerprint import fingerprint
 from im2win.logs import Accepts, Log, best_first
-from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.records import Record, TileValue
-from im2win.schedules.legality import problems
-from im2win.schedules.tile import Tile
+from im2win.records import Record, TileValue, parse_key
+from im2win.reference import Accuracy
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 
@@ -67,18 +66,19 @@ def stale(record: Record) -> str | None:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
     if record.algorithm not in ALGORITHMS:
         return f"no algorithm is called {record.algorithm!r}"
-    if record.fingerprint != fingerprint(record.algorithm):
-        return f"its schedule's code has changed since ({record.fingerprint}, now {fingerprint(record.algorithm)})"
+    now = fingerprint(record.algorithm, record.target)
+    if record.fingerprint != now:
+        return f"its schedule's code has changed since ({record.fingerprint}, now {now})"
     return None
 
 
-def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], machine: Machine) -> list[str]:
-    """What is wrong with a recorded tile for a problem on a machine."""
-    row = ALGORITHMS[algorithm]
-    if (reason := row.supports(conv)) is not None:
+def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
+    """What is wrong with a recorded tile for a problem on a device."""
+    row, backend = ALGORITHMS[algorithm], backend_for(device, accuracy)
+    if (reason := row.supports(conv, backend.target)) is not None:
         return [reason]
     try:
-        return problems(conv, Tile.from_dict(tile), machine, matrix=row.plan(conv).matrix)
+        return backend.problems(conv, row, backend.tile(tile))
     except ValueError as error:
         return [str(error)]
 
@@ -175,25 +175,37 @@ def _thread_mismatch(record: Record, threads: int | None) -> str | None:
     return f"recorded with {record.threads} threads, here there are {threads}"
 
 
-def search(conv: Conv2d, machine: Machine, names: Sequence[str], logs: str | os.PathLike[str] | None) -> Found:
+def search(
+    conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
+) -> Found:
     """Walks the look-up ladder; the answer names the rung and every record refused on the way, with the reason."""
+    backend = backend_for(device, accuracy)
 
     def accepts(record: Record) -> str | None:
-        return stale(record) or (None if record.algorithm in names else f"algorithm {record.algorithm} was not asked for")
+        if (reason := stale(record)) is not None:
+            return reason
+        if record.algorithm not in names:
+            return f"algorithm {record.algorithm} was not asked for"
+        if backend.target == "cuda" and (broken := tile_problems(parse_key(record.conv), record.algorithm, record.tile, device, accuracy)):
+            return "; ".join(broken)
+        return None
 
     return find(
         conv,
-        machine.name,
+        backend.name,
         logs=open_logs(logs),
         accepts=accepts,
-        legal=lambda problem, name, tile: tile_problems(problem, name, tile, machine),
-        threads=machine.threads,
+        legal=lambda problem, name, tile: tile_problems(problem, name, tile, device, accuracy),
+        target=backend.target,
+        threads=backend.threads,
     )
 
 
-def choose(conv: Conv2d, machine: Machine, names: Sequence[str], logs: str | os.PathLike[str] | None) -> Choice | None:
+def choose(
+    conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
+) -> Choice | None:
     """What the ladder recommends; None if only the default tile is left."""
-    found = search(conv, machine, names, logs)
+    found = search(conv, device, names, logs, accuracy)
     if found.record is None:
         return None
-    return Choice(found.record.algorithm, Tile.from_dict(found.record.tile), found.rung == "exact", found.rung)
+    return Choice(found.record.algorithm, backend_for(device).tile(found.record.tile), found.rung == "exact", found.rung)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,18 @@ import numpy.typing as npt
 from im2win.problem import Conv2d
 
 Array = npt.NDArray[Any]
+Accuracy = Literal["exact", "float32", "tf32"]
+
+
+def checked_accuracy(value: str) -> Accuracy:
+    """A word as an accuracy.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if value not in get_args(Accuracy):
+        raise ValueError(f"`accuracy` (={value!r}) must be one of {', '.join(get_args(Accuracy))}.")
+    return value  # type: ignore[return-value]
 
 
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
@@ -53,13 +65,23 @@ def _activate(name: str, y: Array) -> Array:
     return np.ascontiguousarray(y)
 
 
-def tolerance(conv: Conv2d) -> float:
+def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     """Largest error that rounding alone explains, relative to the largest output, for normally distributed inputs.
+
+    int8 products and their int32 sums are exact. A float16 output is off by half a unit in its last place, 2^-11; sums of float16
+    products are kept in float32. TF32 inputs have 10 bits of fraction: a product is off by up to 2^-10, and sums by less than that of the
+    largest.
 
     A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
     eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
     few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
     """
+    if conv.dtype == "int8":
+        return 0.0
+    if conv.dtype == "float16":
+        return 1.5 * 2.0**-11
+    if accuracy == "tf32":
+        return 2.0**-10
     depth = math.prod(conv.filter_shape[1:])
     return float(np.finfo(np.float32).eps * (4 * math.sqrt(depth) + 16))
 

@@ -36,6 +36,7 @@ class Row:
     untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
     peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.memory`), where it was asked for;
         `peak_failed` says why it could not be measured.
+    peers_extra_bytes: what peers allocate beside input, filter and output, where that was measured (on a GPU).
     """
 
     layer: str
@@ -57,6 +58,7 @@ class Row:
     peak_failed: str | None = None
     failed: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
+    peers_extra_bytes: dict[str, int] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
 
 

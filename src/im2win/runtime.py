@@ -11,21 +11,22 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
 
+from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d, ConvError
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 
-SCHEMA = 1
+SCHEMA = 2
 SYMBOL = "conv2d"
 _FIELDS = {
     "schema", "conv", "algorithm", "tile", "block", "order", "target", "machine", "isa", "threads", "tuned", "extra_bytes",
-    "tvm", "im2win", "library", "sha256",
+    "tvm", "im2win", "library", "sha256", "cuda",
 }  # fmt: skip
 
 
@@ -45,14 +46,31 @@ def runtime_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 
+@functools.cache
+def cuda_runtime_library() -> ctypes.CDLL:
+    """Loads the part of TVM's runtime that runs kernels on a GPU.
+
+    Raises:
+        ArtefactError: it is not there, or the machine has no CUDA driver.
+    """
+    host = Path(str(runtime_library()._name))
+    try:
+        return ctypes.CDLL(str(host.with_name(host.name.replace("libtvm_runtime.", "libtvm_runtime_cuda."))), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ArtefactError(f"kernels for a GPU need TVM's CUDA runtime and the CUDA driver: {error}.") from None
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """What a shared library holds, as stored beside it."""
+    """What a shared library holds, as stored beside it.
+
+    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product; 0 where there is none.
+    """
 
     conv: Conv2d
     algorithm: str
     tile: dict[str, Any]
-    pack: FilterPack
+    pack: FilterPack | CudaPack
     target: str
     machine: str
     isa: str
@@ -61,6 +79,7 @@ class Manifest:
     extra_bytes: int
     tvm: str
     im2win: str
+    made: int = 0
 
     def to_json(self, library: Path) -> str:
         """The manifest's text for the library it lies beside."""
@@ -68,9 +87,16 @@ class Manifest:
             "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "block": self.pack.block,
             "order": self.pack.order, "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads,
             "tuned": self.tuned, "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
-            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "cuda": self._cuda(),
         }  # fmt: skip
         return json.dumps(values, indent=1) + "\n"
+
+    def _cuda(self) -> dict[str, Any] | None:
+        """What only a GPU's library needs: the rest of the packing, and the tensor made first."""
+        if self.target != "cuda":
+            return None
+        pack = asdict(self.pack) if isinstance(self.pack, CudaPack) else {}
+        return {"made": self.made, "pack": {name: value for name, value in pack.items() if name not in ("block", "order")}}
 
     @classmethod
     def read(cls, path: Path) -> tuple[Manifest, str]:
@@ -90,12 +116,16 @@ class Manifest:
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
         try:
-            pack = FilterPack(int(values["block"]), values["order"])
+            pack: FilterPack | CudaPack = FilterPack(int(values["block"]), values["order"])
+            made = 0
+            if values["cuda"] is not None:
+                made, rest = int(values["cuda"]["made"]), values["cuda"]["pack"]
+                pack = CudaPack(block=pack.block, order=pack.order, **rest) if rest else pack
             conv = Conv2d.parse(values["conv"])
-        except (ConvError, TypeError, ValueError) as error:
+        except (ConvError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"{path}: {error}") from None
         names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
-        return cls(conv=conv, pack=pack, **{name: values[name] for name in names}), str(values["sha256"])
+        return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
 
 
 def manifest_path(library: Path) -> Path:
@@ -156,7 +186,7 @@ class Op:
     def __repr__(self) -> str:
         return f"<Op {self.conv} {self.algorithm} {'tuned' if self.tuned else 'default tile'}>"
 
-    def bind(self, w: Any, bias: Any = None) -> Layer:
+    def bind(self, w: Any, bias: Any = None) -> Any:
         """Packs filters (and bias) once; the result is called with the input alone.
 
         Args:
@@ -204,6 +234,7 @@ class Layer:
         if (bias is not None) != conv.bias:
             raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
+        assert isinstance(pack, FilterPack)  # every CPU library has one
         packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
         if conv.bias:
             packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))
@@ -254,6 +285,10 @@ def load(path: str | os.PathLike[str]) -> Op:
         raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
     if hashlib.sha256(content).hexdigest() != digest:
         raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    if manifest.target == "cuda":
+        from im2win.cuda_runtime import CudaOp
+
+        return CudaOp(manifest, library)
     flags = _cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:
         raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from im2win.results import Result, Row
+    from im2win.suites import Layer
 
 AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm; or none."
 
@@ -32,10 +33,14 @@ def bench(
     logs: options.Logs = options.DEFAULT_LOGS,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    target: options.Target = "cpu",
+    dtype: options.Dtype = None,
+    layout: options.Layout = None,
+    accuracy: options.Accuracy = "float32",
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
 ) -> None:
     """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
-    chosen, skipped = workload.read(what, batch, layers)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
@@ -43,6 +48,10 @@ def bench(
 
     names = _names(algorithms)
     for name in names:
+        if target == "cuda":
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console)
+            _finish(console, result, json, name, len(names))
+            continue
         result = benchmark.run(
             chosen,
             against=[] if against == "none" else against.split(","),
@@ -56,10 +65,27 @@ def bench(
             suite=Path(what).stem if what.endswith(".onnx") else what,
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
         )
-        _summary(console, result)
-        if json is not None:
-            path = json if len(names) == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
-            console.print(f"Written to {result.save(path)}.")
+        _finish(console, result, json, name, len(names))
+
+
+def _finish(console: Console, result: Result, json: Path | None, name: str, runs: int) -> None:
+    _summary(console, result)
+    if json is not None:
+        path = json if runs == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
+        console.print(f"Written to {result.save(path)}.")
+
+
+def _on_gpu(
+    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console
+) -> Result:
+    from im2win import cuda_bench
+    from im2win.reference import checked_accuracy
+
+    suite = Path(what).stem if what.endswith(".onnx") else what
+    return cuda_bench.run(
+        layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
+        rounds=rounds, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
+    )  # fmt: skip
 
 
 def _names(algorithms: str) -> list[str]:

@@ -21,10 +21,14 @@ def build(
     logs: options.Logs = options.DEFAULT_LOGS,
     threads: options.Threads = None,
     target: options.Target = "cpu",
+    dtype: options.Dtype = None,
+    layout: options.Layout = None,
+    accuracy: options.Accuracy = "float32",
 ) -> None:
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler."""
-    chosen, skipped = workload.read(what, batch, layers)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     import im2win
+    from im2win.reference import checked_accuracy
 
     out.mkdir(parents=True, exist_ok=True)
     console = tables.console()
@@ -33,7 +37,8 @@ def build(
     with console.status("building") as status:
         for layer in chosen:
             status.update(f"building {escape(layer.name)}")
-            op = im2win.build(layer.conv, target, logs=str(logs) if logs.is_dir() else None, algorithm=algorithm, threads=threads)
+            folder = str(logs) if logs.is_dir() else None
+            op = im2win.build(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=checked_accuracy(accuracy))
             path = out / f"{file_stem(layer.name, str(layer.conv), names)}.so"
             op.export(str(path))
             sizes = tables.bytes_text(op.extra_bytes), tables.bytes_text(path.stat().st_size)

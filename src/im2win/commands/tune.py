@@ -28,13 +28,17 @@ def tune(
     seed: Annotated[int, typer.Option(help="The same seed gives the same candidates.")] = 0,
     threads: options.Threads = None,
     target: options.Target = "cpu",
+    dtype: options.Dtype = None,
+    layout: options.Layout = None,
+    accuracy: options.Accuracy = "float32",
 ) -> None:
     """Search the fastest correct schedule of each layer. Ctrl-C stops; the same command goes on where it stopped."""
-    chosen, skipped = workload.read(what, batch, layers)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     settings = {"target": target, "algorithm": algorithm, "trials": trials, "logs": str(logs), "seed": seed, "threads": threads}
+    settings["accuracy"] = accuracy
     if not tune_layers(chosen, console, settings):
         console.print(f"Stopped. Everything measured so far is in {logs}; the same command goes on from there.")
         raise typer.Exit(130)

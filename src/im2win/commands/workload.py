@@ -15,12 +15,14 @@ class WorkloadError(ValueError):
     """A name that is no suite, no model and no key, or a layer that a workload does not have."""
 
 
-def read(what: str, batch: int | None = None, names: str | None = None) -> tuple[list[Layer], list[str]]:
+def read(
+    what: str, batch: int | None = None, names: str | None = None, dtype: str | None = None, layout: str | None = None
+) -> tuple[list[Layer], list[str]]:
     """The layers that `what` names, and a line for each convolution of a model that cannot be taken.
 
     Args:
         what: a suite ("resnet50"), a path that ends in .onnx, or a key ("n8-c64x56x56-k64x3x3-p1").
-        batch: replaces the batch of every layer.
+        batch, dtype, layout: replace those of every layer.
         names: layer names with commas between them; all layers if None.
 
     Raises:
@@ -43,6 +45,8 @@ def read(what: str, batch: int | None = None, names: str | None = None) -> tuple
     else:
         known = ", ".join(suites.suite_names())
         raise WorkloadError(f"{what!r} must be a suite ({known}), a file ending in .onnx or a key like n8-c64x56x56-k64x3x3-p1.")
+    changes = {name: value for name, value in (("dtype", dtype), ("layout", layout)) if value is not None}
+    layers = [suites.Layer(layer.name, layer.conv.with_(**changes), layer.count) for layer in layers] if changes else layers
     return _only(layers, names), skipped
 
 

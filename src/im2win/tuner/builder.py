@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from im2win.machine import Machine
+from im2win.backends import Device, Tile
 from im2win.problem import Conv2d
-from im2win.schedules.tile import Tile
 from im2win.tuner.workers import serve
 
 
@@ -18,7 +17,7 @@ class BuildJob:
     conv: Conv2d
     algorithm: str
     tile: Tile
-    machine: Machine
+    device: Device
     path: Path
 
 
@@ -34,17 +33,17 @@ class Built:
 def build(job: BuildJob) -> Built:
     """Compiles; what the compiler raises is an outcome like any other."""
     from im2win.algorithms import algorithm
-    from im2win.codegen import TileError, compile_module, lower
+    from im2win.backends import backend_for
+    from im2win.codegen import TileError
 
     try:
-        compiled = compile_module(lower(job.conv, algorithm(job.algorithm), job.tile, job.machine), job.machine)
-        compiled.export(job.path)
+        allocated = backend_for(job.device).build(job.conv, algorithm(job.algorithm), job.tile, job.path)
     except TileError as error:
         return Built("illegal", str(error))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
         return Built("build_error", lines[-1][:500])
-    return Built("ok", allocated=compiled.allocated)
+    return Built("ok", allocated=allocated)
 
 
 def main(job_fd: int, result_fd: int) -> None:

@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.algorithms import ALGORITHMS
-from im2win.machine import Machine
+from im2win.backends import Device, Tile, backend_for
 from im2win.problem import Conv2d
-from im2win.ranking import estimate_for
-from im2win.schedules.tile import Tile
 
 Features = npt.NDArray[np.float64]
 
@@ -29,7 +27,7 @@ OTHERS_WEIGHT = 0.25  # of a record of another layer, beside this layer's 1
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate: an algorithm, its tile, and the analytic estimate in cycles."""
+    """A candidate: an algorithm, its tile, and the analytic estimate (on a CPU in cycles, on a GPU in seconds)."""
 
     algorithm: str
     tile: Tile
@@ -41,20 +39,9 @@ class Choice:
         return self.algorithm, self.tile
 
 
-def features(conv: Conv2d, choice: Choice, machine: Machine) -> list[float]:
-    """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
-    tile, row = choice.tile, ALGORITHMS[choice.algorithm]
-    parts = estimate_for(conv, row, tile, machine)
-    total = parts.product + parts.write_back + parts.stage + parts.cache + parts.memory
-    shares = [parts.product / total, parts.write_back / total, parts.stage / total, parts.cache / total, parts.memory / total]
-    depth = math.prod(conv.filter_shape[1:])
-    sizes = [depth, conv.output_size[0], conv.output_size[1], conv.out_channels, conv.batch, depth * tile.block, conv.kernel[1]]
-    plain = [
-        tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
-        tile.accumulators, tile.accumulators / machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
-    ]  # fmt: skip
-    names = [choice.algorithm == name for name in ALGORITHMS]
-    return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
+def features(conv: Conv2d, choice: Choice, device: Device) -> list[float]:
+    """Numbers that tell candidates apart; see the backends."""
+    return backend_for(device).features(conv, ALGORITHMS[choice.algorithm], choice.tile, choice.cycles)
 
 
 class CostModel:
@@ -85,11 +72,11 @@ class CostModel:
         return np.asarray(model.predict(xgboost.DMatrix(candidates)), dtype=np.float64)
 
 
-def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], machine: Machine) -> tuple[Features, Features] | None:
+def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], device: Device) -> tuple[Features, Features] | None:
     """Features and centred log2 ratios of measurements (conv, candidate, seconds) of other layers; None without any."""
     layers: dict[Conv2d, list[tuple[list[float], float]]] = {}
     for conv, choice, seconds in measured:
-        layers.setdefault(conv, []).append((features(conv, choice, machine), math.log2(seconds / choice.cycles)))
+        layers.setdefault(conv, []).append((features(conv, choice, device), math.log2(seconds / choice.cycles)))
     rows: list[list[float]] = []
     ratios: list[float] = []
     for points in layers.values():
@@ -99,7 +86,7 @@ def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], machine: Mac
     return (np.array(rows), np.array(ratios)) if rows else None
 
 
-def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, machine: Machine) -> Choice:
+def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, device: Device) -> Choice:
     """A candidate with its estimate."""
     choice = Choice(algorithm, tile, 0.0)
-    return dataclasses.replace(choice, cycles=estimate_for(conv, ALGORITHMS[algorithm], tile, machine).cost)
+    return dataclasses.replace(choice, cycles=backend_for(device).cost(conv, ALGORITHMS[algorithm], tile))

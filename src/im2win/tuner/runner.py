@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from im2win.affinity import leave_bound_cpus
-from im2win.packing import FilterPack
 from im2win.problem import Conv2d
-from im2win.reference import error, random_tensors, reference, tolerance
+from im2win.reference import Accuracy, error, random_tensors, reference, tolerance
 from im2win.tuner.workers import serve
 
 GUARD = 4096  # float32 elements on either side of the output
@@ -27,10 +26,12 @@ SAMPLE_S = 1e-3  # a sample is the mean of as many calls as last this long
 
 @dataclass(frozen=True)
 class Candidate:
-    """A library to run, and how its filters are packed."""
+    """A library to run, how its filters are packed, its arithmetic, and the bytes of a tensor that it makes before the product."""
 
     path: Path
-    pack: FilterPack
+    pack: Any
+    accuracy: Accuracy = "float32"
+    made_bytes: int = 0
 
 
 @dataclass(frozen=True)

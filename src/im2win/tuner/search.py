@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from im2win.machine import Machine
+from im2win.backends import Device, backend_for
 from im2win.problem import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, Features, features
 
@@ -24,7 +24,7 @@ class Search:
         ranked: each algorithm's candidates, best estimate first.
     """
 
-    def __init__(self, conv: Conv2d, machine: Machine, ranked: dict[str, list[Choice]], seed: int, model: CostModel) -> None:
+    def __init__(self, conv: Conv2d, machine: Device, ranked: dict[str, list[Choice]], seed: int, model: CostModel) -> None:
         self.conv, self.machine, self.seed, self.model = conv, machine, seed, model
         self.all = sorted((c for choices in ranked.values() for c in choices), key=lambda c: c.cycles)
         self.firsts = sorted((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
@@ -67,11 +67,10 @@ class Search:
 
     def _openings(self) -> list[Choice]:
         """Each algorithm's favourite, then the overall favourites that differ in their register tile."""
-        seen = set()
+        seen: set[tuple[object, ...]] = set()
         openings = list(self.firsts)
         for choice in self.all:
-            tile = choice.tile
-            shape = (tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols)
+            shape = backend_for(self.machine).shape(choice.tile)
             if shape not in seen:
                 seen.add(shape)
                 openings.append(choice)

@@ -15,16 +15,12 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
-from im2win.builder import check_target
-from im2win.fingerprint import fingerprint
+from im2win.backends import Device, backend_for, device_for
 from im2win.logs import Log
 from im2win.lookup import stale
-from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.ranking import ranked_tiles
 from im2win.records import Record, utc_now
-from im2win.reference import tolerance
-from im2win.schedules.tile import Tile
+from im2win.reference import Accuracy, checked_accuracy, tolerance
 from im2win.tuner.builder import BuildJob, Built
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
 from im2win.tuner.runner import Candidate, Outcome, RunJob
@@ -59,16 +55,18 @@ class Session:
     """The state of tuning one problem: what was tried, with which outcome, and what that cost."""
 
     def __init__(
-        self, conv: Conv2d, names: list[str], machine: Machine, log: Log, trials: int, seed: int, patience: int | None = PATIENCE
-    ) -> None:
-        self.conv, self.machine, self.log, self.trials, self.seed, self.patience = conv, machine, log, trials, seed, patience
+        self, conv: Conv2d, names: list[str], device: Device, log: Log, trials: int, seed: int, patience: int | None = PATIENCE,
+        accuracy: Accuracy = "float32",
+    ) -> None:  # fmt: skip
+        self.conv, self.device, self.log, self.trials, self.seed, self.patience = conv, device, log, trials, seed, patience
+        self.backend = backend_for(device, accuracy)
         ranked = {
-            name: [Choice(name, tile, cycles) for cycles, tile in ranked_tiles(conv, ALGORITHMS[name], machine)] for name in names
+            name: [Choice(name, tile, cycles) for cycles, tile in self.backend.ranked(conv, ALGORITHMS[name])] for name in names
         }
         if not any(ranked.values()):
-            raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {machine.name}.")
+            raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
-        self.search = Search(conv, machine, ranked, seed, CostModel(training_data(list(self._other_layers()), machine)))
+        self.search = Search(conv, device, ranked, seed, CostModel(training_data(list(self._other_layers()), device)))
         self.tried: list[tuple[Choice, float]] = []  # with `Record.cost`
         self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
@@ -77,22 +75,23 @@ class Session:
         self.resumed = len(self.tried)
 
     def _applies(self, record: Record) -> bool:
-        return record.threads == self.machine.threads and record.target == "cpu" and stale(record) is None
+        same = record.threads == self.backend.threads and record.target == self.backend.target
+        return same and stale(record) is None
 
     def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
-        for conv in self.log.convs(self.machine.name):
+        for conv in self.log.convs(self.backend.name):
             if conv == self.conv:
                 continue
-            for record in self.log.read(conv, self.machine.name):
+            for record in self.log.read(conv, self.backend.name):
                 if record.seconds is not None and self._applies(record):
-                    yield conv, with_cycles(conv, record.algorithm, Tile.from_dict(record.tile), self.machine), record.cost
+                    yield conv, with_cycles(conv, record.algorithm, self.backend.tile(record.tile), self.device), record.cost
 
     def _resume(self, names: list[str]) -> None:
         """Takes over the trials that the log already holds; the last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
-        for record in self.log.read(self.conv, self.machine.name):
+        for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.algorithm in names:
-                choice = with_cycles(self.conv, record.algorithm, Tile.from_dict(record.tile), self.machine)
+                choice = with_cycles(self.conv, record.algorithm, self.backend.tile(record.tile), self.device)
                 known[choice.key] = (choice, record.cost)
                 self.seconds[choice.key] = record.seconds
         self.tried = list(known.values())
@@ -122,9 +121,11 @@ class Session:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
         record = Record(
             conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
-            samples_s=tuple(outcome.samples_s), error=outcome.error, tolerance=tolerance(self.conv),
-            extra_bytes=extra_bytes, device=self.machine.name, threads=self.machine.threads,
-            target="cpu", tvm=tvm.__version__, im2win=__version__, fingerprint=fingerprint(choice.algorithm), seed=self.seed,
+            samples_s=tuple(outcome.samples_s), error=outcome.error,
+            tolerance=tolerance(self.conv, self.backend.accuracy(choice.tile)),
+            extra_bytes=extra_bytes, device=self.backend.name, threads=self.backend.threads,
+            target=self.backend.target, tvm=tvm.__version__, im2win=__version__,
+            fingerprint=self.backend.fingerprint(choice.algorithm), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)
@@ -152,8 +153,8 @@ class Measurement:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(session.machine.threads)]
-        self.runner = Worker("im2win.tuner.runner", {"TVM_NUM_THREADS": str(session.machine.threads)})
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(session.backend.workers)]
+        self.runner = Worker(session.backend.runner, {"TVM_NUM_THREADS": str(session.backend.threads)})
         self.libraries: dict[Any, Path] = {}
         self.allocated: dict[Any, int | None] = {}
         self._serial = 0
@@ -173,7 +174,7 @@ class Measurement:
                 self._serial += 1
                 path = Path(self.folder.name) / f"{self._serial}.so"
                 self.libraries[choice.key] = path
-                worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.machine, path))
+                worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path))
             for worker, choice in jobs:
                 try:
                     built: Built = worker.result(BUILD_S)
@@ -184,11 +185,17 @@ class Measurement:
                     failed[choice.key] = Outcome(built.outcome, built.message)
         return failed
 
+    def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
+        """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
+        backend, row = self.session.backend, ALGORITHMS[choice.algorithm]
+        made = row.cuda.transform_bytes(self.session.conv) if backend.target == "cuda" and row.cuda else 0
+        return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
+
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         """Checks and times built candidates in the measuring process."""
         session = self.session
         job = RunJob(
-            session.conv, tuple(Candidate(self.libraries[c.key], c.tile.pack) for c in choices), session.seed, **how
+            session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed, **how
         )
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
         limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference runs on numpy in float64
@@ -222,6 +229,7 @@ def tune(
     seed: int = 0,
     threads: int | None = None,
     patience: int | None = PATIENCE,
+    accuracy: Accuracy = "float32",
     progress: Callable[[Progress], None] | None = None,
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
@@ -239,6 +247,8 @@ def tune(
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
         patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
+        accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
+            "tf32" TF32 itself.
         progress: called after every trial.
 
     Returns:
@@ -248,15 +258,15 @@ def tune(
         ValueError: a bad argument. LogError: the log cannot be written. TuneError: no candidate gave a right answer.
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    check_target(target)
+    device = device_for(target, threads)
+    checked_accuracy(accuracy)
     for name, value, least in (("trials", trials, 1), ("seed", seed, 0), ("patience", patience, 1)):
         if name == "patience" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-    machine = Machine.host(threads)
-    names = [row.name for row in candidates(algorithm, conv)]
-    session = Session(conv, names, machine, Log(logs), trials, seed, patience)
+    names = [row.name for row in candidates(algorithm, conv, target)]
+    session = Session(conv, names, device, Log(logs), trials, seed, patience, accuracy)
     measurement = Measurement(session)
     try:
         while batch := session.next_batch():
@@ -279,5 +289,5 @@ def _winner(session: Session) -> Record:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in session.outcomes.items())
         raise TuneError(f"tuning {session.conv} found no right kernel in {len(session.tried)} trials ({counts}); see the log.")
     choice, _ = session.best
-    records = session.log.read(session.conv, session.machine.name)
+    records = session.log.read(session.conv, session.backend.name)
     return next(r for r in reversed(records) if (r.algorithm, r.tile) == (choice.algorithm, choice.tile.as_dict()) and r.outcome == "ok")

@@ -1,0 +1,130 @@
+"""How long a tile will take, from the machine's numbers: the default tile's choice, and where the tuner begins.
+
+A block is a prologue, steps and an epilogue. A step costs its warps' instructions on their schedulers, or the latency of one warp's chain
+where there are too few warps to hide it. Beside the multiprocessors, level-2 cache and memory set floors. Constants are fitted to
+measurements on an H200.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda import gather
+from im2win.schedules.cuda.epilogue import run_length
+from im2win.schedules.cuda.geometry import Geometry
+from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step_filters
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.product import fma_lanes
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+
+SCHEDULERS = 4
+PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
+STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
+BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
+COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
+FETCH_ISSUES = 24  # of an element that passes through registers
+PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
+CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product.
+
+    occupancy: warps of a multiprocessor. shared_bytes: of a block.
+    """
+
+    compute: float
+    cache: float
+    memory: float
+    transform: float
+    occupancy: int
+    shared_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """What a call takes."""
+        parts = sorted((self.compute, self.cache, self.memory))
+        return parts[2] + 0.25 * parts[1] + self.transform + 2e-6
+
+
+def _registers(tile: CudaTile) -> int:
+    if tile.product == "fma":
+        across, along = fma_lanes(tile)
+        rows, cols = tile.warp_m // across, tile.warp_n // along
+        operands = rows + cols * (1 if tile.planes else 4) + 30
+    else:
+        parts = 2 if tile.product == "tf32x3" else 1
+        operands = (tile.warp_m // 16 * 4 + tile.warp_n // 8 * 4) * parts + 35
+    return -(-(tile.sums + operands) // 8) * 8
+
+
+def _blocks_at_once(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> int:
+    registers = min(_registers(tile), 255) * tile.threads
+    return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
+
+
+def _copies(conv: Conv2d, tile: CudaTile, plan: CudaPlan, steps: int) -> tuple[float, float]:
+    """(instructions with which a thread copies the windows of a block, bytes copied)."""
+    if not tile.patch:
+        unit = gather.unit_elements(conv, tile, plan)
+        elements = tile.block_n * tile.block_k * steps
+        return elements / max(unit, 1) * (COPY_ISSUES if unit else FETCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+    channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
+    elements = Geometry.of(conv, tile, plan).pixels * channels
+    unit = most if conv.layout == "NHWC" and channels % most == 0 else 1
+    issues = COPY_ISSUES if unit * conv.itemsize >= 4 else FETCH_ISSUES
+    return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+
+
+def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
+    """(cycles that a warp holds its scheduler for a step's products, other instructions of the step)."""
+    if tile.product == "fma":
+        across, along = fma_lanes(tile)
+        rows, cols = tile.warp_m // across, tile.warp_n // along
+        depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
+        loads = depth * (rows / 4 + (cols if tile.planes else cols / 4))
+        return depth * rows * cols, 2 * loads + 30
+    count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
+    loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
+    if tile.product == "tf32x3":
+        return 3 * count * PRODUCT_CYCLES, tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
+    return count * PRODUCT_CYCLES, 2 * loads + 40
+
+
+def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
+    """The model's estimate of a legal tile."""
+    pack = pack_of(conv, tile)
+    windows = operand_of(tile).blocks(conv, tile)
+    blocks = pack.blocks(conv) * windows
+    steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
+    at_once = _blocks_at_once(conv, tile, gpu, plan)
+    warps = tile.threads // 32
+    busy, others = _step_issues(conv, tile)
+    copies, copied = _copies(conv, tile, plan, steps)
+    filters = step_filters(conv, tile) * conv.itemsize * steps
+    others += copies / steps + filters / steps / 16 / tile.threads * COPY_ISSUES
+    # the products of tensor cores run beside other instructions, those of CUDA cores share their issue
+    work = busy + others if tile.product == "fma" else max(busy, busy * 0.3 + others)
+    per_scheduler = at_once * warps / SCHEDULERS
+    step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1))
+    run = run_length(conv, tile, operand_of(tile).run(conv, tile))
+    stores = tile.sums / run * (6 if run == 1 else 4)
+    block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
+    waves = blocks / (gpu.multiprocessors * at_once)
+    rounds = math.ceil(waves) if waves < 4 else waves + 0.5
+    sectors = conv.itemsize * math.prod(conv.output_shape) * (2.0 if run * conv.itemsize < 8 else 1.2)
+    output = max(conv.itemsize, 4 if PRODUCTS[tile.product][1] == "int32" else 1) * math.prod(conv.output_shape)
+    stored = plan.transform_bytes(conv)
+    read = stored or math.prod(conv.input_shape) * conv.itemsize
+    return Estimate(
+        compute=rounds * block / gpu.clock_hz,
+        cache=CACHE_SHARE * (blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
+        memory=(read + output) / gpu.dram_bytes_s,
+        transform=(math.prod(conv.input_shape) * conv.itemsize + 2 * stored) / gpu.dram_bytes_s if stored else 0.0,
+        occupancy=at_once * warps,
+        shared_bytes=shared_bytes(conv, tile, plan),
+    )

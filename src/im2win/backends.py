@@ -1,0 +1,251 @@
+"""What differs between a CPU and a GPU for whoever ranks, tunes, looks up or builds: one object of this kind per device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from im2win.algorithms import ALGORITHMS, Algorithm
+from im2win.fingerprint import fingerprint
+from im2win.gpu import Gpu, device_gpu
+from im2win.machine import Machine
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy
+
+Device = Machine | Gpu
+
+TARGETS = ("cpu", "cuda")
+Tile = Any
+"""`schedules.tile.Tile` or `schedules.cuda.tile.CudaTile`."""
+
+
+def check_target(target: str) -> None:
+    """Raises ValueError for a target that no schedule is for."""
+    if target not in TARGETS:
+        raise ValueError(f"`target` (={target!r}) must be one of {', '.join(TARGETS)}.")
+
+
+def device_for(target: str, threads: int | None = None) -> Device:
+    """This machine's CPU or first GPU.
+
+    Raises:
+        ValueError: unknown target, or `threads` for a GPU. NoGpuError: no usable GPU.
+    """
+    check_target(target)
+    if target == "cpu":
+        return Machine.host(threads)
+    if threads is not None:
+        raise ValueError(f"`threads` (={threads!r}) is for target cpu; a GPU's kernels choose their own.")
+    return device_gpu()
+
+
+class Backend(Protocol):
+    """A device with its schedules.
+
+    target: kind of target; name: the device's folder in a log; threads: of the CPU that run a kernel; workers: processes that build.
+    """
+
+    target: str
+    name: str
+    threads: int
+    workers: int
+    runner: str
+
+    def tile(self, values: Mapping[str, Any]) -> Tile: ...
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
+    def shape(self, tile: Tile) -> tuple[Any, ...]: ...
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]: ...
+    def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
+    def fingerprint(self, name: str) -> str: ...
+    def accuracy(self, tile: Tile) -> Accuracy: ...
+
+
+class CpuBackend:
+    """A CPU: vectorized, parallel, unrolled loops."""
+
+    target = "cpu"
+    runner = "im2win.tuner.runner"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.name, self.threads, self.workers = machine.name, machine.threads, machine.threads
+
+    def tile(self, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values."""
+        from im2win.schedules.tile import Tile
+
+        return Tile.from_dict(values)
+
+    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
+        from im2win.schedules.model import estimate
+
+        plan = row.plan(conv)
+        staged = row.transform_bytes(conv) // conv.itemsize if plan.where == "root" else row.strip_elements(conv, tile.strip)
+        return estimate(conv, tile, self.machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+        """The model's estimate of a tile, memory priced in."""
+        return float(self._estimate(conv, row, tile).cost)
+
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+        """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
+        from im2win.schedules.space import space
+
+        tiles = space(conv, self.machine, matrix=row.plan(conv).matrix)
+        return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
+
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+        """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
+        parts = self._estimate(conv, row, tile)
+        total = parts.product + parts.write_back + parts.stage + parts.cache + parts.memory
+        shares = [parts.product / total, parts.write_back / total, parts.stage / total, parts.cache / total, parts.memory / total]
+        depth = math.prod(conv.filter_shape[1:])
+        sizes = [depth, conv.output_size[0], conv.output_size[1], conv.out_channels, conv.batch, depth * tile.block, conv.kernel[1]]
+        plain = [
+            tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
+            tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
+        ]  # fmt: skip
+        names = [row.name == name for name in ALGORITHMS]
+        return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
+
+    def shape(self, tile: Tile) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
+        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols
+
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+        """Every rule that a tile breaks."""
+        from im2win.schedules.legality import problems
+
+        return problems(conv, tile, self.machine, matrix=row.plan(conv).matrix)
+
+    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+        """How filters are packed for a tile."""
+        return tile.pack
+
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
+        """Compiles into the library `path`; bytes that a call allocates beside its arguments."""
+        from im2win.codegen import compile_module, lower
+
+        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
+        compiled.export(path)
+        return compiled.allocated
+
+    def fingerprint(self, name: str) -> str:
+        """Of the code behind an algorithm's kernels."""
+        return fingerprint(name)
+
+    def accuracy(self, tile: Tile) -> Accuracy:
+        """The arithmetic of a tile's kernel."""
+        return "float32"
+
+
+class CudaBackend:
+    """A GPU: block tiles, shared memory, register tiles, tensor cores.
+
+    Args:
+        accuracy: "exact" keeps to IEEE float32; "float32" allows sums of TF32 products that are as accurate; "tf32" TF32 itself. Problems
+            of other element types have one arithmetic only.
+    """
+
+    target = "cuda"
+    runner = "im2win.tuner.cuda_runner"
+    threads = 1
+
+    def __init__(self, gpu: Gpu, accuracy: Accuracy = "float32") -> None:
+        import os
+
+        self.gpu, self._accuracy = gpu, accuracy
+        self.name = gpu.name
+        self.workers = max(1, (os.cpu_count() or 1) - 1)
+
+    def tile(self, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values."""
+        from im2win.schedules.cuda.tile import CudaTile
+
+        return CudaTile.from_dict(values)
+
+    def _products(self, conv: Conv2d) -> list[str]:
+        from im2win.schedules.cuda.space import products
+
+        left_out = {"exact": ("tf32x3", "tf32"), "float32": ("tf32",), "tf32": ()}[self._accuracy]
+        return [name for name in products(conv) if name not in left_out]
+
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+        """The model's estimate of a tile, in seconds."""
+        from im2win.schedules.cuda.model import estimate
+
+        assert row.cuda is not None
+        return estimate(conv, tile, self.gpu, row.cuda).seconds
+
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+        """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
+        from im2win.schedules.cuda.space import space
+
+        assert row.cuda is not None
+        tiles = space(conv, self.gpu, row.cuda, self._products(conv))
+        return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
+
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+        """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
+        from im2win.schedules.cuda.model import estimate
+        from im2win.schedules.cuda.tile import PRODUCTS
+
+        assert row.cuda is not None
+        parts = estimate(conv, tile, self.gpu, row.cuda)
+        shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
+        sizes = [
+            math.prod(conv.filter_shape[1:]), *conv.output_size, conv.out_channels, conv.batch, tile.block_m, tile.block_n, tile.warp_m,
+            tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.sums,
+        ]  # fmt: skip
+        plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
+        kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
+        return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
+
+    def shape(self, tile: Tile) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with."""
+        return tile.product, tile.warp_m, tile.warp_n, tile.patch
+
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+        """Every rule that a tile breaks, this device's accuracy among them."""
+        from im2win.schedules.cuda.legality import problems
+
+        assert row.cuda is not None
+        allowed = self._products(conv)
+        if tile.product not in allowed:
+            return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
+        return problems(conv, tile, self.gpu, row.cuda)
+
+    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+        """How filters are packed for a tile."""
+        from im2win.schedules.cuda.kernel import pack_of
+
+        return pack_of(conv, tile)
+
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
+        """Compiles into the library `path`; bytes of the tensor that a call makes before the product."""
+        from im2win.cuda_codegen import compile_module, lower
+
+        assert row.cuda is not None
+        compile_module(lower(conv, row, tile, self.gpu), self.gpu).export(path)
+        return row.cuda.transform_bytes(conv)
+
+    def fingerprint(self, name: str) -> str:
+        """Of the code behind an algorithm's kernels."""
+        return fingerprint(name, "cuda")
+
+    def accuracy(self, tile: Tile) -> Accuracy:
+        """The arithmetic of a tile's kernel."""
+        return {"fma": "exact", "tf32x3": "float32", "tf32": "tf32", "f16": "exact", "s8": "exact"}[tile.product]  # type: ignore[return-value]
+
+
+def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:
+    """The backend of a device."""
+    return CudaBackend(device, accuracy) if isinstance(device, Gpu) else CpuBackend(device)
+
+
+BackendOf = Callable[[Device], Backend]

@@ -1,0 +1,288 @@
+"""The benchmark on a GPU: us, PyTorch's cuDNN in both layouts, and every forward algorithm that cuDNN has by name, in one process.
+
+Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
+Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
+Workspaces are unlimited, as far as memory goes. Filter packing and layout changes of the input are outside the time for everyone, our
+transform is inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.backends import backend_for
+from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
+from im2win.ceilings import Ceilings
+from im2win.gpu import Gpu, device_gpu
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy, tolerance
+from im2win.results import Result, Row
+from im2win.suites import Layer
+from im2win.tuner.cuda_runner import Bench, sample
+
+PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
+WORKSPACE_BYTES = 60 << 30
+WARM_CALLS = 3
+
+
+@dataclass
+class Contender:
+    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference."""
+
+    call: Callable[[], Any]
+    extra_bytes: int | None
+    error: float
+    algorithm: str = ""
+    tuned: bool = False
+
+
+class _Wrong(RuntimeError):
+    """An output that is not the convolution."""
+
+
+def _error(bench: Bench, output: Any, allowed: float) -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    measured = float((output.double() - bench.expected).abs().max()) / bench.scale
+    if not measured <= allowed:
+        raise _Wrong(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
+    return measured
+
+
+def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, tuned: bool) -> Contender:
+    import torch
+
+    import im2win
+
+    conv = bench.conv
+    if tuned:
+        op = im2win.build(conv, "cuda", logs=logs, algorithm=algorithm, accuracy=accuracy)
+    else:
+        name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
+        op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
+    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
+    out = torch.full(conv.output_shape, bench.poison, dtype=bench.output.dtype, device="cuda")
+    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=out)
+    call()
+    backend = backend_for(gpu, accuracy)
+    error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
+    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
+
+
+def _torch(bench: Bench, layout: str) -> Contender:
+    import torch
+
+    conv = bench.conv
+    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
+        raise _Wrong("PyTorch has no such convolution.")
+    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    x = bench.inputs["data"] if conv.layout == "NCHW" else bench.inputs["data"].permute(0, 3, 1, 2)
+    x, w = x.contiguous(memory_format=memory), bench.inputs["filter"].contiguous(memory_format=memory)
+    residual = bench.inputs.get("residual")
+    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+    if residual is not None:
+        residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
+
+    def call() -> Any:
+        padding = conv.padding[:2]
+        y = torch.nn.functional.conv2d(x, w, bench.inputs.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
+        y = y if residual is None else y + residual
+        return functions[conv.activation](y) if conv.activation in functions else y
+
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = call()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
+    return Contender(call, max(0, extra), error)
+
+
+@contextlib.contextmanager
+def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
+    """(name, preparation) of cuDNN's algorithms; they share one workspace."""
+    import torch
+
+    from im2win.cudnn import OUTPUT_DTYPES, Cudnn, CudnnError, supports
+
+    conv = bench.conv
+    math = {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if accuracy == "tf32" else "fma")
+    if supports(conv, math) is not None:
+        yield iter(())
+        return
+    with Cudnn() as library:
+        library.set_stream(torch.cuda.current_stream().cuda_stream)
+        plans = [plan for plan in library.plans(conv, math) if plan.workspace_bytes <= WORKSPACE_BYTES]
+        workspace = torch.empty(max([plan.workspace_bytes for plan in plans], default=0) + 1, dtype=torch.uint8, device="cuda")
+        w = bench.inputs["filter"] if conv.layout == "NCHW" else bench.inputs["filter"].permute(0, 2, 3, 1).contiguous()
+        out = torch.empty(conv.output_shape, dtype=getattr(torch, OUTPUT_DTYPES[conv.dtype]), device="cuda")
+
+        def prepare(plan: Any) -> Contender:
+            call = library.runner(conv, plan, bench.inputs["data"].data_ptr(), w.data_ptr(), out.data_ptr(), workspace.data_ptr())
+            out.fill_(float("nan"))
+            try:
+                call()
+            except CudnnError as error:
+                raise _Wrong(str(error)) from None
+            return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE))
+
+        yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
+
+
+def run(
+    layers: Sequence[Layer],
+    *,
+    logs: Path | None = None,
+    algorithm: str = "auto",
+    accuracy: Accuracy = "float32",
+    untuned: bool = False,
+    rounds: int = 15,
+    suite: str = "custom",
+    progress: Progress | None = None,
+) -> Result:
+    """Times the layers on the first GPU; one row each.
+
+    Args:
+        logs, algorithm, accuracy: as in `im2win.build`.
+        untuned: times the default tile too.
+        rounds: samples a contender.
+        progress: called with (layers done, layers in all, row) after each.
+
+    Raises:
+        NoGpuError: there is none. A contender that fails is a message in its row instead.
+    """
+    import torch
+
+    gpu = device_gpu()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    limits = measure_ceilings()
+    result = _new_result(suite, layers, gpu, limits)
+    for done, layer in enumerate(layers, 1):
+        torch.cuda.empty_cache()
+        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds)
+        result.layers.append(row)
+        if progress is not None:
+            progress(done, len(layers), row)
+    return result
+
+
+def time_layer(
+    layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int
+) -> Row:
+    """Checks and times every contender on one layer."""
+    bench = Bench(layer.conv, 0)
+    row = Row(layer.name, str(layer.conv), layer.count)
+    with _cudnn(bench, accuracy) as named:
+        preparations: list[tuple[str, Callable[[], Contender]]] = [(OURS, partial(_ours, bench, gpu, logs, algorithm, accuracy, True))]
+        if untuned:
+            preparations.append((UNTUNED, partial(_ours, bench, gpu, logs, algorithm, accuracy, False)))
+        preparations += [(f"torch_{layout.lower()}", partial(_torch, bench, layout)) for layout in ("NCHW", "NHWC")]
+        ready: dict[str, Contender] = {}
+        for name, prepare in [*preparations, *named]:
+            try:
+                ready[name] = prepare()
+            except Exception as error:
+                row.peers_failed[name] = str(error).strip().splitlines()[-1][:300]
+        row.failed = row.peers_failed.pop(OURS, None)
+        samples = _rounds(bench, ready, rounds)
+    row.spread = spreads(samples)
+    _note(row, layer.conv, ready, limits)
+    return row
+
+
+def _rounds(bench: Bench, ready: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in ready}
+    for contender in ready.values():
+        for _ in range(WARM_CALLS):
+            contender.call()
+    for _ in range(rounds):
+        for name, contender in ready.items():
+            samples[name].append(sample(bench, contender.call))
+    return samples
+
+
+def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
+    medians = {name: spread.median for name, spread in row.spread.items()}
+    row.ours_ms, row.untuned_ms = medians.pop(OURS, None), medians.pop(UNTUNED, None)
+    row.peers = medians
+    row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
+    row.best_peer = min(medians, key=lambda name: medians[name], default=None)
+    if OURS in ready:
+        ours = ready[OURS]
+        row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
+    if row.ours_ms is not None:
+        row.gflops = conv.flops / row.ours_ms / 1e6
+        kind = {"float32": "fma_gflops", "float16": "f16_gflops", "int8": "f16_gflops"}[conv.dtype]
+        floor = Ceilings(limits[kind], limits["copy_gbs"]).floor_ms(conv)
+        row.roofline_fraction = floor / row.ours_ms
+    if row.best_peer is not None:
+        best = medians[row.best_peer]
+        row.ratio = best / row.ours_ms if row.ours_ms is not None else None
+        row.untuned_ratio = best / row.untuned_ms if row.untuned_ms is not None else None
+
+
+def measure_ceilings() -> dict[str, float]:
+    """Large products of the vendor's library in float32, TF32 and float16 (GFLOPS), and copy bandwidth (GB/s, bytes read and written)."""
+    import torch
+
+    def milliseconds(call: Callable[[], Any]) -> float:
+        events: Any = torch.cuda.Event
+        times = []
+        for _ in range(8):
+            start, end = events(enable_timing=True), events(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(float(start.elapsed_time(end)))
+        return sorted(times)[len(times) // 2]
+
+    size = 8192
+    found = {}
+    before = torch.backends.cuda.matmul.allow_tf32
+    for name, dtype, tf32 in (("fma", torch.float32, False), ("tf32", torch.float32, True), ("f16", torch.float16, False)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+        found[f"{name}_gflops"] = 2 * size**3 / milliseconds(partial(torch.matmul, a, b)) / 1e6
+    torch.backends.cuda.matmul.allow_tf32 = before
+    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    found["copy_gbs"] = 2 * source.numel() * 4 / milliseconds(partial(target.copy_, source)) / 1e6
+    return found
+
+
+def _cudnn_version() -> Any:
+    import torch
+
+    version: Any = torch.backends.cudnn.version
+    return version()
+
+
+def _new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+    import torch
+
+    convs = [layer.conv for layer in layers]
+    batches, layouts = {conv.batch for conv in convs}, {conv.layout for conv in convs}
+    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
+    return Result(
+        suite=suite + ("-nhwc" if layouts == {"NHWC"} else ""),
+        dtype="+".join(sorted({conv.dtype for conv in convs})),
+        batch=batches.pop() if len(batches) == 1 else None,
+        device=gpu.name,
+        brand=gpu.brand,
+        threads=1,
+        versions={**versions(), **libraries},
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        ceilings=limits,
+    )

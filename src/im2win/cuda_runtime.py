@@ -1,0 +1,165 @@
+"""Running built convolutions on a GPU, on the caller's current stream."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from im2win.cuda_packing import OUTPUT_DTYPES
+from im2win.runtime import Manifest, Op, cuda_runtime_library
+from im2win.tensors import ArgumentError, is_torch
+
+_DLPACK_CUDA = 2
+
+
+class CudaOp(Op):
+    """A convolution built for a GPU: ``y = op(x, w)``, as `Op`, on CUDA tensors.
+
+    Kernels run on the current stream of the tensors' library and nothing waits for them; what a call allocates comes from PyTorch's
+    allocator, so calls can be captured in a CUDA graph after a first one. Several devices may use one operator.
+    """
+
+    def __init__(self, manifest: Manifest, library: Path) -> None:
+        cuda_runtime_library()
+        super().__init__(manifest, library)
+        self._transform = self._module["transform"] if manifest.made else None
+
+    def bind(self, w: Any, bias: Any = None) -> CudaLayer:
+        """Packs filters (and bias) once, on w's device, or the current one if w lies on the CPU.
+
+        Args:
+            w: filters of `conv.filter_shape`; later changes to it are not seen.
+            bias: [out_channels], exactly where the problem has a bias.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or a bias missing or not wanted.
+        """
+        return CudaLayer(self, w, bias)
+
+
+class CudaLayer:
+    """A `CudaOp` with its filters bound."""
+
+    def __init__(self, op: CudaOp, w: Any, bias: Any) -> None:
+        conv = op.conv
+        if (bias is not None) != conv.bias:
+            raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
+        self.op, self._conv = op, conv
+        self.device = int(w.device.index) if is_torch(w) and w.is_cuda else _current_device()
+        self._out_dtype = OUTPUT_DTYPES[conv.dtype]
+        self._packed = [_upload(op.manifest.pack.filter(conv, _values("w", w, conv.filter_shape, conv.dtype)), self.device)]
+        if conv.bias:
+            self._packed.append(_upload(_values("bias", bias, (conv.out_channels,), self._out_dtype), self.device))
+        self._kernel, self._transform, self._made = op._kernel, op._transform, op.manifest.made
+        self._scratch: Any = None
+
+    def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of x with the bound filters, into `out` if given.
+
+        Args:
+            x: input of `conv.input_shape`, contiguous, on the device of the bound filters.
+            residual: tensor of `conv.output_shape`, exactly where the problem adds one.
+            out: where to write; a new PyTorch tensor if None. It must not overlap the inputs.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        conv = self._conv
+        _check("x", x, conv.input_shape, conv.dtype, self.device)
+        if (residual is not None) != conv.residual:
+            raise ArgumentError(f"`residual` must be {'given' if conv.residual else 'left out'}: the problem is {conv}.")
+        added: tuple[Any, ...] = ()
+        if residual is not None:
+            _check("residual", residual, conv.output_shape, self._out_dtype, self.device)
+            added = (residual,)
+        if out is None:
+            out = self._new_output(x)
+        else:
+            _check("out", out, conv.output_shape, self._out_dtype, self.device)
+            if out is x or out is residual:
+                raise ArgumentError("`out` must not overlap x or residual.")
+        data = x
+        if self._transform is not None:
+            data = self._new_scratch(x)
+            self._transform(x, data)
+        self._kernel(data, *self._packed, *added, out)
+        return out
+
+    def _new_output(self, x: Any) -> Any:
+        if not is_torch(x):
+            raise ArgumentError(f"`out` must be given: x (a {type(x).__name__}) is no torch tensor, and none can be made of its kind.")
+        return x.new_empty(self._conv.output_shape, dtype=getattr(sys.modules["torch"], self._out_dtype))
+
+    def _new_scratch(self, x: Any) -> Any:
+        if is_torch(x):
+            return x.new_empty(self._made)  # from the allocator of x's stream: safe on any stream, and in a graph
+        if self._scratch is None:
+            self._scratch = _empty(self._made, self._conv.dtype, self.device)
+        return self._scratch
+
+
+def _current_device() -> int:
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_available() else 0
+
+
+def _upload(array: np.ndarray[Any, Any], device: int) -> Any:
+    """A copy on a device, of PyTorch's if the program uses it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{device}")
+    import tvm
+
+    return tvm.runtime.tensor(np.ascontiguousarray(array), tvm.cuda(device))
+
+
+def _empty(count: int, dtype: str, device: int) -> Any:
+    import tvm
+
+    return tvm.runtime.empty((count,), dtype, tvm.cuda(device))
+
+
+def _values(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    """The values of a tensor anywhere as a numpy array, checked."""
+    if is_torch(value):
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray):
+        raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array or a torch tensor.")
+    _fits(name, str(value.dtype), tuple(value.shape), shape, dtype)
+    return value
+
+
+def _fits(name: str, dtype: str, shape: tuple[int, ...], want_shape: tuple[int, ...], want_dtype: str) -> None:
+    if dtype != want_dtype:
+        raise ArgumentError(f"`{name}` has dtype {dtype}; it must be {want_dtype}.")
+    if shape != tuple(want_shape):
+        raise ArgumentError(f"`{name}` has shape {shape}; it must be {tuple(want_shape)}.")
+
+
+def _check(name: str, value: Any, shape: tuple[int, ...], dtype: str, device: int) -> None:
+    """Raises ArgumentError unless `value` is a contiguous tensor of that shape and type on that CUDA device."""
+    if is_torch(value):
+        if not value.is_cuda:
+            raise ArgumentError(f"`{name}` is on {value.device}; this kernel runs on cuda:{device}: pass {name}.to('cuda:{device}').")
+        if value.requires_grad:
+            raise ArgumentError(f"`{name}` requires grad and kernels record no gradients: pass {name}.detach().")
+        if value.device.index != device:
+            raise ArgumentError(f"`{name}` is on {value.device}; the filters were bound on cuda:{device}.")
+        _fits(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), shape, dtype)
+        contiguous = value.is_contiguous()
+    else:
+        if not hasattr(value, "__dlpack_device__"):
+            raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a torch tensor or a DLPack tensor on cuda:{device}.")
+        kind, index = map(int, value.__dlpack_device__())
+        if (kind, index) != (_DLPACK_CUDA, device):
+            raise ArgumentError(f"`{name}` is on DLPack device {(kind, index)}; this kernel runs on {(_DLPACK_CUDA, device)}.")
+        tensor = tvm_ffi.from_dlpack(value)
+        _fits(name, str(tensor.dtype), tuple(tensor.shape), shape, dtype)
+        contiguous = tensor.is_contiguous()
+    if not contiguous:
+        raise ArgumentError(f"`{name}` is not contiguous; pass a contiguous copy (channels-last data goes to a kernel of layout NHWC).")
+

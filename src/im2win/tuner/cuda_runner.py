@@ -1,0 +1,212 @@
+"""The measuring worker for a GPU: checks a library against the float64 reference, then times it; never the other way round.
+
+A kernel writes into a buffer full of NaN (for int32: of a value no sum reaches) between two guard zones, as on the CPU. Times are those of
+the GPU between two events, with the level-2 cache overwritten before every call: what a layer finds in a network. The reference is computed
+on the GPU in float64, by PyTorch's own products of unfolded windows, a few images at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from im2win.cuda_packing import OUTPUT_DTYPES
+from im2win.problem import Conv2d
+from im2win.reference import random_tensors, tolerance
+from im2win.tuner.runner import Candidate, Outcome, RunJob
+from im2win.tuner.workers import serve
+
+GUARD = 4096  # elements on either side of the output
+GUARD_VALUE = -52341  # float16 rounds it
+WARM_S = 0.02
+FLUSH_BYTES = 256 << 20  # more than any level-2 cache
+REFERENCE_BYTES = 4 << 30  # of unfolded windows at a time
+
+
+def reference(conv: Conv2d, tensors: dict[str, Any]) -> Any:
+    """The convolution in float64 on the device, of `conv.output_shape`."""
+    import torch
+
+    x = tensors["data"] if conv.layout == "NCHW" else tensors["data"].permute(0, 3, 1, 2)
+    top, left, bottom, right = conv.padding
+    w = tensors["filter"].double().reshape(conv.groups, conv.out_channels // conv.groups, -1)
+    window_bytes = 8 * conv.in_channels * math.prod(conv.kernel) * math.prod(conv.output_size)
+    count = max(1, REFERENCE_BYTES // window_bytes)
+    parts = []
+    for first in range(0, conv.batch, count):
+        padded = torch.nn.functional.pad(x[first : first + count].double(), (left, right, top, bottom))
+        windows = torch.nn.functional.unfold(padded, conv.kernel, conv.dilation, 0, conv.stride)
+        windows = windows.reshape(len(padded), conv.groups, -1, windows.shape[-1])
+        parts.append(torch.matmul(w, windows).reshape(len(padded), conv.out_channels, *conv.output_size))
+    y = torch.cat(parts)
+    if conv.bias:
+        y += tensors["bias"].double()[:, None, None]
+    y = y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()
+    if conv.residual:
+        y += tensors["residual"].double()
+    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+    return functions[conv.activation](y) if conv.activation in functions else y
+
+
+def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
+    """Normally distributed tensors for every argument but the output; int8 and int32 ones are integers of that spread."""
+    import torch
+
+    out = OUTPUT_DTYPES[conv.dtype]
+    made = {}
+    for name, array in random_tensors(conv, seed).items():
+        dtype = getattr(torch, conv.dtype if name in ("data", "filter") else out)
+        tensor = torch.from_numpy(array).cuda()
+        made[name] = torch.clamp(torch.round(tensor * 32), -127, 127).to(dtype) if conv.dtype == "int8" else tensor.to(dtype)
+    return made
+
+
+class Bench:
+    """The tensors and the reference of one problem, on the device."""
+
+    def __init__(self, conv: Conv2d, seed: int) -> None:
+        import torch
+
+        self.conv, self.seed = conv, seed
+        self.inputs = device_tensors(conv, seed)
+        self.expected = reference(conv, self.inputs)
+        self.scale = float(self.expected.abs().max()) or 1.0
+        self.copies = {name: tensor.clone() for name, tensor in self.inputs.items() if name in ("data", "residual")}
+        dtype = getattr(torch, OUTPUT_DTYPES[conv.dtype])
+        self.poison = float("nan") if dtype.is_floating_point else -(2**31) + 12345
+        self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), GUARD_VALUE, dtype=dtype, device="cuda")
+        self.zones = (self.guarded[:GUARD].clone(), self.guarded[-GUARD:].clone())
+        self.output = self.guarded[GUARD:-GUARD].view(conv.output_shape)
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+class Kernel:
+    """A loaded candidate with its arguments."""
+
+    def __init__(self, bench: Bench, candidate: Candidate) -> None:
+        import torch
+
+        from im2win.runtime import SYMBOL, load_kernel
+
+        conv, inputs = bench.conv, dict(bench.inputs)
+        packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
+        inputs["filter"] = torch.from_numpy(packed).cuda()
+        self._module = load_kernel(candidate.path)
+        self._function = self._module[SYMBOL]
+        self._transform = self._module["transform"] if candidate.made_bytes else None
+        self._data = inputs["data"]
+        if self._transform is not None:
+            inputs["data"] = torch.empty(candidate.made_bytes // conv.itemsize, dtype=self._data.dtype, device="cuda")
+        self._arguments = [*inputs.values(), bench.output]
+
+    def __call__(self) -> None:
+        if self._transform is not None:
+            self._transform(self._data, self._arguments[0])
+        self._function(*self._arguments)
+
+
+def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
+    """What is wrong with the output now in the bench's buffer ("" if nothing), and its error."""
+    import torch
+
+    for part, zone in zip((bench.guarded[:GUARD], bench.guarded[-GUARD:]), bench.zones, strict=True):
+        if not torch.equal(part, zone):
+            part.copy_(zone)
+            return "wrote outside its output", None
+    for name, tensor in bench.copies.items():
+        if not torch.equal(bench.inputs[name], tensor):
+            bench.inputs[name].copy_(tensor)
+            return f"wrote into its input {name}", None
+    measured = float((bench.output.double() - bench.expected).abs().max()) / bench.scale
+    if not measured <= allowed:  # also true of NaN
+        count = int(torch.isnan(bench.output).sum()) if bench.output.dtype.is_floating_point else 0
+        what = f"{count} elements of {bench.output.numel()} are NaN" if count else f"error {measured:.2e} exceeds {allowed:.2e}"
+        return what, None if count else measured
+    return "", measured
+
+
+def verify(bench: Bench, kernel: Kernel, allowed: float) -> tuple[str, float | None]:
+    """Runs a kernel once on poisoned output and checks it."""
+    import torch
+
+    bench.output.fill_(bench.poison)
+    kernel()
+    torch.cuda.synchronize()
+    return check(bench, allowed)
+
+
+def sample(bench: Bench, kernel: Any) -> float:
+    """Seconds of one call behind an overwritten level-2 cache."""
+    import torch
+
+    events: Any = torch.cuda.Event
+    start, end = events(enable_timing=True), events(enable_timing=True)
+    bench.flush.zero_()
+    start.record()
+    kernel()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+class Measurer:
+    """Keeps the bench of the last problem, so that its reference is computed once."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+
+    def _prepared(self, conv: Conv2d, seed: int) -> Bench:
+        import torch
+
+        from im2win.runtime import ArtefactError, cuda_runtime_library
+
+        if not torch.cuda.is_available():
+            raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")
+        cuda_runtime_library()
+        if self._bench is None or (self._bench.conv, self._bench.seed) != (conv, seed):
+            self._bench = None
+            torch.cuda.empty_cache()
+            self._bench = Bench(conv, seed)
+        return self._bench
+
+    def __call__(self, job: RunJob) -> list[Outcome]:
+        bench = self._prepared(job.conv, job.seed)
+        kernels: list[Kernel | None] = []
+        outcomes: list[Outcome] = []
+        for candidate in job.candidates:
+            kernel = Kernel(bench, candidate)
+            message, measured = verify(bench, kernel, tolerance(job.conv, candidate.accuracy))
+            outcomes.append(Outcome("wrong" if message else "ok", message, measured))
+            kernels.append(None if message else kernel)
+        contest = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
+        self._time(job, bench, contest)
+        for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
+            if tried is not None:
+                message, _ = verify(bench, tried, tolerance(job.conv, candidate.accuracy))
+                if message:
+                    out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
+        return outcomes
+
+    @staticmethod
+    def _time(job: RunJob, bench: Bench, contest: list[tuple[Kernel, Outcome]]) -> None:
+        for kernel, _ in contest:
+            start, calls = time.perf_counter(), 0
+            while time.perf_counter() - start < WARM_S or calls < 2:
+                sample(bench, kernel)
+                calls += 1
+        open_ = list(contest)
+        while open_:
+            for kernel, out in list(open_):
+                out.samples_s.append(sample(bench, kernel))
+                hopeless = len(out.samples_s) >= 3 and min(out.samples_s) > job.give_up_s
+                if len(out.samples_s) >= job.samples or hopeless:
+                    open_.remove((kernel, out))
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    measurer: Any = Measurer()
+    serve(measurer, job_fd, result_fd)

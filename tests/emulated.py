@@ -1,0 +1,174 @@
+"""CUDA kernels on the emulator: from a problem, algorithms and tiles to outputs."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from oracle import Array, Tensors
+
+from im2win import cuda_codegen
+from im2win.algorithms import ALGORITHMS
+from im2win.emulator import Emulation, Launch
+from im2win.emulator.generate import Generated
+from im2win.gpu import H200
+from im2win.problem import Conv2d
+from im2win.reference import reference
+from im2win.schedules.cuda.epilogue import output_dtype
+from im2win.schedules.cuda.kernel import pack_of
+from im2win.schedules.cuda.space import products, space
+from im2win.schedules.cuda.tile import CudaTile
+
+MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
+POISON = 4096  # bytes before and behind every input that no sum may see
+Kernel = tuple[str, CudaTile]
+"""(algorithm, tile)"""
+
+_DEFINITION = re.compile(r"_kernel\(([^()]*)\) \{\n")
+_INPUT = re.compile(r"\b(?!output_ptr)(\w+)(?:,|$)")
+
+
+# --- kernels
+
+
+@functools.lru_cache(maxsize=512)
+def generated(conv: Conv2d, algorithm: str, tile: CudaTile) -> Generated:
+    """Source and launches for an H200."""
+    return cuda_codegen.generate_source(cuda_codegen.lower(conv, ALGORITHMS[algorithm], tile, H200), H200)
+
+
+def cuda_algorithms(conv: Conv2d) -> list[str]:
+    """Names of the algorithms that compute this problem on CUDA."""
+    return [name for name, row in ALGORITHMS.items() if row.supports(conv, "cuda") is None]
+
+
+@functools.lru_cache(maxsize=512)
+def tiles(conv: Conv2d, algorithm: str, product: str) -> tuple[CudaTile, ...]:
+    """The tiles that a tuner would sample."""
+    plan = ALGORITHMS[algorithm].cuda
+    return tuple(space(conv, H200, plan, [product])) if plan else ()
+
+
+def sampled(conv: Conv2d, algorithm: str, product: str, count: int = 1) -> list[Kernel]:
+    """Kernels with tiles drawn from the space, the same ones every time."""
+    found = tiles(conv, algorithm, product)
+    draw = random.Random(f"{conv} {algorithm} {product}")
+    return [(algorithm, tile) for tile in draw.sample(found, min(count, len(found)))]
+
+
+def everywhere(conv: Conv2d, count: int = 1) -> list[Kernel]:
+    """Sampled kernels of every algorithm with every kind of arithmetic."""
+    return [kernel for name in cuda_algorithms(conv) for product in products(conv) for kernel in sampled(conv, name, product, count)]
+
+
+def combined(conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:
+    """One source with all kernels of a problem, numbered, and their launches; a kernel's own tensors get its number, too.
+
+    Args:
+        edit: changes the source of each, which begins at `MARK`.
+    """
+    heads, bodies, launches = set[str](), [], []
+    for i, (algorithm, tile) in enumerate(kernels):
+        made = generated(conv, algorithm, tile)
+        head, mark, body = made.source.partition(MARK)
+        heads.add(head)
+        bodies.append(re.sub(r"\b(conv2d|transform)_kernel\b", rf"\1_{i}_kernel", edit(mark + body)))
+        by_name = {launch.kernel: launch for launch in made.launches}
+        if "transform_kernel" in by_name:
+            launches.append(_numbered(by_name["transform_kernel"], i, {"lowered": "lowered"}))
+        source = {"data": "lowered"} if "transform_kernel" in by_name else {}
+        launches.append(_numbered(by_name["conv2d_kernel"], i, {"filter": "filter", "output": "output", **source}))
+    return max(heads, key=len) + "\n".join(bodies), launches  # TVM leaves out of a head what its kernel does not use
+
+
+def _numbered(launch: Launch, i: int, renamed: dict[str, str]) -> Launch:
+    arguments = tuple(f"{renamed[name]}_{i}" if name in renamed else name for name in launch.arguments)
+    return replace(launch, kernel=launch.kernel.replace("_kernel", f"_{i}_kernel"), arguments=arguments)
+
+
+# --- tensors
+
+
+def typed(conv: Conv2d, tensors: Tensors) -> Tensors:
+    """Tensors as kernels take them: input and filter of the problem's type, bias and residual of the output's."""
+    return {name: array.astype(conv.dtype if name in ("data", "filter") else output_dtype(conv)) for name, array in tensors.items()}
+
+
+def expected(conv: Conv2d, tensors: Tensors) -> Array:
+    """The float64 reference of typed tensors, rounded once to the output's type."""
+    y = reference(conv, tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"))
+    return y.astype(output_dtype(conv))
+
+
+def _poison(size: int, dtype: str) -> Array:
+    return np.full(size, np.nan if dtype.startswith("float") else 111, dtype)
+
+
+def _surrounded(array: Array) -> Array:
+    """A flat copy between poison."""
+    zone = _poison(POISON // array.itemsize, str(array.dtype))
+    return np.concatenate([zone, array.ravel(), zone])
+
+
+def _behind_poison(source: str) -> str:
+    """Moves the addresses of all tensors but the output behind the poison before them."""
+
+    def moved(match: re.Match[str]) -> str:
+        return match[0] + "".join(f"  {name} += {POISON} / sizeof(*{name});\n" for name in _INPUT.findall(match[1]))
+
+    return _DEFINITION.sub(moved, source)
+
+
+# --- runs
+
+
+class Emulated:
+    """Kernels of one problem, compiled together: most of a compilation is the emulator's headers.
+
+    Args:
+        edit: see `combined`.
+    """
+
+    def __init__(self, conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str] = str) -> None:
+        self.conv, self.kernels = conv, tuple(kernels)
+        source, launches = combined(conv, kernels, edit)
+        self._emulation = Emulation(_behind_poison(source), launches)
+
+    def __call__(self, tensors: Tensors, seed: int = 0) -> list[Array]:
+        """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`).
+
+        Inputs lie between poison, so that a read outside that reaches a sum shows; outputs start as poison between guards.
+
+        Raises:
+            EmulationError: a kernel breaks a rule of CUDA, or writes outside its tensors.
+        """
+        conv = self.conv
+        given = {name: _surrounded(array) for name, array in tensors.items() if name != "filter"}
+        for i, (algorithm, tile) in enumerate(self.kernels):
+            plan = ALGORITHMS[algorithm].cuda
+            given[f"filter_{i}"] = _surrounded(pack_of(conv, tile).filter(conv, tensors["filter"]))
+            given[f"lowered_{i}"] = _surrounded(_poison(int(np.prod(plan.source(conv))) if plan and plan.axes else 0, conv.dtype))
+            given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))
+        self._emulation(given, seed)
+        for i in range(len(self.kernels)):
+            lowered = given[f"lowered_{i}"]
+            size = POISON // lowered.itemsize
+            for zone in (lowered[:size], lowered[-size:]):
+                np.testing.assert_array_equal(zone, _poison(size, conv.dtype), "written outside the lowered tensor")
+        return [given[f"output_{i}"].reshape(conv.output_shape) for i in range(len(self.kernels))]
+
+
+def differences(conv: Conv2d, kernels: Sequence[Kernel], found: Sequence[Array], right: Array) -> list[str]:
+    """A line for every kernel whose output is not exactly right; NaN is never."""
+    lines = []
+    for (algorithm, tile), y in zip(kernels, found, strict=True):
+        assert y.shape == right.shape == conv.output_shape and y.dtype == right.dtype, f"{y.dtype} {y.shape}"
+        wrong = ~(y == right)
+        if wrong.any():
+            first = tuple(int(i) for i in np.argwhere(wrong)[0])
+            lines.append(f"{algorithm} {tile}: {wrong.sum()} of {y.size} outputs differ, at {first} {y[first]}, not {right[first]}")
+    return lines

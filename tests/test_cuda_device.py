@@ -1,0 +1,147 @@
+"""Built operators on a GPU, against the float64 reference: every algorithm, every arithmetic, streams, graphs, and what refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+import im2win
+from im2win import Conv2d
+from im2win.algorithms import ALGORITHMS
+from im2win.backends import backend_for
+from im2win.gpu import Gpu, NoGpuError, device_gpu
+from im2win.reference import tolerance
+from im2win.tensors import ArgumentError
+from im2win.tuner.cuda_runner import device_tensors, reference
+
+torch = pytest.importorskip("torch")
+
+
+def _gpu() -> Gpu | None:
+    try:
+        return device_gpu() if torch.cuda.is_available() else None
+    except NoGpuError:
+        return None
+
+
+pytestmark = pytest.mark.skipif(_gpu() is None, reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+
+LAYERS = [
+    "n4-c64x28x28-k96x3x3-p1",  # what most networks are made of
+    "n2-c3x57x57-k32x7x7-s2-p3-bias-relu",  # the first layer: few channels, a stride, padding
+    "n3-c40x15x17-k24x3x3-p1-add-relu6",  # nothing divides anything
+    "n2-c64x20x20-k64x1x1-bias",  # 1x1
+    "n2-c32x19x19-k32x3x3-g4-d2-p2",  # groups, dilation
+    "n1-c512x7x7-k512x3x3-p1",  # one image, a deep sum
+]
+CASES = [
+    (f"{key}-{dtype}-{layout}" if dtype != "float32" else f"{key}-{layout}", name)
+    for key in LAYERS
+    for name, row in ALGORITHMS.items()
+    for dtype in ("float32", "float16", "int8")
+    for layout in ("NCHW", "NHWC")
+    if row.cuda is not None
+]
+
+
+def _error(conv: Conv2d, op: im2win.Op, tensors: dict[str, object]) -> float:
+    got = op(tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"))
+    want = reference(conv, tensors)
+    assert got.shape == conv.output_shape
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("key, name", CASES)
+def test_right_with_every_arithmetic(key: str, name: str) -> None:
+    conv, gpu = Conv2d.parse(key), _gpu()
+    row = ALGORITHMS[name]
+    assert gpu is not None
+    if (reason := row.supports(conv, "cuda")) is not None:
+        pytest.skip(reason)
+    backend = backend_for(gpu, "tf32")
+    ranked = backend.ranked(conv, row)
+    if not ranked:
+        pytest.skip("no tile of this algorithm is legal here")
+    tensors = device_tensors(conv, 1)
+    for product in dict.fromkeys(tile.product for _, tile in ranked):
+        tile = next(tile for _, tile in ranked if tile.product == product)
+        op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
+        error = _error(conv, op, tensors)
+        assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
+
+
+def test_export_and_load(tmp_path: object) -> None:
+    conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1-bias-relu")
+    op = im2win.build(conv, "cuda", algorithm="im2win")
+    loaded = im2win.load(op.export(f"{tmp_path}/conv.so"))
+    tensors = device_tensors(conv, 2)
+    arguments = tensors["data"], tensors["filter"], tensors["bias"]
+    assert torch.equal(loaded(*arguments), op(*arguments))
+    assert loaded.extra_bytes == ALGORITHMS["im2win"].transform_bytes(conv)
+
+
+@pytest.mark.parametrize("name", ["implicit_gemm", "im2win"])
+def test_a_side_stream_and_a_graph(name: str) -> None:
+    """A graph of a call replays with new input; on a side stream the call waits for nothing but that stream."""
+    conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1")
+    tensors = device_tensors(conv, 3)
+    layer = im2win.build(conv, "cuda", algorithm=name).bind(tensors["filter"])
+    expected = layer(tensors["data"])
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x = tensors["data"] * 1
+        late = layer(x)
+    stream.synchronize()
+    assert torch.equal(late, expected)
+    x = torch.zeros_like(tensors["data"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    x.copy_(tensors["data"])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected)
+
+
+def test_every_device() -> None:
+    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
+    op = im2win.build(conv, "cuda")
+    tensors = device_tensors(conv, 4)
+    expected = op(tensors["data"], tensors["filter"]).cpu()
+    for index in range(torch.cuda.device_count()):
+        moved = {name: tensor.to(f"cuda:{index}") for name, tensor in tensors.items()}
+        assert torch.equal(op(moved["data"], moved["filter"]).cpu(), expected)
+
+
+def test_what_refuses() -> None:
+    conv = Conv2d.parse("n2-c64x14x14-k64x3x3-p1")
+    tensors = device_tensors(conv, 5)
+    layer = im2win.build(conv, "cuda").bind(tensors["filter"])
+    x = tensors["data"]
+    for wrong, message in (
+        (x.cpu(), "is on cpu; this kernel runs on cuda:0"),
+        (x.half(), "has dtype float16; it must be float32"),
+        (x[:1], r"has shape \(1, 64, 14, 14\)"),
+        (x.contiguous(memory_format=torch.channels_last), "is not contiguous"),
+        (x.clone().requires_grad_(), "requires grad"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            layer(wrong)
+    with pytest.raises(ArgumentError, match="`residual` must be left out"):
+        layer(x, residual=x)
+    with pytest.raises(ValueError, match=r"fields \[.product.\] must be"):
+        im2win.build(conv, "cuda", algorithm="direct", tile={"product": "fma"})
+
+
+def test_tuning_records_and_finds_again(tmp_path: object) -> None:
+    conv = Conv2d.parse("n4-c64x28x28-k64x3x3-p1-float16-NHWC")
+    record = im2win.tune(conv, "cuda", trials=10, logs=f"{tmp_path}/logs")
+    assert record.outcome == "ok" and record.target == "cuda" and record.seconds
+    op = im2win.build(conv, "cuda", logs=f"{tmp_path}/logs")
+    assert op.tuned and op.algorithm == record.algorithm and op.tile == record.tile
+
+
+def test_exact_keeps_tensor_cores_out() -> None:
+    conv = Conv2d.parse("n4-c64x28x28-k64x3x3-p1")
+    assert im2win.build(conv, "cuda", accuracy="exact").tile["product"] == "fma"

@@ -1,0 +1,232 @@
+"""CUDA kernels on the emulator, exactly: with small integers every order of summation gives the same numbers in every arithmetic.
+
+Integers of -4 to 4 are exact in TF32 and float16, and so are their sums in float32; a float16 output is rounded once, from the exact sum.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, everywhere, expected, sampled, typed
+from oracle import exact_tensors
+
+from im2win.problem import DTYPES, LAYOUTS, Conv2d
+from im2win.reference import error
+from im2win.schedules.cuda.epilogue import run_length
+from im2win.schedules.cuda.kernel import operand_of
+from im2win.schedules.cuda.patch import chunks
+from im2win.schedules.cuda.space import products
+from im2win.schedules.cuda.tile import CudaTile
+
+SEEDS = (0, 1)
+
+
+def check(conv: Conv2d, kernels: list[Kernel]) -> None:
+    """Runs kernels in the order of two seeds and compares with the reference."""
+    assert kernels, f"{conv}: no kernel"
+    tensors = typed(conv, exact_tensors(conv))
+    right = expected(conv, tensors)
+    emulated = Emulated(conv, kernels)
+    for seed in SEEDS:
+        wrong = differences(conv, kernels, emulated(tensors, seed), right)
+        assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
+
+
+# --- every algorithm, every arithmetic, both layouts
+
+EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
+    conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
+    kernels = everywhere(conv)
+    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv)}
+    assert len(cuda_algorithms(conv)) == 6
+    check(conv, kernels)
+
+
+# --- regimes, with tiles drawn from the space
+
+REGIMES = (
+    ("n1-c12x15x17-k20x3x3-s2-p1", "stride 2: a patch's pixels lie column by stride, the last input column is never read"),
+    ("n1-c9x23x20-k16x3x3-s3-p2-d2", "stride 3 with dilation 2: taps fall between the strides"),
+    ("n2-c10x11x13-k12x4x3-s2x1-p0.1.2.0-NHWC", "four sides, all different, an even kernel, unequal strides"),
+    ("n2-c36x7x9-k40x1x1", "1x1: every unit of the sum is a channel"),
+    ("n2-c64x5x7-k16x1x1-s2-p1-float16-NHWC", "1x1 with stride and padding, whole steps of channels: no table, 16 bytes a copy"),
+    ("n1-c24x9x11-k40x3x3-p1-g2", "groups whose filters end inside a block"),
+    ("n1-c24x9x11-k40x3x3-p1-g2-float16-NHWC", "groups, copies of 8 bytes"),
+    ("n1-c17x9x11-k17x3x3-p1-g17-int8", "depthwise: one channel a group, the rest of a slab is zeros"),
+    ("n1-c5x9x11-k15x3x3-p1-g5", "depthwise with channel multiplier 3: a plane a group"),
+    ("n1-c3x23x27-k32x7x7-s2-p3", "a first layer: few channels, large kernel"),
+    ("n1-c3x23x27-k32x7x7-s2-p3-NHWC", "a first layer, channels last: planes are gathered from neighbours"),
+    ("n1-c3x14x15-k24x5x5-p2-float16-NHWC", "a first layer, three halves a pixel: no copy is wide enough"),
+    ("n3-c19x7x11-k23x3x3-p1", "primes: no tile divides channels or windows"),
+    ("n3-c19x7x11-k23x3x3-p1-NHWC", "primes, channels last: every store is a single output"),
+    ("n1-c35x8x9-k18x3x3-p1-float16", "an odd channel count in halves: windows are fetched, the last slab ends inside a word"),
+    ("n1-c35x8x9-k18x3x3-p1-float16-NHWC", "the same, channels last"),
+    ("n1-c67x6x7-k18x3x3-p1-int8", "an odd channel count in bytes"),
+    ("n1-c67x6x7-k18x3x3-p1-int8-NHWC", "the same, channels last"),
+    ("n1-c128x5x6-k16x3x3-p1-int8-NHWC", "whole slabs of bytes: 16 bytes a copy"),
+    ("n1-c32x6x9-k16x3x3-p1-float16-NHWC", "whole slabs of halves: 16 bytes a copy"),
+    ("n7-c12x4x5-k16x3x3-p1", "more small images than a patch holds"),
+    ("n1-c9x5x5-k24x5x5", "1x1 output"),
+    ("n1-c10x3x40-k16x2x11-p0x3", "one row of windows, kernel rows longer than high"),
+    ("n2-c12x9x11-k32x3x3-p1-bias-add-relu", "the whole epilogue"),
+    ("n2-c12x9x11-k18x3x3-p1-NHWC-bias-add-relu6", "the whole epilogue, channels last, stores of 2"),
+    ("n1-c16x9x11-k17x3x3-p1-float16-bias-add-relu6", "the whole epilogue in halves"),
+    ("n1-c16x9x12-k24x3x3-p1-float16-NHWC-bias-add-relu", "the whole epilogue in halves, stores of 8"),
+    ("n1-c16x9x12-k24x3x3-p1-int8-bias-add-relu6", "the whole epilogue: bias and residual are int32"),
+    ("n1-c16x9x12-k24x3x3-p1-int8-NHWC-add-relu", "a residual without bias"),
+    ("n2-c12x9x10-k32x3x3-p1-g2-NHWC-bias", "bias in groups"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [key for key, _ in REGIMES])
+def test_regimes(key: str) -> None:
+    conv = Conv2d.parse(key)
+    check(conv, everywhere(conv))
+
+
+# --- tiles by hand
+
+
+def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *patch: int) -> CudaTile:
+    return CudaTile(product, *block, *warp, slabs, stages, order, *patch)
+
+
+DEPTHS = {
+    # two warps across and two down; 60 channels are two to four slabs
+    "gather": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+        tile("fma", (32, 64), (16, 32), slabs, stages, "uvc"), tile("tf32", (32, 64), (16, 32), slabs, stages, "uvc"),
+    ]),
+    "fetched": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+        tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"),
+    ]),
+    "patch": ("direct", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+        tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+    ]),
+    "patch fetched": ("im2win_fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+        tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+    ]),
+    "planes": ("direct", "n1-c4x12x9-k8x3x3-p1", lambda slabs, stages: [
+        tile("fma", (8, 96), (8, 32), slabs, stages, "cuv", 1, 10, 9),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_slabs_and_stages(kind: str) -> None:
+    """Copies run one, two and three steps ahead, of one slab and two, and of more than there are."""
+    algorithm, key, make = DEPTHS[kind]
+    conv = Conv2d.parse(key)
+    check(conv, [(algorithm, made) for slabs in (1, 2) for stages in (2, 3, 4) for made in make(slabs, stages)])
+
+
+def test_more_stages_than_steps() -> None:
+    """A sum of one step, or of two, with copies three steps ahead."""
+    conv = Conv2d.parse("n1-c20x5x6-k16x1x1")
+    gathers = [tile(product, (16, 32), (16, 32), slabs, 4, "uvc") for product in ("fma", "tf32") for slabs in (1, 2)]
+    check(conv, [("implicit_gemm", made) for made in gathers])
+    conv = Conv2d.parse("n1-c2x8x9-k8x3x3")
+    check(conv, [("direct", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
+
+
+PATCHES = (
+    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the patch's do not divide"),
+    ("n2-c12x9x11-k16x3x3-p1", (1, 4, 5), 32, "patches that reach beyond the last row and column, and hold fewer windows than the block"),
+    ("n2-c12x9x11-k16x3x3-s2-p1", (2, 2, 4), 16, "patches of both images with stride 2: exactly the block's windows"),
+    ("n2-c12x9x11-k16x3x3-s2x3-p1-d1x2", (2, 3, 1), 16, "patches of a single column"),
+    ("n1-c40x7x6-k16x3x2-p1", (1, 1, 7), 16, "patches of a single row, three of channels and more in turn"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
+def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
+    conv = Conv2d.parse(key)
+    made = [tile(product, (16, windows), (16, windows), 1, 2, "Cuvc", *patch) for product in products(conv)]
+    check(conv, [(algorithm, one) for algorithm in ("direct", "im2win_fused") for one in made])
+
+
+def test_patches_take_turns() -> None:
+    """Three chunks of channels and more: a patch overwrites the one before the last."""
+    conv = Conv2d.parse("n1-c60x6x7-k32x3x3-p1")
+    assert chunks(conv, DEPTHS["patch"][2](1, 2)[0]) == 4
+
+
+# --- stores
+
+RUNS = (
+    # key, algorithm, warp, patch, neighbours that one store takes
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 32), (), 8),
+    ("n1-c8x6x6-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 32), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 8), (), 2),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "direct", "f16", (16, 32), (1, 4, 8), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm", "s8", (16, 32), (), 4),
+    ("n1-c12x5x8-k16x3x3-p1", "direct", "tf32x3", (16, 32), (1, 4, 6), 2),
+    ("n1-c12x8x5-k16x3x3-p1", "im2win_fused", "tf32", (16, 32), (1, 4, 5), 1),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32x3", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm", "f16", (64, 16), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm", "f16", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm", "s8", (32, 16), (), 4),
+    ("n1-c12x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 4),
+    ("n1-c12x5x7-k66x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 1),
+    ("n1-c3x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 32), (1, 4, 7), 4),
+)  # fmt: skip
+
+
+def _stores(key: str) -> list[tuple[Kernel, int]]:
+    """The table's kernels of a problem, and the neighbours that their stores take."""
+    conv = Conv2d.parse(key)
+    found = []
+    for _, algorithm, product, (warp_m, warp_n), patch, run in (row for row in RUNS if row[0] == key):
+        order = "uvc" if not patch else "cuv" if conv.in_channels // conv.groups <= 3 else "Cuvc"
+        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, 2, order, *patch)
+        found.append(((algorithm, made), run))
+    return found
+
+
+@pytest.mark.parametrize("key", list(dict.fromkeys(row[0] for row in RUNS)))
+def test_stores_of_every_length(key: str) -> None:
+    conv, rows = Conv2d.parse(key), _stores(key)
+    for (algorithm, made), run in rows:
+        assert run_length(conv, made, operand_of(made).run(conv, made)) == run, f"{algorithm} {made}"
+    check(conv, [kernel for kernel, _ in rows])
+
+
+def test_wide_stores_are_wide() -> None:
+    """A run of four floats is one assignment of 16 bytes."""
+    [(kernel, run)] = _stores("n1-c8x8x8-k16x3x3-p1")
+    source, _ = combined(Conv2d.parse("n1-c8x8x8-k16x3x3-p1"), [kernel])
+    assert run == 4 and "*(float4*)(output_ptr" in source
+
+
+# --- an activation that is not exact
+
+
+@pytest.mark.parametrize("key", ["n1-c12x7x9-k18x3x3-p1-bias-add-silu", "n1-c16x7x8-k16x3x3-p1-float16-NHWC-bias-silu"])
+def test_silu(key: str) -> None:
+    """Its exponential is rounded: a few units in the last place of the output's type, or of float32 beside zero."""
+    conv = Conv2d.parse(key)
+    tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
+    right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
+    kernels = [kernel for name in ("direct", "implicit_gemm") for product in products(conv) for kernel in sampled(conv, name, product)]
+    emulated = Emulated(conv, kernels)
+    for seed in SEEDS:
+        for kernel, y in zip(kernels, emulated(tensors, seed), strict=True):
+            assert error(y.astype(np.float64), right.astype(np.float64)) <= 4 * np.finfo(y.dtype).eps, kernel
+
+
+def test_regimes_are_what_they_say() -> None:
+    """Problems are small, and no two are the same."""
+    convs = {key: Conv2d.parse(key) for key, _ in REGIMES}
+    assert all(str(conv) == key for key, conv in convs.items()) and len(convs) == len(REGIMES)
+    assert all(math.prod(conv.output_shape) <= 1 << 13 for conv in convs.values())
