@@ -17,7 +17,7 @@ THREADS = 256
 
 def _vector(conv: Conv2d, axes: str) -> int:
     """Elements that a thread moves at once: neighbouring channels, where they are innermost."""
-    most = CHUNK // conv.itemsize
+    most = 4 if conv.dtype == "int8" else CHUNK // conv.itemsize  # TVM writes no wider zero of int8
     return math.gcd(conv.in_channels, most) if axes.endswith("c") else 1
 
 

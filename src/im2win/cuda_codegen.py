@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import os
 import shutil
+import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 
 TRANSFORM = "transform"
-_POSTPROCESS = "tvm_callback_cuda_postproc"
-_lock = threading.RLock()  # TVM has one callback and one environment variable for all threads
+_POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
+_lock = threading.RLock()  # TVM has one function of a name for all threads
 
 
 def cuda_target(gpu: Gpu) -> Any:
@@ -80,16 +81,23 @@ def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
         head, mark, kernels = source.partition('extern "C"')
         return head + device_functions() + "\n" + reconstruct(mark + kernels, rules).source
 
+    with _registered(_POSTPROCESS, rewrite):
+        yield
+
+
+@contextlib.contextmanager
+def _registered(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """While active, TVM calls `function` by this name, in one thread at a time."""
     with _lock:
-        before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
-        tvm_ffi.register_global_func(_POSTPROCESS, rewrite, override=True)
+        before = tvm_ffi.get_global_func(name, allow_missing=True)
+        tvm_ffi.register_global_func(name, function, override=True)
         try:
             yield
         finally:
             if before:
-                tvm_ffi.register_global_func(_POSTPROCESS, before, override=True)
+                tvm_ffi.register_global_func(name, before, override=True)
             else:
-                tvm_ffi.remove_global_func(_POSTPROCESS)
+                tvm_ffi.remove_global_func(name)
 
 
 def compiler() -> str:
@@ -116,9 +124,19 @@ def cubin(source: str, gpu: Gpu) -> bytes:
     """Machine code of a CUDA source; no GPU is needed for that.
 
     Raises:
-        ToolchainError: no CUDA compiler. RuntimeError: the source does not compile.
+        ToolchainError: no CUDA compiler. RuntimeError: the source does not compile; the message is the compiler's.
     """
-    return bytes(compile_cuda(source, target_format="cubin", arch=gpu.arch, compiler=compiler()))
+    if compiler() == "nvrtc":
+        with cuda_target(gpu):
+            return bytes(compile_cuda(source, target_format="cubin", compiler="nvrtc"))
+    with tempfile.TemporaryDirectory(prefix="im2win-nvcc-") as folder:
+        code, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        code.write_text(source)
+        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-o", str(out), str(code)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"nvcc: {done.stderr.strip()[:2000]}")
+        return out.read_bytes()
 
 
 def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Compiled:
@@ -127,20 +145,7 @@ def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -
     Raises:
         ToolchainError: no CUDA compiler.
     """
-    mode = compiler()
-    with reconstructed(rules), _environment("TVM_CUDA_COMPILE_MODE", mode), tvm.transform.PassContext(config=CONFIG):
+    compiler()
+    with reconstructed(rules), _registered(_COMPILE, lambda source: cubin(source, gpu)), tvm.transform.PassContext(config=CONFIG):
         executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
     return Compiled(executable, 0)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -48,13 +48,15 @@ def tune(
 def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
     """Tune the layers one after another with live progress and a line for each; False if the user stopped it."""
     import im2win
+    from im2win.backends import device_for
+    from im2win.tuner import Crew
 
     width = max(len(layer.name) for layer in layers)
-    with _progress(console) as progress:
+    with Crew(device_for(settings["target"], settings["threads"])) as crew, _progress(console) as progress:
         for number, layer in enumerate(layers, 1):
             task = progress.add_task(f"{number}/{len(layers)} {escape(layer.name)}", total=settings["trials"], note="")
             try:
-                record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task))
+                record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task), crew=crew)
             except KeyboardInterrupt:
                 return False
             progress.remove_task(task)

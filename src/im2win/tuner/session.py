@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class Session:
         left = self.trials - len(self.tried)
         if left <= 0 or self.stalled:
             return []
-        return self.search.propose(self.tried, min(BATCH, left))
+        return self.search.propose(self.tried, min(max(BATCH, self.backend.workers), left))
 
     def record(self, choice: Choice, outcome: Outcome, extra_bytes: int | None, *, again: bool = False) -> Record:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
@@ -147,43 +148,75 @@ class Session:
         )
 
 
-class Measurement:
-    """The worker processes of a session and the folder of its libraries."""
+class Crew:
+    """The worker processes that build and measure on one device; sessions may follow one another on the same."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, device: Device) -> None:
+        backend = backend_for(device)
+        self.device = device
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(backend.workers)]
+        self.runner = Worker(backend.runner, {"TVM_NUM_THREADS": str(backend.threads)})
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for worker in (*self.builders, self.runner):
+            worker.close()
+
+
+class Measurement:
+    """A session's work for its crew, and the folder of its libraries."""
+
+    def __init__(self, session: Session, crew: Crew) -> None:
+        self.session, self.builders, self.runner = session, crew.builders, crew.runner
         self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(session.backend.workers)]
-        self.runner = Worker(session.backend.runner, {"TVM_NUM_THREADS": str(session.backend.threads)})
         self.libraries: dict[Any, Path] = {}
         self.allocated: dict[Any, int | None] = {}
         self._serial = 0
 
     def close(self) -> None:
-        """Ends the processes and removes the libraries."""
-        for worker in (*self.builders, self.runner):
-            worker.close()
+        """Removes the libraries."""
         self.folder.cleanup()
 
-    def build(self, batch: list[Choice]) -> dict[Any, Outcome]:
-        """Builds candidates, one a worker at a time; outcomes of those that failed. The machine is busy meanwhile, so nothing is timed."""
-        failed: dict[Any, Outcome] = {}
-        for start in range(0, len(batch), len(self.builders)):
-            jobs = list(zip(self.builders, batch[start:], strict=False))
-            for worker, choice in jobs:
-                self._serial += 1
-                path = Path(self.folder.name) / f"{self._serial}.so"
-                self.libraries[choice.key] = path
-                worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path))
-            for worker, choice in jobs:
-                try:
-                    built: Built = worker.result(BUILD_S)
-                except WorkerError as error:
-                    built = Built("timeout" if error.kind == "timeout" else "build_error", f"building: {error}")
-                self.allocated[choice.key] = built.allocated
-                if built.outcome != "ok":
-                    failed[choice.key] = Outcome(built.outcome, built.message)
-        return failed
+    def _submit(self, worker: Worker, choice: Choice) -> None:
+        self._serial += 1
+        path = Path(self.folder.name) / f"{self._serial}.so"
+        self.libraries[choice.key] = path
+        worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path))
+
+    def _built(self, worker: Worker, choice: Choice) -> Outcome | None:
+        """Waits for a build; the outcome if it failed."""
+        try:
+            built: Built = worker.result(BUILD_S)
+        except WorkerError as error:
+            built = Built("timeout" if error.kind == "timeout" else "build_error", f"building: {error}")
+        self.allocated[choice.key] = built.allocated
+        return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
+
+    def each_built(self, batch: list[Choice]) -> Iterator[tuple[Choice, Outcome | None]]:
+        """Candidates in order as they are built, with the outcome of those that failed.
+
+        A GPU measures while the CPUs build the rest. Where the CPU measures, everything is built before anything is handed out.
+        """
+        count = len(self.builders)
+        if self.session.backend.target == "cpu":
+            yield from [pair for start in range(0, len(batch), count) for pair in self._wave(batch[start : start + count])]
+            return
+        for worker, choice in zip(self.builders, batch, strict=False):
+            self._submit(worker, choice)
+        for place, choice in enumerate(batch):
+            worker = self.builders[place % count]
+            failed = self._built(worker, choice)
+            if place + count < len(batch):
+                self._submit(worker, batch[place + count])
+            yield choice, failed
+
+    def _wave(self, batch: list[Choice]) -> list[tuple[Choice, Outcome | None]]:
+        jobs = list(zip(self.builders, batch, strict=False))
+        for worker, choice in jobs:
+            self._submit(worker, choice)
+        return [(choice, self._built(worker, choice)) for worker, choice in jobs]
 
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
@@ -213,7 +246,7 @@ def _finals(session: Session, measurement: Measurement) -> None:
     if len(finalists) < 2 or len(session.tried) == session.resumed:
         return
     unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
-    failed = measurement.build(unbuilt) if unbuilt else {}
+    failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
     finalists = [choice for choice in finalists if choice.key not in failed]
     for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
         session.record(choice, outcome, measurement.allocated[choice.key], again=True)
@@ -231,6 +264,7 @@ def tune(
     patience: int | None = PATIENCE,
     accuracy: Accuracy = "float32",
     progress: Callable[[Progress], None] | None = None,
+    crew: Crew | None = None,
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
 
@@ -250,6 +284,7 @@ def tune(
         accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
             "tf32" TF32 itself.
         progress: called after every trial.
+        crew: worker processes to use, for several layers one after the other; of their own if None.
 
     Returns:
         The record of the best right candidate.
@@ -267,20 +302,17 @@ def tune(
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
     names = [row.name for row in candidates(algorithm, conv, target)]
     session = Session(conv, names, device, Log(logs), trials, seed, patience, accuracy)
-    measurement = Measurement(session)
-    try:
+    with contextlib.ExitStack() as stack:
+        measurement = Measurement(session, crew or stack.enter_context(Crew(device)))
+        stack.callback(measurement.close)
         while batch := session.next_batch():
-            failed = measurement.build(batch)
-            for choice in batch:
-                outcome = failed.get(choice.key) or measurement.run(
-                    [choice], give_up_s=HOPELESS * session.best[1] if session.best else math.inf
-                )[0]
+            for choice, failed in measurement.each_built(batch):
+                give_up_s = HOPELESS * session.best[1] if session.best else math.inf
+                outcome = failed or measurement.run([choice], give_up_s=give_up_s)[0]
                 session.record(choice, outcome, measurement.allocated[choice.key])
                 if progress:
                     progress(session.progress(choice.algorithm))
         _finals(session, measurement)
-    finally:
-        measurement.close()
     return _winner(session)
 
 

@@ -1,0 +1,113 @@
+"""What CUDA kernels wait for, they need: without any one barrier, or any one wait for copies, some order of their threads gives another result.
+
+The emulator runs the threads of a block in an order drawn from a seed, and lets asynchronous copies land at once or when they are waited for.
+Shared memory starts as NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from emulated import Emulated, Kernel, expected, generated, typed
+from oracle import exact_tensors
+
+from im2win.emulator import EmulationError
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.tile import CudaTile
+
+SEEDS = range(12)
+BARRIER = "__syncthreads();"
+WAIT = re.compile(r"im2win::wait_copies<(\d+)>\(\);")
+
+# One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
+# In order: what each barrier is for.
+TABLE, OFFSETS, STEP = "the table of taps is filled by all", "the offsets of pixels are filled by all", "copies of a step have landed for all"
+KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
+    "gather, fma": (
+        "n1-c20x5x6-k32x3x3-p1", ("implicit_gemm", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
+    ),
+    "gather, tensor cores": (
+        "n1-c20x5x6-k32x3x3-p1-float16-NHWC", ("implicit_gemm", CudaTile("f16", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
+    ),
+    "gather without a table": (
+        "n1-c32x5x6-k32x3x3-p1-float16-NHWC", ("implicit_gemm", CudaTile("f16", 32, 32, 16, 16, 1, 2, "uvc")), (STEP,),
+    ),
+    "gather fetched": (
+        "n1-c20x5x6-k32x3x3-p1-float16", ("implicit_gemm", CudaTile("f16", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
+    ),
+    "patch, fma": (
+        "n1-c60x5x6-k32x3x3-p1", ("direct", CudaTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "patch, tensor cores": (
+        "n1-c60x5x6-k32x3x3-p1-NHWC", ("im2win_fused", CudaTile("tf32x3", 32, 32, 16, 16, 1, 2, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "patch fetched": (
+        "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("f16", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "planes": (
+        "n1-c3x10x9-k16x5x5-p2", ("direct", CudaTile("fma", 16, 64, 8, 32, 3, 3, "cuv", 1, 7, 9)), (STEP,),
+    ),
+}  # fmt: skip
+
+
+def without_barrier(number: int) -> Callable[[str], str]:
+    """Takes the barrier of this number out of a source."""
+
+    def edit(source: str) -> str:
+        start = [match.start() for match in re.finditer(re.escape(BARRIER), source)][number]
+        return source[:start] + source[start + len(BARRIER) :]
+
+    return edit
+
+
+def without_wait(source: str) -> str:
+    return WAIT.sub("", source)
+
+
+def waiting_for_one_less(source: str) -> str:
+    return WAIT.sub(lambda match: f"im2win::wait_copies<{int(match[1]) + 1}>();", source)
+
+
+def goes_wrong(kind: str, edit: Callable[[str], str]) -> bool:
+    """Whether the edited kernel gives another result, or breaks a rule, for some seed."""
+    key, kernel, _ = KERNELS[kind]
+    conv = Conv2d.parse(key)
+    tensors = typed(conv, exact_tensors(conv))
+    right, emulated = expected(conv, tensors), Emulated(conv, [kernel], edit)
+
+    def wrong(seed: int) -> bool:
+        try:
+            return not np.array_equal(emulated(tensors, seed)[0], right)
+        except EmulationError:
+            return True
+
+    return any(wrong(seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_kernels_as_they_are_go_right(kind: str) -> None:
+    assert not goes_wrong(kind, str)
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_every_wait_is_in_the_table(kind: str) -> None:
+    """And the kernels are what their names say."""
+    key, (algorithm, tile), barriers = KERNELS[kind]
+    source = generated(Conv2d.parse(key), algorithm, tile).source
+    kernel = source[source.rindex('extern "C"') :]
+    assert kernel.count(BARRIER) == len(barriers) and len(WAIT.findall(kernel)) == 1
+    assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.product != "fma")
+
+
+@pytest.mark.parametrize(("kind", "number"), [(kind, i) for kind, row in KERNELS.items() for i in range(len(row[2]))])
+def test_every_barrier_is_needed(kind: str, number: int) -> None:
+    assert goes_wrong(kind, without_barrier(number)), f"{kind}: right without the barrier behind which {KERNELS[kind][2][number]}"
+
+
+@pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
+    assert goes_wrong(kind, edit)
