@@ -13,6 +13,10 @@ from im2win.logs import Log
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is generated now")
+
+
 @dataclass(frozen=True)
 class Done:
     """How a command ended."""

@@ -65,6 +65,15 @@ def everywhere(conv: Conv2d, count: int = 1) -> list[Kernel]:
     return [kernel for name in cuda_algorithms(conv) for product in products(conv) for kernel in sampled(conv, name, product, count)]
 
 
+def in_turn(conv: Conv2d) -> list[Kernel]:
+    """A sampled kernel of every algorithm, with the kinds of arithmetic in turn, as far as an algorithm has them."""
+    kernels = []
+    for i, name in enumerate(cuda_algorithms(conv)):
+        kinds = [product for product in products(conv) if tiles(conv, name, product)]
+        kernels += sampled(conv, name, kinds[i % len(kinds)]) if kinds else []
+    return kernels
+
+
 def combined(conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:
     """One source with all kernels of a problem, numbered, and their launches; a kernel's own tensors get its number, too.
 

@@ -1,7 +1,7 @@
 """How far CUDA kernels are from float64 for normally distributed inputs, on the emulator.
 
-The emulator cuts TF32 inputs off as the hardware does, and adds their exact products in float32, rounded to nearest each; what the hardware's
-wider sums inside one product round differently is not shown here.
+The emulator cuts TF32 inputs off as the hardware does, and adds their exact products one by one in float32, rounded to nearest. How the
+hardware rounds the sums inside one matrix product is not shown here.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, everywhere, expected, sampled, typed
+from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, everywhere, expected, in_turn, sampled, typed
 from oracle import exact_tensors
 
 from im2win.problem import DTYPES, LAYOUTS, Conv2d
@@ -88,7 +88,7 @@ REGIMES = (
 @pytest.mark.parametrize("key", [key for key, _ in REGIMES])
 def test_regimes(key: str) -> None:
     conv = Conv2d.parse(key)
-    check(conv, everywhere(conv))
+    check(conv, in_turn(conv))
 
 
 # --- tiles by hand

@@ -1,7 +1,7 @@
-"""What CUDA kernels wait for, they need: without any one barrier, or any one wait for copies, some order of their threads gives another result.
+"""What CUDA kernels wait for, they need: without any one barrier or wait for copies, some order of their threads gives another result.
 
-The emulator runs the threads of a block in an order drawn from a seed, and lets asynchronous copies land at once or when they are waited for.
-Shared memory starts as NaN.
+The emulator runs the threads of a block in an order drawn from a seed; asynchronous copies land at once or when they are waited for. Shared
+memory starts as NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ WAIT = re.compile(r"im2win::wait_copies<(\d+)>\(\);")
 
 # One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
 # In order: what each barrier is for.
-TABLE, OFFSETS, STEP = "the table of taps is filled by all", "the offsets of pixels are filled by all", "copies of a step have landed for all"
+TABLE, OFFSETS, STEP = (
+    "the table of taps is filled by all",
+    "the offsets of pixels are filled by all",
+    "copies of a step have landed for all",
+)
 KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "gather, fma": (
         "n1-c20x5x6-k32x3x3-p1", ("implicit_gemm", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),

@@ -166,7 +166,7 @@ def run(
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
     limits = measure_ceilings()
-    result = _new_result(suite, layers, gpu, limits)
+    result = _new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
     for done, layer in enumerate(layers, 1):
         torch.cuda.empty_cache()
         row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds)

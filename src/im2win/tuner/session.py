@@ -93,6 +93,8 @@ class Session:
         for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.algorithm in names:
                 choice = with_cycles(self.conv, record.algorithm, self.backend.tile(record.tile), self.device)
+                if self.backend.problems(self.conv, ALGORITHMS[record.algorithm], choice.tile):
+                    continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
                 self.seconds[choice.key] = record.seconds
         self.tried = list(known.values())

@@ -1,0 +1,70 @@
+"""Machine code for sm_90a: kernels of every arithmetic, kind and layout compile, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+from emulated import Kernel, combined
+
+from im2win import cuda_codegen
+from im2win.codegen import ToolchainError
+from im2win.gpu import H200
+from im2win.problem import LAYOUTS, Conv2d
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_compiler() -> None:
+    try:
+        cuda_codegen.compiler()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+def compiled(conv: Conv2d, kernels: list[Kernel]) -> bytes:
+    """All kernels in one piece of machine code."""
+    return cuda_codegen.cubin(combined(conv, kernels)[0], H200)
+
+
+def assert_kernels(code: bytes, names: set[str]) -> None:
+    assert code.startswith(b"\x7fELF")
+    assert all(name.encode() in code for name in names)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
+    """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts."""
+    dtype = PRODUCTS[product][0]
+    activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
+    conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
+    kernels = [
+        ("implicit_gemm", CudaTile(product, 64, 64, 32, 32, 1, 3, "uvc")),
+        ("direct", CudaTile(product, 64, 64, 32, 32, 1, 3, "Cuvc", 1, 4, 16)),
+        ("im2win_fused", CudaTile(product, 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 16)),
+        ("im2win", CudaTile(product, 64, 64, 32, 32, 2, 2, "uvc")),
+    ]
+    assert_kernels(compiled(conv, kernels), {*(f"conv2d_{i}_kernel" for i in range(4)), "transform_3_kernel"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_planes(layout: str) -> None:
+    conv = Conv2d(1, 3, 32, 32, 64, 7, stride=2, padding=3, layout=layout)
+    kernels = [("direct", CudaTile("fma", 16, 128, 16, 128, 7, 2, "cuv", 1, 8, 16)), ("mec", CudaTile("fma", 64, 64, 32, 64, 1, 2, "cuv"))]
+    assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "transform_1_kernel"})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_elements_smaller_than_a_copy(dtype: str) -> None:
+    conv = Conv2d(1, 35, 9, 9, 22, 3, padding=1, dtype=dtype, layout="NHWC")
+    product = {"float16": "f16", "int8": "s8"}[dtype]
+    kernels = [
+        ("implicit_gemm", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+        ("direct", CudaTile(product, 16, 64, 16, 32, 1, 3, "Cuvc", 1, 7, 9)),
+        ("im2col", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+    ]
+    assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "conv2d_1_kernel", "transform_2_kernel"})
+
+
+def test_source_that_does_not_compile() -> None:
+    with pytest.raises(RuntimeError, match="nonsense"):
+        cuda_codegen.cubin("nonsense;", H200)
