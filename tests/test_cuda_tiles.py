@@ -171,7 +171,7 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
             plan = ALGORITHMS[name].cuda
             assert plan is not None
             for product in products(conv):
-                for _, tile in sampled(conv, name, product, 2):
+                for _, tile in sampled(conv, name, product):
                     launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
                     launch = launches["conv2d_kernel"]
                     assert launch.dynamic_bytes == shared_bytes(conv, tile, plan), tile

@@ -17,6 +17,7 @@ from im2win.reference import Accuracy
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
+PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 Tile = Any
 """`schedules.tile.Tile` or `schedules.cuda.tile.CudaTile`."""
 
@@ -63,6 +64,7 @@ class Backend(Protocol):
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
     def fingerprint(self, name: str) -> str: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
+    def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
 
 
 class CpuBackend:
@@ -142,6 +144,10 @@ class CpuBackend:
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
         return "float32"
+
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a kernel that nobody checked is sure to keep the tolerance."""
+        return True
 
 
 class CudaBackend:
@@ -241,6 +247,14 @@ class CudaBackend:
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
         return {"fma": "exact", "tf32x3": "float32", "tf32": "tf32", "f16": "exact", "s8": "exact"}[tile.product]  # type: ignore[return-value]
+
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a kernel that nobody checked is sure to keep the tolerance.
+
+        Tensor cores cut off what their float32 sums lose, always towards zero: the error of a sum grows with its length, not with the root
+        of it. Kernels of longer sums are used where tuning has checked them.
+        """
+        return tile.product != "tf32x3" or math.prod(conv.filter_shape[1:]) <= PROVEN_DEPTH
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ TITLES = {
     "torch_nchw": "PyTorch NCHW",
     "torch_nhwc": "PyTorch channels-last",
     "onnxruntime": "ONNX Runtime",
+    "cudnn": "cuDNN by name",
     "tvm": "TVM MetaSchedule",
 }
 # Okabe and Ito's colours, which stay apart for colour-blind readers; one contender has the same in every plot.
@@ -30,8 +32,11 @@ _COLOURS = {
     "torch_nchw": "#E69F00",
     "torch_nhwc": "#D55E00",
     "onnxruntime": "#009E73",
+    "cudnn": "#009E73",
     "tvm": "#CC79A7",
 }
+CUDNN = "cudnn_"  # cuDNN's algorithms called by name
+_SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
 UNTUNED, MEMORY = "untuned ratio", "peak memory"
 # Columns that appear where a result has them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
@@ -108,6 +113,30 @@ def _ms(value: float | None) -> str:
     return _number(value, 3 if value is not None and value < 10 else 1 if value is not None and value >= 100 else 2)
 
 
+def gathered(result: Result) -> Result:
+    """The result with cuDNN's algorithms as one contender, on every layer the best of them; failures of some are left out."""
+
+    def row_of(row: Row) -> Row:
+        named = {name: time for name, time in row.peers.items() if name.startswith(CUDNN)}
+        if not named:
+            return row
+        peers = {name: time for name, time in row.peers.items() if name not in named}
+        failed = {name: why for name, why in row.peers_failed.items() if not name.startswith(CUDNN)}
+        best = "cudnn" if row.best_peer in named else row.best_peer
+        return replace(row, peers={**peers, "cudnn": min(named.values())}, peers_failed=failed, best_peer=best)
+
+    return replace(result, layers=[row_of(row) for row in result.layers])
+
+
+def _peak(result: Result) -> float:
+    """The arithmetic ceiling of the result's element type, GFLOPS."""
+    return result.ceilings.get("f16_gflops" if result.dtype != "float32" else "fma_gflops", result.ceilings["fma_gflops"])
+
+
+def _machine(result: Result) -> str:
+    return result.brand if "cuda" in result.versions else f"{result.brand}, {result.threads} threads"
+
+
 def contenders(result: Result) -> list[str]:
     """Peers that occur in the result, in the order of `TITLES`, then by name."""
     names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
@@ -116,6 +145,7 @@ def contenders(result: Result) -> list[str]:
 
 def layer_table(result: Result) -> str:
     """One row a layer, the best peer's time in bold; then their sum and the geometric mean, and where and with what it was measured."""
+    result = gathered(result)
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
@@ -145,11 +175,11 @@ def _cells(row: Row, names: Sequence[str]) -> list[str]:
 def caption(result: Result) -> str:
     """Where, when and with what a result was measured."""
     ceilings, memory = result.ceilings, any(row.peak_bytes is not None for row in result.layers)
-    peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in ("apache-tvm", "torch", "onnxruntime"))
+    peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in _SHOWN_VERSIONS)
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
     return (
-        f"{result.suite}, {result.dtype}, {batch}; {result.brand}, {result.threads} threads (`{result.device}`); "
-        f"measured ceilings {ceilings['fma_gflops']:.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
+        f"{result.suite}, {result.dtype}, {batch}; {_machine(result)} (`{result.device}`); "
+        f"measured ceilings {_peak(result):.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
         "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
         + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
     )
@@ -191,6 +221,7 @@ def plot(result: Result, path: Path) -> Path:
     """
     from matplotlib.figure import Figure
 
+    result = gathered(result)
     names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *contenders(result)]
     width = 0.84 / len(names)
     inches = max(1.35 * len(names) + 1.0, 7.0, 0.16 * len(names) * len(result.layers) + 2.5)
@@ -201,9 +232,10 @@ def plot(result: Result, path: Path) -> Path:
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
         label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
         axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS.get(name, "#999999"), zorder=2)
-    peak = result.ceilings["fma_gflops"]
+    peak = _peak(result)
     axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
-    axes.annotate(f"FMA peak {peak:.0f}", (0.005, peak), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="#444444")
+    text = f"{'FMA' if result.dtype == 'float32' else 'product'} peak {peak:.0f}"
+    axes.annotate(text, (0.005, peak), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="#444444")
     axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
     axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
     axes.set_xlim(-0.6, len(result.layers) - 0.4)
@@ -212,7 +244,7 @@ def plot(result: Result, path: Path) -> Path:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     batch = "" if result.batch is None else f", batch {result.batch}"
-    axes.set_title(f"{result.suite}, {result.dtype}{batch} – {result.brand}, {result.threads} threads", fontsize=10, loc="left")  # noqa: RUF001
+    axes.set_title(f"{result.suite}, {result.dtype}{batch} – {_machine(result)}", fontsize=10, loc="left")  # noqa: RUF001
     figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8.5, handlelength=1.2, columnspacing=1.2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: every test that needs one, then a sample of kernels under compute-sanitizer.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
+python3 -m pytest tests/test_cuda_device.py tests/test_cudnn.py -q -n auto -o filterwarnings= -p no:cacheprovider
+for tool in memcheck racecheck; do
+  compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_kernel --kernel-name kns=transform_kernel \
+    python3 benchmarks/gpu/sample.py
+done
