@@ -108,13 +108,15 @@ __device__ __forceinline__ void load_words(unsigned* to, const void* from) {
   to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
 }
 
-__device__ __forceinline__ unsigned rounded_tf32(unsigned word) { return word + 0x1000u; }  // the unit drops what is below
+// To the nearest of 10 bits of fraction; infinities and NaN as they are (half a unit more would carry into them, and out).
+__device__ __forceinline__ unsigned rounded_tf32(unsigned word) {
+  return (word & 0x7f800000u) == 0x7f800000u ? word | (word & 0x1fffu ? 0x400000u : 0u) : word + 0x1000u;
+}
 
-// The sum of three products of TF32 parts, small ones first: what is left out is 2^-22 of each product.
-// `a` and `b` hold float32; high parts are rounded to nearest, low parts are what is left.
-__device__ __forceinline__ unsigned high_part(unsigned word) { return (word + 0x1000u) & 0xffffe000u; }
+// A float32 as the sum of two TF32: what the unit reads of it, and what that leaves, of which the unit reads 11 bits more. NaN stays NaN.
+__device__ __forceinline__ unsigned high_part(unsigned word) { return word & 0xffffe000u; }
 __device__ __forceinline__ unsigned low_part(unsigned word, unsigned high) {
-  return rounded_tf32(static_cast<unsigned>(__float_as_int(__int_as_float(static_cast<int>(word)) - __int_as_float(static_cast<int>(high)))));
+  return static_cast<unsigned>(__float_as_int(__int_as_float(static_cast<int>(word)) - __int_as_float(static_cast<int>(high))));
 }
 
 }  // namespace im2win

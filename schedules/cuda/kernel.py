@@ -19,7 +19,7 @@ from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.planes import Planes
 from im2win.schedules.cuda.product import FmaProduct, MatrixProduct
-from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, padded
+from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named, padded
 from im2win.schedules.cuda.tile import CudaTile
 
 PARTS = {"tf32": 1, "tf32x3": 2}  # of a packed filter
@@ -60,7 +60,8 @@ def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dic
     for name in conv.arguments:
         shape, dtype = shapes.get(name, conv.output_shape), dtypes.get(name, output_dtype(conv))
         buffers[name] = T.arg(name, T.buffer(shape, dtype)), (math.prod(shape),), dtype
-    return {name: T.decl_buffer(flat, dtype, data=buffer.data) for name, (buffer, flat, dtype) in buffers.items()}
+    views = {name: (named(name, buffer), flat, dtype) for name, (buffer, flat, dtype) in buffers.items()}
+    return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}
 
 
 def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:

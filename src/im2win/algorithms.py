@@ -49,6 +49,8 @@ class Algorithm:
     def _supports_cuda(self, conv: Conv2d) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
+        if conv.dtype == "int8" and conv.activation == "silu":
+            return "int8 sums are integers, which have no silu"
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
         return _too_large(self.cuda.transform_bytes(conv) // conv.itemsize)

@@ -53,8 +53,8 @@ class CudaPack:
         "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t brings to a product of 16 rows, as one load: the words of
             rows g and g + 8 at places t and t + 4. Which channel a row is says `row`. Places t and t + 4 of the two products are words
             4*t to 4*t+3 of the slab: any order of the sum is right, as long as filters and windows agree.
-    parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs behind every load what that leaves of it, rounded,
-        too; 0 packs filters as they are.
+    parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
+        what that leaves; 0 packs filters as they are.
     """
 
     form: str
@@ -110,13 +110,16 @@ class CudaPack:
             # place = 16*tile + 8*high + g, word = 4*t + 2*product + half  ->  tile, product, g, t, half, high
             parts = words.reshape(blocks, slabs, self.block // 16, 2, 8, 4, 2, 2)
             laid = np.ascontiguousarray(parts.transpose(0, 1, 2, 6, 4, 5, 7, 3)).view(w.dtype)
-            if self.parts:
-                high = _rounded_tf32(laid)
-                laid = np.stack([high, _rounded_tf32(laid - high)][: self.parts], axis=4)
+            if self.parts == 1:
+                laid = _rounded_tf32(laid)
+            elif self.parts == 2:
+                high = (laid.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+                with np.errstate(invalid="ignore"):  # of infinities nothing is left that has a value
+                    laid = np.stack([high, laid - high], axis=4)
         return np.ascontiguousarray(laid).reshape(self.shape(conv))
 
 
 def _rounded_tf32(w: Array) -> Array:
-    """float32 rounded to the nearest with 10 bits of fraction."""
+    """float32 rounded to the nearest with 10 bits of fraction; infinities and NaN as they are."""
     rounded: Array = ((w.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return rounded
+    return np.where(np.isfinite(w), rounded, w).astype(np.float32)

@@ -76,6 +76,7 @@ inline bool __hlt(half a, half b) { return float(a) < float(b); }
 struct alignas(4) half2 { half x, y; };
 using __half2 = half2;
 inline half2 __halves2half2(half x, half y) { return {x, y}; }
+inline half2 make_half2(half x, half y) { return {x, y}; }
 
 using std::max;
 using std::min;
