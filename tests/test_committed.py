@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from im2win.builder import build_tile
+from im2win.gpu import KNOWN
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
@@ -20,14 +21,17 @@ DEVICES = LOG.devices()
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_record_applies(device: str) -> None:
-    # Legality depends on the machine: every device with committed records has AVX-512.
-    machine = dataclasses.replace(Machine.host(), lanes=16, registers=32, l1_bytes=48 << 10, l2_bytes=2 << 20)
+    # Legality depends on the device: every CPU with committed records has AVX-512.
+    cpu = dataclasses.replace(Machine.host(), lanes=16, registers=32, l1_bytes=48 << 10, l2_bytes=2 << 20)
+    machine = KNOWN.get(device, cpu)
     count = 0
     for conv in LOG.convs(device):
         for record in LOG.read(conv, device):
             assert stale(record) is None, f"{conv}: {stale(record)}"
             assert tile_problems(conv, record.algorithm, record.tile, machine) == [], f"{conv}: {record.tile}"
-            assert record.outcome != "wrong", f"{conv}: {record.algorithm} {record.tile}: {record.message}"
+            # float32 from TF32 products is refused where a sum is too long for it; nothing else may be wrong
+            refused = record.tile.get("product") == "tf32x3" and record.message.startswith("error ")
+            assert record.outcome != "wrong" or refused, f"{conv}: {record.algorithm} {record.tile}: {record.message}"
             count += 1
     assert count and not LOG.problems
 
@@ -45,7 +49,7 @@ def test_tuned_layers_are_right_on_this_machine() -> None:
         pytest.skip(f"committed tiles have vectors of 16 lanes, this CPU has {machine.lanes}")
     layers = sorted({layer.conv for layer in suite("papers12", 1)}, key=lambda conv: conv.flops)[:4]
     for conv in layers:
-        best = min((r for d in DEVICES for r in LOG.read(conv, d) if r.seconds), key=lambda record: record.cost)
+        best = min((r for d in DEVICES for r in LOG.read(conv, d) if r.seconds and r.target == "cpu"), key=lambda record: record.cost)
         tensors = random_tensors(conv, 0)
         y = build_tile(conv, best.algorithm, Tile.from_dict(best.tile), machine)(tensors["data"], tensors["filter"])
         assert error(y, reference(conv, tensors["data"], tensors["filter"])) <= tolerance(conv)

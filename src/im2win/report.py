@@ -235,7 +235,7 @@ def plot(result: Result, path: Path) -> Path:
     peak = _peak(result)
     axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
     text = f"{'FMA' if result.dtype == 'float32' else 'product'} peak {peak:.0f}"
-    axes.annotate(text, (0.005, peak), xycoords=("axes fraction", "data"), va="bottom", fontsize=8, color="#444444")
+    axes.annotate(text, (0.995, peak), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color="#444444")
     axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
     axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
     axes.set_xlim(-0.6, len(result.layers) - 0.4)
