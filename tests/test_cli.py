@@ -289,3 +289,17 @@ def test_numbers() -> None:
     ]  # fmt: skip
     assert [tables.milliseconds(s) for s in (None, 1e-4, 2.0)] == ["-", "0.100", "2000"]
     assert [tables.duration(s) for s in (None, 45.2, 185)] == ["-", "45 s", "3:05"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--target", "gpu"], "`target` (='gpu') must be one of cpu, cuda."),
+        (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
+        (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
+        (["--target", "cuda", "--against", "tvm"], "`--against` is for target cpu"),
+    ],
+)
+def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:
+    done = command("bench", "n1-c8x8x8-k8x3x3", *words)
+    assert done.status == 2 and message in done.err

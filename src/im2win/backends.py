@@ -54,6 +54,7 @@ class Backend(Protocol):
     workers: int
     runner: str
 
+    def check_tools(self) -> None: ...
     def tile(self, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
@@ -76,6 +77,9 @@ class CpuBackend:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.name, self.threads, self.workers = machine.name, machine.threads, machine.threads
+
+    def check_tools(self) -> None:
+        """Nothing is needed but what is installed with the package."""
 
     def tile(self, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
@@ -168,6 +172,17 @@ class CudaBackend:
         self.gpu, self._accuracy = gpu, accuracy
         self.name = gpu.name
         self.workers = max(1, (os.cpu_count() or 1) - 1)
+
+    def check_tools(self) -> None:
+        """Raises ToolchainError unless kernels can be compiled and measured here: without, every trial would fail for the same reason."""
+        import importlib.util
+
+        from im2win.codegen import ToolchainError
+        from im2win.cuda_codegen import compiler
+
+        compiler()
+        if importlib.util.find_spec("torch") is None:
+            raise ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
 
     def tile(self, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""

@@ -8,16 +8,15 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm.support.nvcc import compile_cuda
 
 from im2win.algorithms import Algorithm
+from im2win.callbacks import registered
 from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError
 from im2win.emulator.generate import Generated, generate
 from im2win.gpu import Gpu
@@ -31,7 +30,6 @@ from im2win.schedules.cuda.transform import transform_kernel
 
 TRANSFORM = "transform"
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
-_lock = threading.RLock()  # TVM has one function of a name for all threads
 
 
 def cuda_target(gpu: Gpu) -> Any:
@@ -81,23 +79,8 @@ def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
         head, mark, kernels = source.partition('extern "C"')
         return head + device_functions() + "\n" + reconstruct(mark + kernels, rules).source
 
-    with _registered(_POSTPROCESS, rewrite):
+    with registered(_POSTPROCESS, lambda before: rewrite):
         yield
-
-
-@contextlib.contextmanager
-def _registered(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """While active, TVM calls `function` by this name, in one thread at a time."""
-    with _lock:
-        before = tvm_ffi.get_global_func(name, allow_missing=True)
-        tvm_ffi.register_global_func(name, function, override=True)
-        try:
-            yield
-        finally:
-            if before:
-                tvm_ffi.register_global_func(name, before, override=True)
-            else:
-                tvm_ffi.remove_global_func(name)
 
 
 def compiler() -> str:
@@ -146,6 +129,7 @@ def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -
         ToolchainError: no CUDA compiler.
     """
     compiler()
-    with reconstructed(rules), _registered(_COMPILE, lambda source: cubin(source, gpu)), tvm.transform.PassContext(config=CONFIG):
+    compiled = registered(_COMPILE, lambda before: lambda source: cubin(source, gpu))
+    with reconstructed(rules), compiled, tvm.transform.PassContext(config=CONFIG):
         executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
     return Compiled(executable, 0)

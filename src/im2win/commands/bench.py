@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from im2win.results import Result, Row
     from im2win.suites import Layer
 
+PEERS = "torch,onnxruntime"
 AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm; or none."
 
 
 def bench(
     what: options.What,
-    against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = "torch,onnxruntime",
+    against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = PEERS,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
     batch: options.Batch = None,
     layers: options.Layers = None,
@@ -40,6 +41,13 @@ def bench(
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
 ) -> None:
     """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
+    from im2win.backends import check_target
+
+    check_target(target)
+    if target == "cuda":
+        given = {"against": against != PEERS, "threads": threads is not None, "memory": memory}
+        for name in (name for name, said in given.items() if said):
+            raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
     chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     console = tables.console()
     for line in skipped:

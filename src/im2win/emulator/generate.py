@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
+from im2win.callbacks import registered
 from im2win.emulator import Launch
 
 _POSTPROCESS = "tvm_callback_cuda_postproc"
@@ -63,23 +63,20 @@ def _launch(call: Any) -> Launch:
 @contextlib.contextmanager
 def _stop_at_source(sources: list[str]) -> Iterator[None]:
     """Takes the source where TVM offers it for a last change, after whoever has registered for that, and goes no further."""
-    before = tvm_ffi.get_global_func(_POSTPROCESS, allow_missing=True)
 
-    def take(source: str, target: Any) -> str:
-        sources.append(str(before(source, target)) if before else source)
-        raise RuntimeError("generated: nothing more is wanted")
+    def after(before: Any) -> Any:
+        def take(source: str, target: Any) -> str:
+            sources.append(str(before(source, target)) if before else source)
+            raise RuntimeError("generated: nothing more is wanted")
 
-    tvm_ffi.register_global_func(_POSTPROCESS, take, override=True)
-    try:
-        yield
-    except RuntimeError:  # ours comes back as a plain one
-        if not sources:
-            raise
-    finally:
-        if before:
-            tvm_ffi.register_global_func(_POSTPROCESS, before, override=True)
-        else:
-            tvm_ffi.remove_global_func(_POSTPROCESS)
+        return take
+
+    with registered(_POSTPROCESS, after):
+        try:
+            yield
+        except RuntimeError:  # ours comes back as a plain one
+            if not sources:
+                raise
 
 
 def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = None, pipeline: str | None = None) -> Generated:

@@ -151,11 +151,15 @@ class Session:
 
 
 class Crew:
-    """The worker processes that build and measure on one device; sessions may follow one another on the same."""
+    """The worker processes that build and measure on one device; sessions may follow one another on the same.
+
+    Raises:
+        ToolchainError: the machine lacks what building or measuring for the device needs.
+    """
 
     def __init__(self, device: Device) -> None:
         backend = backend_for(device)
-        self.device = device
+        backend.check_tools()
         self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(backend.workers)]
         self.runner = Worker(backend.runner, {"TVM_NUM_THREADS": str(backend.threads)})
 
