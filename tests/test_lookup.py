@@ -156,10 +156,10 @@ def test_look_up_in_a_folder_of_2000_layers_is_quick(log: Log) -> None:
 
     nearest, found = best_of_5(conv=wanted.with_(bias=True))
     assert (found.rung, found.record) == ("nearest layer", ok(conv=wanted))
-    assert nearest < 0.05
+    assert nearest < 0.25  # a slow machine under load takes 0.07; reading every file would take seconds
     exact, found = best_of_5()
     assert found.rung == "exact"
-    assert exact < 0.005
+    assert exact < 0.025
     hopeless, found = best_of_5(conv=wanted.with_(bias=True), accepts=lambda record: "stale")
     assert (found.rung, len(found.skipped)) == ("none", 2000)
-    assert hopeless < 0.05
+    assert hopeless < 0.25
