@@ -62,14 +62,14 @@ def sampled(conv: Conv2d, algorithm: str, product: str, count: int = 1) -> list[
 
 def everywhere(conv: Conv2d, count: int = 1) -> list[Kernel]:
     """Sampled kernels of every algorithm with every kind of arithmetic."""
-    return [kernel for name in cuda_algorithms(conv) for product in products(conv) for kernel in sampled(conv, name, product, count)]
+    return [kernel for name in cuda_algorithms(conv) for product in products(conv, H200) for kernel in sampled(conv, name, product, count)]
 
 
 def in_turn(conv: Conv2d) -> list[Kernel]:
     """A sampled kernel of every algorithm, with the kinds of arithmetic in turn, as far as an algorithm has them."""
     kernels = []
     for i, name in enumerate(cuda_algorithms(conv)):
-        kinds = [product for product in products(conv) if tiles(conv, name, product)]
+        kinds = [product for product in products(conv, H200) if tiles(conv, name, product)]
         kernels += sampled(conv, name, kinds[i % len(kinds)]) if kinds else []
     return kernels
 

@@ -7,13 +7,13 @@ import math
 
 import pytest
 
-from im2win.backends import PROVEN_DEPTH
 from im2win.builder import build_tile
 from im2win.gpu import KNOWN
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
 from im2win.reference import error, random_tensors, reference, tolerance
+from im2win.schedules.cuda.tile import PROVEN_DEPTH
 from im2win.schedules.tile import Tile
 from im2win.suites import suite
 

@@ -11,6 +11,7 @@ import pytest
 from emulated import Emulated, Kernel, expected, typed
 from oracle import Array, normal_tensors
 
+from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.reference import error, reference, tolerance
 from im2win.schedules.cuda.space import products
@@ -25,7 +26,7 @@ def kernels(conv: Conv2d) -> list[Kernel]:
     patch = (1, *conv.output_size)
     return [
         kernel
-        for product in products(conv)
+        for product in products(conv, H200)
         for kernel in (
             ("implicit_gemm", CudaTile(product, 16, 64, 16, 32, 1, 2, "uvc")),
             ("direct", CudaTile(product, 16, 64, 16, 32, 1, 2, "Cuvc", *patch)),

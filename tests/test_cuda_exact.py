@@ -13,6 +13,7 @@ from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, e
 from oracle import exact_tensors
 
 from im2win.algorithms import ALGORITHMS
+from im2win.gpu import H200
 from im2win.problem import ACTIVATIONS, DTYPES, LAYOUTS, Conv2d
 from im2win.reference import error
 from im2win.schedules.cuda.epilogue import run_length
@@ -45,7 +46,7 @@ EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one sla
 def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
     kernels = everywhere(conv)
-    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv)}
+    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv, H200)}
     assert len(cuda_algorithms(conv)) == 6
     check(conv, kernels)
 
@@ -164,7 +165,7 @@ PATCHES = (
 @pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
 def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
-    made = [tile(product, (16, windows), (16, windows), 1, 2, "Cuvc", *patch) for product in products(conv)]
+    made = [tile(product, (16, windows), (16, windows), 1, 2, "Cuvc", *patch) for product in products(conv, H200)]
     check(conv, [(algorithm, one) for algorithm in ("direct", "im2win_fused") for one in made])
 
 
@@ -235,7 +236,7 @@ def test_silu(key: str) -> None:
     conv = Conv2d.parse(key)
     tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
     right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
-    kernels = [kernel for name in ("direct", "implicit_gemm") for product in products(conv) for kernel in sampled(conv, name, product)]
+    kernels = [kernel for name in ("direct", "implicit_gemm") for product in products(conv, H200) for kernel in sampled(conv, name, product)]
     emulated = Emulated(conv, kernels)
     for seed in SEEDS:
         for kernel, y in zip(kernels, emulated(tensors, seed), strict=True):

@@ -146,7 +146,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
         plan = ALGORITHMS[algorithm].cuda
-        for product in products(conv):
+        for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
             assert len(set(found)) == len(found)
             assert bool(found) == (not (few and plan is not None and plan.patched and product != "fma")), (algorithm, product)
@@ -170,7 +170,7 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
         for name in cuda_algorithms(conv):
             plan = ALGORITHMS[name].cuda
             assert plan is not None
-            for product in products(conv):
+            for product in products(conv, H200):
                 for _, tile in sampled(conv, name, product):
                     launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
                     launch = launches["conv2d_kernel"]

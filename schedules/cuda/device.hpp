@@ -47,6 +47,32 @@ __device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsi
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// A warpgroup, four warps, multiplies 64 rows of A with up to 256 columns of B. A comes from registers: warp w has rows 16*w to 16*w+15, a lane
+// as above (`upper`: row g, `lower`: row g+8; each its words t and t+4). B lies in shared memory as 16 bytes of every column, side by side;
+// `leading` bytes behind it the next 16. The unit reads both, and adds to the sums, until a wait says it has not.
+template <int columns>
+__device__ __forceinline__ void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+template <int columns>
+__device__ __forceinline__ void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+template <int columns>
+__device__ __forceinline__ void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+
+// Where B lies, as the unit wants it: no swizzle, eight columns 128 bytes apart.
+__device__ __forceinline__ unsigned long long matrix_descriptor(const void* b, int leading) {
+  return (shared_address(b) & 0x3ffffull) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | 128ull >> 4 << 32;
+}
+// What this thread's copies brought to shared memory is there for the unit, too.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Behind it the unit may read registers that were written before.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most the newest `left` groups of products are under way.
+template <int left>
+__device__ __forceinline__ void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
+// What is read of a sum is read behind this.
+__device__ __forceinline__ void hold(float* sum) { asm volatile("" : "+f"(*sum)::"memory"); }
+__device__ __forceinline__ void hold(int* sum) { asm volatile("" : "+r"(*sum)::"memory"); }
+
 #else
 
 template <int bytes>
@@ -99,6 +125,55 @@ void product(Sum* c, const unsigned* a, const unsigned* b) {
 inline void product_f16(float* c, const unsigned* a, const unsigned* b) { product<HalfWord>(c, a, b); }
 inline void product_tf32(float* c, const unsigned* a, const unsigned* b) { product<Tf32Word>(c, a, b); }
 inline void product_s8(int* c, const unsigned* a, const unsigned* b) { product<Int8Word>(c, a, b); }
+
+// Of a warpgroup's product each warp does its own 16 rows, at some time before the wait.
+template <typename Word, int columns, typename Sum>
+void warpgroup_product(Sum* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  struct Lane {
+    Sum* c;
+    const unsigned *upper, *lower;
+  } lane{c, upper, lower};
+  emulator::warp_operation(-1, 0xffffffffu, &lane, [=](void* lanes[32]) {
+    std::vector<Lane> all;
+    for (int i = 0; i < 32; ++i) all.push_back(*static_cast<Lane*>(lanes[i]));
+    emulator::later([=] {
+      for (int col = 0; col < columns; ++col) {
+        const unsigned* parts[2];
+        for (int half = 0; half < 2; ++half) {
+          parts[half] = reinterpret_cast<const unsigned*>(static_cast<const char*>(b) + half * leading + col * 16);
+          emulator::check_fenced(parts[half]);
+        }
+        for (int row = 0; row < 16; ++row) {
+          Sum& sum = all[row % 8 * 4 + col % 8 / 2].c[col / 8 * 4 + row / 8 * 2 + col % 2];
+          for (int word = 0; word < 8; ++word) {
+            const Lane& from = all[row % 8 * 4 + word % 4];
+            const unsigned a = (row < 8 ? from.upper : from.lower)[word / 4];
+            for (int i = 0; i < Word::values; ++i) sum += Word::get(a, i) * Word::get(parts[word / 4][word % 4], i);
+          }
+        }
+      }
+    });
+  });
+}
+template <int columns>
+void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<HalfWord, columns>(c, upper, lower, b, leading);
+}
+template <int columns>
+void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<Tf32Word, columns>(c, upper, lower, b, leading);
+}
+template <int columns>
+void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<Int8Word, columns>(c, upper, lower, b, leading);
+}
+inline void fence_copies() { emulator::fence_copies(); }
+inline void begin_products() {}
+inline void commit_products() { emulator::commit_products(); }
+template <int left>
+void wait_products() { emulator::wait_products(left); }
+template <typename Sum>
+void hold(Sum*) {}
 
 #endif
 

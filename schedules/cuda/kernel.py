@@ -15,14 +15,14 @@ from im2win.schedules.cuda import gather, patch, planes
 from im2win.schedules.cuda.epilogue import Epilogue, output_dtype, run_length
 from im2win.schedules.cuda.filters import Filters
 from im2win.schedules.cuda.gather import Gather
+from im2win.schedules.cuda.matrix import MatrixProduct
 from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.planes import Planes
-from im2win.schedules.cuda.product import FmaProduct, MatrixProduct
+from im2win.schedules.cuda.product import FmaProduct
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named, padded
 from im2win.schedules.cuda.tile import CudaTile
-
-PARTS = {"tf32": 1, "tf32x3": 2}  # of a packed filter
+from im2win.schedules.cuda.warpgroup import WarpgroupProduct
 
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
@@ -37,7 +37,8 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     if tile.product == "fma":
         return CudaPack("rows", tile.block_m, tile.order, tile.slabs)
     run = run_length(conv, tile, operand_of(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
-    return CudaPack("products", tile.block_m, tile.order, tile.slabs, run, parts=PARTS.get(tile.product, 0))
+    form = "columns" if tile.warpgroup else "products"
+    return CudaPack(form, tile.block_m, tile.order, tile.slabs, run, parts=tile.arithmetic.parts)
 
 
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
@@ -48,7 +49,7 @@ def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     """Elements of a block's filters that one step of the sum takes."""
-    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(PARTS.get(tile.product, 0), 1)
+    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(tile.arithmetic.parts, 1)
 
 
 def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
@@ -84,27 +85,31 @@ def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "co
     return builder.get()
 
 
-def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduct | MatrixProduct:
+def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduct | MatrixProduct | WarpgroupProduct:
     run = run_length(conv, tile, operand.run(conv, tile))
     if tile.product == "fma":
         return FmaProduct(tile, operand, tid, run=run)
-    return MatrixProduct(tile, operand, tid, along_channels=conv.layout == "NHWC", run=run)
+    return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)
 
 
 def _pipeline(tile: CudaTile, steps: int, filters: Filters, operand: Any, product: Any) -> None:
-    """Copies run `stages - 1` steps ahead of the product.
+    """Copies run `ahead` steps ahead of the product.
 
-    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite.
+    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
+    the filters of the step before, or with warpgroups, whose last products may still run, of the one before that.
     """
-    ahead = tile.stages - 1
+    ahead = tile.ahead
     for step in range(min(ahead, steps)):
         filters.begin(step, step)
         operand.prologue(step)
         call("commit_copies")
     for _ in range(steps, ahead):
         call("commit_copies")
-    with T.serial(steps) as step:
+
+    def one(step: Expr, turn: int) -> None:
         call(f"wait_copies<{max(ahead - 1, 0)}>")
+        if tile.warpgroup:
+            call("fence_copies")
         barrier()
         slot = (step + ahead) % tile.stages
         more = step + ahead < steps
@@ -116,9 +121,19 @@ def _pipeline(tile: CudaTile, steps: int, filters: Filters, operand: Any, produc
         if tile.patch:
             operand.advance(step, ahead, slot)
         call("commit_copies")
-        product.multiply(filters.shared, step)
+        product.multiply(filters.shared, step, turn)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:
             with T.If(more), T.Then():
                 operand.settle(step, slot)
+
+    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # a warpgroup's registers change with every slab, and must be known
+    with T.serial(-(-steps // turns)) as step:
+        for turn in range(turns):
+            if turn and steps % turns:
+                with T.If(step * turns + turn < steps), T.Then():
+                    one(step * turns + turn, turn)
+            else:
+                one(step * turns + turn, turn)
+    product.finish()

@@ -16,12 +16,14 @@ from im2win.schedules.cuda import gather
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
 from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step_filters
+from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 
 SCHEDULERS = 4
 PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
+GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
 STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
 BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
 COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
@@ -51,19 +53,21 @@ class Estimate:
         return parts[2] + 0.25 * parts[1] + self.transform + 2e-6
 
 
-def _registers(tile: CudaTile) -> int:
+def _registers(conv: Conv2d, tile: CudaTile) -> int:
     if tile.product == "fma":
         across, along = fma_lanes(tile)
         rows, cols = tile.warp_m // across, tile.warp_n // along
         operands = rows + cols * (1 if tile.planes else 4) + 30
+    elif tile.warpgroup:
+        operands = word_registers(tile) + OTHERS
     else:
-        parts = 2 if tile.product == "tf32x3" else 1
+        parts = max(tile.arithmetic.parts, 1)
         operands = (tile.warp_m // 16 * 4 + tile.warp_n // 8 * 4) * parts + 35
-    return -(-(tile.sums + operands) // 8) * 8
+    return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
 def _blocks_at_once(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> int:
-    registers = min(_registers(tile), 255) * tile.threads
+    registers = min(_registers(conv, tile), 255) * tile.threads
     return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
 
 
@@ -88,9 +92,14 @@ def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
         depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
         loads = depth * (rows / 4 + (cols if tile.planes else cols / 4))
         return depth * rows * cols, 2 * loads + 30
+    split = tile.arithmetic.parts == 2
+    if tile.warpgroup:
+        products = tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
+        loads = tile.slabs * tile.warp_n // 64 * 2
+        return products * tile.warp_m * GROUP_CYCLES, loads * (14 if split else 4) + 3 * products + 40
     count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
     loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
-    if tile.product == "tf32x3":
+    if split:
         return 3 * count * PRODUCT_CYCLES, tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
     return count * PRODUCT_CYCLES, 2 * loads + 40
 

@@ -116,7 +116,7 @@ class Patch(PatchWindows):
         self._copies = tile.slabs * SLAB // size // LANES * self._geometry.pixels * LANES
         self._rounds = -(-self._copies // tile.threads)
         self._taps = math.prod(conv.kernel)
-        self._spread = -(-self._rounds // max(self._taps - max(tile.stages - 2, 0), 1))  # rounds a step
+        self._spread = -(-self._rounds // max(self._taps - max(tile.ahead - 1, 0), 1))  # rounds a step
         self._offsets = self._fill_offsets(arena)
         self._fetched: Any = None if self._unit else local("fetched", (self._spread, self._stored), conv.dtype)
 

@@ -20,15 +20,19 @@ FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 6
 PLANE_WARPS = (
     (16, 128), (16, 224), (16, 256), (24, 128), (32, 128), (8, 256), (12, 224), (12, 256), (32, 96), (24, 224), (16, 160), (20, 160),
 )  # fmt: skip
+# Of a warpgroup: filters are read from shared memory once for every 64 windows, windows once for all channels.
+WARPGROUPS = (
+    (128, 128), (64, 128), (128, 64), (64, 64), (256, 64), (96, 128), (192, 64), (64, 256), (32, 256), (96, 64), (32, 128), (48, 128),
+)  # fmt: skip
 PRODUCT_WARPS = ((64, 64), (32, 64), (64, 32), (32, 32), (48, 64), (96, 32), (32, 128), (128, 32), (16, 64), (64, 48))
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8))
 FEW_CHANNELS = 8  # planes hold all channels of a group
 MAX_WASTE = 1.15  # of channels that a block computes and nobody wants
 
 
-def products(conv: Conv2d) -> list[str]:
-    """The kinds of arithmetic for a problem's element type."""
-    return [name for name, (dtype, _, _) in PRODUCTS.items() if dtype == conv.dtype]
+def products(conv: Conv2d, gpu: Gpu) -> list[str]:
+    """The kinds of arithmetic for a problem's element type, on this GPU."""
+    return [name for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (gpu.warpgroups or one.unit != "warpgroup")]
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,9 +85,11 @@ def _tiles(conv: Conv2d, product: str, patched: bool) -> Iterator[CudaTile]:
     if patched and few:
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
-    for block in _blocks(conv, FMA_WARPS if product == "fma" else PRODUCT_WARPS):
+    unit = PRODUCTS[product].unit
+    stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
+    for block in _blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
         forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if patched else _gathers(conv)
-        for (order, patch), slabs, stages in itertools.product(forms, (1, 2), (2, 3, 4)):
+        for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
             yield CudaTile(product, *block, slabs, stages, order, *patch)
 
 

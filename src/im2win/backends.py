@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from im2win.algorithms import ALGORITHMS, Algorithm
 from im2win.fingerprint import fingerprint
@@ -17,7 +17,6 @@ from im2win.reference import Accuracy
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
-PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 Tile = Any
 """`schedules.tile.Tile` or `schedules.cuda.tile.CudaTile`."""
 
@@ -65,7 +64,7 @@ class Backend(Protocol):
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
     def fingerprint(self, name: str) -> str: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
-    def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
+    def proven(self, tile: Tile) -> bool: ...
 
 
 class CpuBackend:
@@ -149,8 +148,8 @@ class CpuBackend:
         """The arithmetic of a tile's kernel."""
         return "float32"
 
-    def proven(self, conv: Conv2d, tile: Tile) -> bool:
-        """Whether a kernel that nobody checked is sure to keep the tolerance."""
+    def proven(self, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned may be used."""
         return True
 
 
@@ -192,9 +191,10 @@ class CudaBackend:
 
     def _products(self, conv: Conv2d) -> list[str]:
         from im2win.schedules.cuda.space import products
+        from im2win.schedules.cuda.tile import PRODUCTS
 
-        left_out = {"exact": ("tf32x3", "tf32"), "float32": ("tf32",), "tf32": ()}[self._accuracy]
-        return [name for name in products(conv) if name not in left_out]
+        allowed = get_args(Accuracy)[: get_args(Accuracy).index(self._accuracy) + 1]  # from the most accurate to the least
+        return [name for name in products(conv, self.gpu) if PRODUCTS[name].accuracy in allowed]
 
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
         """The model's estimate of a tile, in seconds."""
@@ -261,15 +261,12 @@ class CudaBackend:
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
-        return {"fma": "exact", "tf32x3": "float32", "tf32": "tf32", "f16": "exact", "s8": "exact"}[tile.product]  # type: ignore[return-value]
+        accuracy: Accuracy = tile.arithmetic.accuracy
+        return accuracy
 
-    def proven(self, conv: Conv2d, tile: Tile) -> bool:
-        """Whether a kernel that nobody checked is sure to keep the tolerance.
-
-        Tensor cores cut off what their float32 sums lose, always towards zero: the error of a sum grows with its length, not with the root
-        of it. Kernels of longer sums are used where tuning has checked them.
-        """
-        return tile.product != "tf32x3" or math.prod(conv.filter_shape[1:]) <= PROVEN_DEPTH
+    def proven(self, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: they are used where tuning checked them."""
+        return not tile.warpgroup
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

@@ -23,6 +23,7 @@ from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import kernel
+from im2win.schedules.cuda.instructions import warpgroup_products
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.tile import CudaTile
@@ -77,7 +78,7 @@ def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
 
     def rewrite(source: str, target: Any) -> str:
         head, mark, kernels = source.partition('extern "C"')
-        return head + device_functions() + "\n" + reconstruct(mark + kernels, rules).source
+        return head + device_functions() + "\n" + warpgroup_products(kernels) + reconstruct(mark + kernels, rules).source
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield

@@ -27,6 +27,11 @@ class Gpu:
     l2_bytes_s: float
 
     @property
+    def warpgroups(self) -> bool:
+        """Whether its tensor cores take products of warpgroups."""
+        return self.arch == "sm_90a"
+
+    @property
     def name(self) -> str:
         """The folder of this device's tuning logs."""
         return "-".join(re.findall(r"[a-z0-9]+", self.brand.lower()))

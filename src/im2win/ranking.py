@@ -29,7 +29,7 @@ def default_tile(
     """
     backend = backend_for(machine or Machine.host(), accuracy)
     rows = candidates(algorithm, conv, backend.target)
-    spaces = [(row, [pair for pair in backend.ranked(conv, row) if backend.proven(conv, pair[1])]) for row in rows]
+    spaces = [(row, [pair for pair in backend.ranked(conv, row) if backend.proven(pair[1])]) for row in rows]
     best = [(*ranked[0], row.name) for row, ranked in spaces if ranked]
     if not best:
         raise ValueError(f"no tile of `algorithm` (={algorithm}) is legal for {conv} on {backend.name}.")

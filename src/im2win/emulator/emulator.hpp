@@ -119,6 +119,9 @@ struct Thread {
   void* argument = nullptr;                     // what it brings to that operation
   std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
   std::vector<AsyncCopy> open;                  // not committed yet
+  std::vector<const void*> landed;              // of this thread's copies, what a warpgroup's product may not read before a fence
+  std::vector<std::vector<std::function<void()>>> products;  // of this warp, in its first thread: products under way, by commit group
+  std::vector<std::function<void()>> open_products;
 };
 
 struct Failure {
@@ -140,6 +143,7 @@ struct Block {
 };
 inline Block block;
 inline std::vector<char> dynamic_shared;
+inline std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: copied to, and no fence since
 
 inline void wait(State state) {
   block.current->state = state;
@@ -154,6 +158,7 @@ inline void fail(const std::string& what) {
 inline void land(const AsyncCopy& copy) {
   std::memcpy(copy.to, copy.from, copy.filled);
   std::memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.bytes - copy.filled);
+  block.current->landed.push_back(copy.to);
 }
 
 inline void run_thread() {
@@ -200,6 +205,7 @@ inline std::string run_block(unsigned seed) {
   block.failure.clear();
   if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
   std::fill(dynamic_shared.begin(), dynamic_shared.end(), char(0xff));
+  unfenced.assign(dynamic_shared.size() / 16 + 1, 0);
   for (size_t i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread = Thread();
@@ -271,8 +277,14 @@ inline char* dynamic_shared_memory() {
 
 // ---------------------------------------------------------------- asynchronous copies
 
+inline char* fence_mark(const void* shared) {  // null outside dynamic shared memory
+  const size_t at = size_t(static_cast<const char*>(shared) - dynamic_shared.data());
+  return at < dynamic_shared.size() ? &unfenced[at / 16] : nullptr;
+}
+
 inline void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
   AsyncCopy copy{to, from, bytes, filled};
+  if (char* mark = fence_mark(to)) *mark = 1;
   if (block.random() & 1) land(copy);
   else block.current->open.push_back(copy);
 }
@@ -286,6 +298,50 @@ inline void wait_copies(size_t newest_left) {
     for (auto& copy : groups.front()) land(copy);
     groups.erase(groups.begin());
   }
+}
+
+inline void fence_copies() {
+  for (const void* to : block.current->landed)
+    if (char* mark = fence_mark(to)) *mark = 0;
+  block.current->landed.clear();
+}
+
+// ---------------------------------------------------------------- products that run on
+
+inline Thread& first_of_warp() { return block.threads[(block.current - block.threads.data()) / 32 * 32]; }
+
+inline void check_fenced(const void* shared) {
+  if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads a copy that no fence made visible to it");
+}
+
+inline void run_all(std::vector<std::function<void()>>& products) {
+  for (auto& product : products) product();
+  products.clear();
+}
+
+// A product of this warp, in order with those before it: some time from now to the wait for it.
+inline void later(std::function<void()> product) {
+  Thread& warp = first_of_warp();
+  warp.open_products.push_back(std::move(product));
+  if (block.random() & 1) return;
+  for (auto& group : warp.products) run_all(group);
+  run_all(warp.open_products);
+}
+inline void commit_products() {
+  warp_operation(-2, 0xffffffffu, nullptr, [](void**) {
+    Thread& warp = first_of_warp();
+    warp.products.push_back(std::move(warp.open_products));
+    warp.open_products.clear();
+  });
+}
+inline void wait_products(size_t newest_left) {
+  warp_operation(-3, 0xffffffffu, nullptr, [=](void**) {
+    auto& groups = first_of_warp().products;
+    while (groups.size() > newest_left) {
+      run_all(groups.front());
+      groups.erase(groups.begin());
+    }
+  });
 }
 
 template <typename T>
