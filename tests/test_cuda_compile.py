@@ -37,11 +37,12 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
     dtype = PRODUCTS[product].dtype
     activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
+    windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
     kernels = [
-        ("implicit_gemm", CudaTile(product, 64, 64, 32, 32, 1, 3, "uvc")),
-        ("direct", CudaTile(product, 64, 64, 32, 32, 1, 3, "Cuvc", 1, 4, 16)),
-        ("im2win_fused", CudaTile(product, 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 16)),
-        ("im2win", CudaTile(product, 64, 64, 32, 32, 2, 2, "uvc")),
+        ("implicit_gemm", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+        ("direct", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
+        ("im2win_fused", CudaTile(product, 64, 64, 32, windows, 1, 4, "Cuvc", 1, 4, 16)),
+        ("im2win", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
     ]
     assert_kernels(compiled(conv, kernels), {*(f"conv2d_{i}_kernel" for i in range(4)), "transform_3_kernel"})
 

@@ -51,6 +51,18 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("f16", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
+    "warpgroups, gather": (
+        "n1-c20x5x6-k32x3x3-p1", ("implicit_gemm", CudaTile("wg_tf32", 32, 128, 16, 64, 2, 3, "uvc")), (TABLE, STEP),
+    ),
+    "warpgroups, slabs in turn": (
+        "n1-c64x5x6-k32x3x3-p1-float16-NHWC", ("implicit_gemm", CudaTile("wg_f16", 32, 64, 16, 64, 1, 4, "uvc")), (STEP, STEP),
+    ),
+    "warpgroups, patch": (
+        "n1-c60x5x6-k32x3x3-p1", ("direct", CudaTile("wg_tf32x3", 32, 64, 16, 64, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP, STEP),
+    ),
+    "warpgroups, patch fetched": (
+        "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
     "planes": (
         "n1-c3x10x9-k16x5x5-p2", ("direct", CudaTile("fma", 16, 64, 8, 32, 3, 3, "cuv", 1, 7, 9)), (STEP,),
     ),
@@ -102,8 +114,9 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     key, (algorithm, tile), barriers = KERNELS[kind]
     source = generated(Conv2d.parse(key), algorithm, tile).source
     kernel = source[source.rindex('extern "C"') :]
-    assert kernel.count(BARRIER) == len(barriers) and len(WAIT.findall(kernel)) == 1
-    assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.product != "fma")
+    assert kernel.count(BARRIER) == len(barriers) and len(WAIT.findall(kernel)) == barriers.count(STEP)
+    assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.arithmetic.unit == "warp")
+    assert ("im2win::wgmma_" in kernel) == tile.warpgroup == kind.startswith("warpgroups")
 
 
 @pytest.mark.parametrize(("kind", "number"), [(kind, i) for kind, row in KERNELS.items() for i in range(len(row[2]))])
@@ -115,3 +128,10 @@ def test_every_barrier_is_needed(kind: str, number: int) -> None:
 @pytest.mark.parametrize("kind", KERNELS)
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
     assert goes_wrong(kind, edit)
+
+
+@pytest.mark.parametrize("what", ["wait_products<1>", "wait_products<0>", "fence_copies"])
+@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
+def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:
+    """Products run on behind their step: filters stay until they are read, and sums are not read before they are done."""
+    assert goes_wrong(kind, lambda source: source.replace(f"im2win::{what}();", ""))

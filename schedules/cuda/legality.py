@@ -107,5 +107,4 @@ def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[
             (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
             (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
         ]
-    behind = tile.stages - tile.ahead
-    return [*rules, (taps >= tile.ahead, f"`stages` (={tile.stages}) must be at most {behind} more than the kernel's {taps} taps")]
+    return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the kernel's {taps} taps")]
