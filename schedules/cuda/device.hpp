@@ -102,6 +102,16 @@ struct Int8Word {
   static int get(unsigned word, int i) { return int8_t(word >> 8 * i); }
 };
 
+// Products are exact; of what a sum then is, the hardware keeps 24 bits, and drops the others (measured: errors of long sums grow as this says).
+inline float cut_off(double sum) {
+  const float near = float(sum);
+  return std::fabs(double(near)) > std::fabs(sum) ? std::nextafter(near, 0.0f) : near;
+}
+inline int cut_off(long long sum) { return int(sum); }
+
+template <typename Sum>
+using Exact = std::conditional_t<std::is_same_v<Sum, float>, double, long long>;
+
 template <typename Word, typename Sum>
 void product(Sum* c, const unsigned* a, const unsigned* b) {
   struct Lane {
@@ -113,10 +123,12 @@ void product(Sum* c, const unsigned* a, const unsigned* b) {
     Sum sums[16][8];
     for (int row = 0; row < 16; ++row)
       for (int col = 0; col < 8; ++col) {
-        Sum& sum = sums[row][col] = at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2];
+        Exact<Sum> sum = at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2];
         for (int word = 0; word < 8; ++word)
           for (int i = 0; i < Word::values; ++i)
-            sum += Word::get(at(row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2], i) * Word::get(at(col * 4 + word % 4).b[word / 4], i);
+            sum += Exact<Sum>(Word::get(at(row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2], i)) *
+                   Word::get(at(col * 4 + word % 4).b[word / 4], i);
+        sums[row][col] = cut_off(sum);
       }
     for (int row = 0; row < 16; ++row)
       for (int col = 0; col < 8; ++col) at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2] = sums[row][col];
@@ -144,12 +156,14 @@ void warpgroup_product(Sum* c, const unsigned* upper, const unsigned* lower, con
           emulator::check_fenced(parts[half]);
         }
         for (int row = 0; row < 16; ++row) {
-          Sum& sum = all[row % 8 * 4 + col % 8 / 2].c[col / 8 * 4 + row / 8 * 2 + col % 2];
+          Sum& held = all[row % 8 * 4 + col % 8 / 2].c[col / 8 * 4 + row / 8 * 2 + col % 2];
+          Exact<Sum> sum = held;
           for (int word = 0; word < 8; ++word) {
             const Lane& from = all[row % 8 * 4 + word % 4];
             const unsigned a = (row < 8 ? from.upper : from.lower)[word / 4];
-            for (int i = 0; i < Word::values; ++i) sum += Word::get(a, i) * Word::get(parts[word / 4][word % 4], i);
+            for (int i = 0; i < Word::values; ++i) sum += Exact<Sum>(Word::get(a, i)) * Word::get(parts[word / 4][word % 4], i);
           }
+          held = cut_off(sum);
         }
       }
     });
