@@ -5,6 +5,7 @@ Integers of -4 to 4 are exact in TF32 and float16, and so are their sums in floa
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -252,7 +253,8 @@ def test_silu(key: str) -> None:
     conv = Conv2d.parse(key)
     tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
     right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
-    kernels = [kernel for name in ("direct", "implicit_gemm") for product in products(conv, H200) for kernel in sampled(conv, name, product)]
+    kinds = itertools.product(("direct", "implicit_gemm"), products(conv, H200))
+    kernels = [kernel for name, product in kinds for kernel in sampled(conv, name, product)]
     emulated = Emulated(conv, kernels)
     for seed in SEEDS:
         for kernel, y in zip(kernels, emulated(tensors, seed), strict=True):

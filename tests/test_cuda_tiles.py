@@ -36,7 +36,8 @@ MATRIX = replace(GATHER, product="tf32x3")
 PATCH = CudaTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
 PLANES = CudaTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
 PLANS = {"gather": (CONV, GATHER, "implicit_gemm"), "matrix": (CONV, MATRIX, "implicit_gemm"), "patch": (CONV, PATCH, "direct"),
-         "planes": (FEW, PLANES, "direct"), "warpgroups": (LONG, GROUPS, "implicit_gemm"), "patch of warpgroups": (CONV, GROUPS_PATCH, "direct")}  # fmt: skip
+         "planes": (FEW, PLANES, "direct"), "warpgroups": (LONG, GROUPS, "implicit_gemm"),
+         "patch of warpgroups": (CONV, GROUPS_PATCH, "direct")}  # fmt: skip
 
 
 def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:

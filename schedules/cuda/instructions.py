@@ -20,7 +20,8 @@ def _function(kind: str, columns: int) -> str:
     words = ", ".join(f"%{count + i}" for i in range(4))
     held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
     return f"""template <>
-__device__ __forceinline__ void wgmma_{kind}<{columns}>({sum_type}* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {{
+__device__ __forceinline__ void wgmma_{kind}<{columns}>(
+    {sum_type}* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {{
   asm volatile(
       "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{types} {{{sums}}}, {{{words}}}, %{count + 4}, add{ending};\\n}}"

@@ -1,7 +1,7 @@
 """Products on tensor cores: what their sums have in common, and the products that a warp gives to them.
 
-A product has rows and columns; lane 4*g + t holds rows g and g + 8 at columns 2*t and 2*t + 1 of its sums. Which channel or window a row is,
-and which a column, is ours to say: so that the sums of a lane are as many neighbours in the output as one store takes.
+A product has rows and columns; lane 4*g + t holds rows g and g + 8 at columns 2*t and 2*t + 1 of its sums. Which channel or window a row
+is, and which a column, is ours to say: so that the sums of a lane are as many neighbours in the output as one store takes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TensorProduct:
         self._channels_are_rows, self._along_channels, self._run = channels_are_rows, conv.layout == "NHWC", run
         self._every = -(-PROMOTED // tile.block_k) if promoted(conv, tile) else 0
         self._sums = local("sums", (rows, cols, 4), tile.sum_dtype)
-        self._totals = local("totals", (rows, cols, 4), tile.sum_dtype) if self._every else None
+        self._totals: Any = local("totals", (rows, cols, 4), tile.sum_dtype) if self._every else None
 
     def _begin(self) -> None:
         self._clear(self._sums)
@@ -65,7 +65,7 @@ class TensorProduct:
             T.buffer_store(self._totals, self._totals[i, j, r] + self._sums[i, j, r], [i, j, r])
 
     def promote(self, step: Expr) -> None:
-        """From time to time goes on with sums of zero, since tensor cores cut off what a sum loses: always towards zero, so that it adds up."""
+        """From time to time goes on with sums of zero: what tensor cores cut off a sum is always towards zero, and adds up."""
         if self._every:
             with T.If(step % self._every == self._every - 1), T.Then():
                 self._wait()
@@ -169,13 +169,17 @@ SPLIT_PRODUCTS = ([(0, 0)], [(1, 0), (0, 1), (0, 0)])
 
 
 def split(tile: CudaTile, words: list[Any], *at: Expr) -> None:
-    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or the two parts of a float32. Filters are packed like that."""
+    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32. Filters are packed like that."""
+
+    def place(w: Expr) -> tuple[Expr, ...]:
+        return (*at, w)
+
     if tile.arithmetic.parts == 1:
         with T.unroll(4) as w:
-            T.buffer_store(words[0], T.call_extern("uint32", "im2win::rounded_tf32", words[0][(*at, w)]), [*at, w])
+            T.buffer_store(words[0], T.call_extern("uint32", "im2win::rounded_tf32", words[0][place(w)]), [*at, w])
     elif tile.arithmetic.parts == 2:
         high, low = words
         with T.unroll(4) as w:
-            part = T.call_extern("uint32", "im2win::low_part", high[(*at, w)], T.call_extern("uint32", "im2win::high_part", high[(*at, w)]))
+            part = T.call_extern("uint32", "im2win::low_part", high[place(w)], T.call_extern("uint32", "im2win::high_part", high[place(w)]))
             T.buffer_store(low, part, [*at, w])  # first: the high part takes the word's place
-            T.buffer_store(high, T.call_extern("uint32", "im2win::high_part", high[(*at, w)]), [*at, w])
+            T.buffer_store(high, T.call_extern("uint32", "im2win::high_part", high[place(w)]), [*at, w])

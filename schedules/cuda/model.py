@@ -19,7 +19,7 @@ from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step
 from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tile import CudaTile
 
 SCHEDULERS = 4
 PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
@@ -126,7 +126,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = math.ceil(waves) if waves < 4 else waves + 0.5
     sectors = conv.itemsize * math.prod(conv.output_shape) * (2.0 if run * conv.itemsize < 8 else 1.2)
-    output = max(conv.itemsize, 4 if PRODUCTS[tile.product][1] == "int32" else 1) * math.prod(conv.output_shape)
+    output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * math.prod(conv.output_shape)
     stored = plan.transform_bytes(conv)
     read = stored or math.prod(conv.input_shape) * conv.itemsize
     return Estimate(

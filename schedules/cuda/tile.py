@@ -11,7 +11,7 @@ from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 
 ORDERS = ("cuv", "uvc", "Cuvc")
-PROVEN_DEPTH = 3200  # products that a sum of TF32 parts may have: at 3136 the error is 0.9 times the tolerance of float32, at 4608 1.1 times
+PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
 
 Unit = Literal["core", "warp", "warpgroup"]

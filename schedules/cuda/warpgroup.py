@@ -68,4 +68,5 @@ class WarpgroupProduct(TensorProduct):
         at = (((slab * len(self._a) + b) * CHUNKS + part * 2) * tile.block_m + self._m) * elements
         words = [pointer(self._a[a], half, i, place, part * 2) for place in range(2)]
         kind = {"float32": "tf32", "float16": "f16", "int8": "s8"}[tile.dtype]
-        call(f"wgmma_{kind}<{tile.warp_m}>", pointer(self._sums, i, 0, 0), *words, pointer(filters, step % tile.stages, at), tile.block_m * CHUNK)
+        read = pointer(filters, step % tile.stages, at)
+        call(f"wgmma_{kind}<{tile.warp_m}>", pointer(self._sums, i, 0, 0), *words, read, tile.block_m * CHUNK)

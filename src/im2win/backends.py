@@ -265,7 +265,7 @@ class CudaBackend:
         return accuracy
 
     def proven(self, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: they are used where tuning checked them."""
+        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: only tuning, which checks, takes them."""
         return not tile.warpgroup
 
 

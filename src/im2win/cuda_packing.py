@@ -53,7 +53,7 @@ class CudaPack:
         "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t brings to a product of 16 rows, as one load: the words of
             rows g and g + 8 at places t and t + 4. Which channel a row is says `row`. Places t and t + 4 of the two products are words
             4*t to 4*t+3 of the slab: any order of the sum is right, as long as filters and windows agree.
-        "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; its places t and t + 4 are those of "products".
+        "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; places t and t + 4 are those of "products".
             Which channel a column is says `column`.
     parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
         what that leaves; 0 packs filters as they are.
