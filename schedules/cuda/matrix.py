@@ -169,7 +169,7 @@ SPLIT_PRODUCTS = ([(0, 0)], [(1, 0), (0, 1), (0, 0)])
 
 
 def split(tile: CudaTile, words: list[Any], *at: Expr) -> None:
-    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32. Filters are packed like that."""
+    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32, as filters are packed."""
 
     def place(w: Expr) -> tuple[Expr, ...]:
         return (*at, w)

@@ -54,6 +54,7 @@ class Backend(Protocol):
     runner: str
 
     def check_tools(self) -> None: ...
+    def places(self) -> list[dict[str, str]]: ...
     def tile(self, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
@@ -79,6 +80,10 @@ class CpuBackend:
 
     def check_tools(self) -> None:
         """Nothing is needed but what is installed with the package."""
+
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
+        return [{"TVM_NUM_THREADS": str(self.threads)}]
 
     def tile(self, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
@@ -183,6 +188,12 @@ class CudaBackend:
         if importlib.util.find_spec("torch") is None:
             raise ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
 
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
+        from im2win.gpu import alike_gpus
+
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
+
     def tile(self, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
         from im2win.schedules.cuda.tile import CudaTile
@@ -265,7 +276,7 @@ class CudaBackend:
         return accuracy
 
     def proven(self, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: only tuning, which checks, takes them."""
+        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: tuning takes them, it checks."""
         return not tile.warpgroup
 
 

@@ -153,15 +153,20 @@ class Session:
 class Crew:
     """The worker processes that build and measure on one device; sessions may follow one another on the same.
 
+    Args:
+        place: which of the places where this device's kernels can be measured.
+        share: crews that share the CPUs (`crews` has one for every place).
+
     Raises:
         ToolchainError: the machine lacks what building or measuring for the device needs.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, place: int = 0, share: int = 1) -> None:
         backend = backend_for(device)
         backend.check_tools()
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(backend.workers)]
-        self.runner = Worker(backend.runner, {"TVM_NUM_THREADS": str(backend.threads)})
+        builders = max(1, backend.workers // share)
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(builders)]
+        self.runner = Worker(backend.runner, backend.places()[place])
 
     def __enter__(self) -> Crew:
         return self
@@ -169,6 +174,18 @@ class Crew:
     def __exit__(self, *reason: object) -> None:
         for worker in (*self.builders, self.runner):
             worker.close()
+
+
+@contextlib.contextmanager
+def crews(device: Device, most: int) -> Iterator[list[Crew]]:
+    """A crew for every place where this device's kernels can be measured, `most` at most: several GPUs measure at the same time.
+
+    Raises:
+        ToolchainError: as `Crew`.
+    """
+    count = min(len(backend_for(device).places()), most)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Crew(device, place, count)) for place in range(count)]
 
 
 class Measurement:
