@@ -114,7 +114,8 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     key, (algorithm, tile), barriers = KERNELS[kind]
     source = generated(Conv2d.parse(key), algorithm, tile).source
     kernel = source[source.rindex('extern "C"') :]
-    assert kernel.count(BARRIER) == len(barriers) and len(WAIT.findall(kernel)) == barriers.count(STEP)
+    assert kernel.count(BARRIER) == len(barriers)
+    assert len(WAIT.findall(kernel)) == (barriers.count(STEP) if "copy_async<" in kernel else 0)
     assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.arithmetic.unit == "warp")
     assert ("im2win::wgmma_" in kernel) == tile.warpgroup == kind.startswith("warpgroups")
 
@@ -125,13 +126,14 @@ def test_every_barrier_is_needed(kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, patch fetched"])
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
+    """(Where windows are fetched, and filters copied as a whole, no thread copies anything asynchronously.)"""
     assert goes_wrong(kind, edit)
 
 
-@pytest.mark.parametrize("what", ["wait_products<1>", "wait_products<0>", "fence_copies"])
+@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"wait_products<0>\(\);", r"wait_bulk\(.*\);"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
 def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:
     """Products run on behind their step: filters stay until they are read, and sums are not read before they are done."""
-    assert goes_wrong(kind, lambda source: source.replace(f"im2win::{what}();", ""))
+    assert goes_wrong(kind, lambda source: re.sub(f"im2win::{what}", "", source))

@@ -47,6 +47,24 @@ __device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsi
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// One thread has `bytes` (a multiple of 16) copied, in the order of whole copies, and what waits for them is a barrier in shared memory: its
+// phases alternate, and one ends when what was begun in it has landed. Only what reads by itself, a warpgroup's product, needs no fence then.
+__device__ __forceinline__ void start_phases(void* phases) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(phases)) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, void* phases) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(phases)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes), "r"(shared_address(phases)) : "memory");
+}
+__device__ __forceinline__ void wait_bulk(void* phases, int phase) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done) : "r"(shared_address(phases)), "r"(phase) : "memory");
+  } while (!done);
+}
+
 // A warpgroup, four warps, multiplies 64 rows of A with up to 256 columns of B. A comes from registers: warp w has rows 16*w to 16*w+15, a lane
 // as above (`upper`: row g, `lower`: row g+8; each its words t and t+4). B lies in shared memory as 16 bytes of every column, side by side;
 // `leading` bytes behind it the next 16. The unit reads both, and adds to the sums, until a wait says it has not.
@@ -61,8 +79,6 @@ __device__ __forceinline__ void wgmma_s8(int* c, const unsigned* upper, const un
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* b, int leading) {
   return (shared_address(b) & 0x3ffffull) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | 128ull >> 4 << 32;
 }
-// What this thread's copies brought to shared memory is there for the unit, too.
-__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Behind it the unit may read registers that were written before.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -181,7 +197,13 @@ template <int columns>
 void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
   warpgroup_product<Int8Word, columns>(c, upper, lower, b, leading);
 }
-inline void fence_copies() { emulator::fence_copies(); }
+inline void start_phases(void* phases) { emulator::start_phases(phases); }
+inline void copy_bulk(void* to, const void* from, int bytes, void* phases) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    emulator::fail("a bulk copy that is not aligned to 16 bytes");
+  emulator::copy_bulk(to, from, size_t(bytes), phases);
+}
+inline void wait_bulk(void* phases, int phase) { emulator::wait_bulk(phases, phase); }
 inline void begin_products() {}
 inline void commit_products() { emulator::commit_products(); }
 template <int left>

@@ -11,16 +11,16 @@ from tvm.tirx.script import builder as T
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
-from im2win.schedules.cuda import gather, patch, planes
+from im2win.schedules.cuda import filters, gather, patch, planes
 from im2win.schedules.cuda.epilogue import Epilogue, output_dtype, run_length
-from im2win.schedules.cuda.filters import Filters
+from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
 from im2win.schedules.cuda.matrix import MatrixProduct
 from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.planes import Planes
 from im2win.schedules.cuda.product import FmaProduct
-from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named, padded
+from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
 
@@ -44,7 +44,7 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     """Bytes of shared memory that a block takes."""
     parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, Planes: planes.shared_bytes}
-    return parts[operand_of(tile)](conv, tile, plan) + padded((tile.stages, step_filters(conv, tile)), tile.dtype)
+    return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
@@ -77,10 +77,11 @@ def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "co
             per_group = blocks[0] // conv.groups
             channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
             arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
-            filters = Filters(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+            form = BulkFilters if tile.warpgroup else Filters
+            filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
             operand = operand_type(conv, tile, plan, arena, tensors["data"], windows, group, tid)
             product = _product(conv, tile, operand, tid)
-            _pipeline(tile, steps, filters, operand, product)
+            _pipeline(tile, steps, filter_, operand, product)
             Epilogue(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
     return builder.get()
 
@@ -92,36 +93,42 @@ def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduc
     return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)
 
 
-def _pipeline(tile: CudaTile, steps: int, filters: Filters, operand: Any, product: Any) -> None:
+def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
     """Copies run `ahead` steps ahead of the product.
 
     One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
     the filters of the step before, or with warpgroups, whose last products may still run, of the one before that.
     """
     ahead = tile.ahead
+    copies = operand.copies or not tile.warpgroup  # whether threads copy anything asynchronously
+
+    def commit() -> None:
+        if copies:
+            call("commit_copies")
+
     for step in range(min(ahead, steps)):
-        filters.begin(step, step)
+        filter_.begin(step, step)
         operand.prologue(step)
-        call("commit_copies")
+        commit()
     for _ in range(steps, ahead):
-        call("commit_copies")
+        commit()
 
     def one(step: Expr, turn: int) -> None:
-        call(f"wait_copies<{max(ahead - 1, 0)}>")
-        if tile.warpgroup:
-            call("fence_copies")
+        if copies:
+            call(f"wait_copies<{max(ahead - 1, 0)}>")
         barrier()
         slot = (step + ahead) % tile.stages
         more = step + ahead < steps
         if steps > ahead:
             with T.If(more), T.Then():
-                filters.begin(step + ahead, slot)
+                filter_.begin(step + ahead, slot)
                 if not tile.patch:
                     operand.advance(step, ahead, slot)
         if tile.patch:
             operand.advance(step, ahead, slot)
-        call("commit_copies")
-        product.multiply(filters.shared, step, turn)
+        commit()
+        filter_.wait(step)
+        product.multiply(filter_.shared, step, turn)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:

@@ -119,13 +119,13 @@ struct Thread {
   void* argument = nullptr;                     // what it brings to that operation
   std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
   std::vector<AsyncCopy> open;                  // not committed yet
-  std::vector<const void*> landed;              // of this thread's copies, what a warpgroup's product may not read before a fence
   std::vector<std::vector<std::function<void()>>> products;  // of this warp, in its first thread: products under way, by commit group
   std::vector<std::function<void()>> open_products;
 };
 
-struct Failure {
-  std::string what;
+struct Phases {  // of a barrier that counts bulk copies
+  int begun = 0, ended = 0;
+  std::vector<AsyncCopy> under_way;
 };
 
 using WarpOperation = std::function<void(void* arguments[32])>;
@@ -143,7 +143,8 @@ struct Block {
 };
 inline Block block;
 inline std::vector<char> dynamic_shared;
-inline std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: copied to, and no fence since
+inline std::vector<std::pair<const void*, Phases>> all_phases;  // of the block, by address
+inline std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
 
 inline void wait(State state) {
   block.current->state = state;
@@ -158,7 +159,6 @@ inline void fail(const std::string& what) {
 inline void land(const AsyncCopy& copy) {
   std::memcpy(copy.to, copy.from, copy.filled);
   std::memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.bytes - copy.filled);
-  block.current->landed.push_back(copy.to);
 }
 
 inline void run_thread() {
@@ -206,12 +206,17 @@ inline std::string run_block(unsigned seed) {
   if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
   std::fill(dynamic_shared.begin(), dynamic_shared.end(), char(0xff));
   unfenced.assign(dynamic_shared.size() / 16 + 1, 0);
+  all_phases.clear();
   for (size_t i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread = Thread();
     thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
     thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
   }
+  const size_t warps = (count + 31) / 32;
+  std::vector<unsigned> pace(warps);  // some warps run at every turn they get, others fall behind until somebody waits for them
+  for (unsigned& one : pace) one = 1u << block.random() % 3 * 2;
+  std::vector<char> resting(warps);
   std::vector<size_t> ready(count);
   for (;;) {
     ready.clear();
@@ -236,15 +241,15 @@ inline std::string run_block(unsigned seed) {
     // whole warps one after the other, or all threads in any order: both happen
     std::shuffle(ready.begin(), ready.end(), block.random);
     if (block.random() & 1) {
-      const size_t warps = (count + 31) / 32;
       std::vector<size_t> rank(warps);
       for (size_t i = 0; i < warps; ++i) rank[i] = i;
       std::shuffle(rank.begin(), rank.end(), block.random);
       std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
     }
+    for (size_t warp = 0; warp < warps; ++warp) resting[warp] = block.random() % pace[warp] != 0;
     for (size_t i : ready) {
       Thread& thread = block.threads[i];
-      if (thread.state != State::ready) continue;
+      if (thread.state != State::ready || resting[i / 32]) continue;
       block.current = &thread;
       threadIdx = thread.index;
       switch_fiber(block.scheduler, thread.stack);
@@ -300,10 +305,33 @@ inline void wait_copies(size_t newest_left) {
   }
 }
 
-inline void fence_copies() {
-  for (const void* to : block.current->landed)
-    if (char* mark = fence_mark(to)) *mark = 0;
-  block.current->landed.clear();
+// ---------------------------------------------------------------- bulk copies
+
+inline Phases& phases_at(const void* at) {
+  for (auto& [address, phases] : all_phases)
+    if (address == at) return phases;
+  fail("a barrier for bulk copies that was not started");
+  return all_phases.front().second;
+}
+inline void start_phases(const void* at) { all_phases.emplace_back(at, Phases()); }
+inline void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
+  Phases& phases = phases_at(at);
+  if (phases.begun++ != phases.ended) fail("a bulk copy in a phase that has one");
+  phases.under_way.push_back({to, from, bytes, bytes});
+  if (block.random() & 1) land(phases.under_way.back());
+}
+inline void wait_bulk(const void* at, int phase) {
+  Phases& phases = phases_at(at);
+  for (int tries = 0; phases.ended % 2 == phase; ++tries) {
+    if (phases.begun > phases.ended) {
+      for (auto& copy : phases.under_way) land(copy);
+      phases.under_way.clear(), ++phases.ended;
+    } else if (tries > 100000) {
+      fail("a wait for a bulk copy that nobody began");
+    } else {
+      wait(State::ready);
+    }
+  }
 }
 
 // ---------------------------------------------------------------- products that run on
@@ -311,7 +339,7 @@ inline void fence_copies() {
 inline Thread& first_of_warp() { return block.threads[(block.current - block.threads.data()) / 32 * 32]; }
 
 inline void check_fenced(const void* shared) {
-  if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads a copy that no fence made visible to it");
+  if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
 }
 
 inline void run_all(std::vector<std::function<void()>>& products) {
