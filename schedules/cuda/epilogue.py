@@ -39,7 +39,7 @@ def _channels_allow(conv: Conv2d, run: int) -> bool:
     return conv.out_channels // conv.groups % run == 0
 
 
-def _activate(activation: str, value: Expr, dtype: str) -> Expr:
+def activated(activation: str, value: Expr, dtype: str) -> Expr:
     zero = tirx.const(0, dtype)
     if activation == "relu":
         return T.max(value, zero)
@@ -101,7 +101,7 @@ class Epilogue:
                 value = value + tensors["bias"][channel + (e if conv.layout == "NHWC" else 0)].astype(dtype)
             if conv.residual:
                 value = value + tensors["residual"][at + e].astype(dtype)
-            T.buffer_store(self._values, _activate(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
+            T.buffer_store(self._values, activated(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
         if len(sums) == 1:
             T.buffer_store(tensors["output"], self._values[0], [at])
         else:
