@@ -20,16 +20,20 @@ from im2win.problem import Conv2d
 from im2win.reference import reference
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.kernel import pack_of
+from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
 
+# MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
+SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
+ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile]
 """(algorithm, tile)"""
 
-_DEFINITION = re.compile(r"_kernel\(([^()]*)\) \{\n")
-_INPUT = re.compile(r"\b(?!output_ptr)(\w+)(?:,|$)")
+_DEFINITION = re.compile(r"_kernel(?:_1)?\(([^()]*)\) \{\n")
+_INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
 
 
 # --- kernels
@@ -38,18 +42,18 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+)(?:,|$)")
 @functools.lru_cache(maxsize=512)
 def generated(conv: Conv2d, algorithm: str, tile: CudaTile) -> Generated:
     """Source and launches for an H200."""
-    return cuda_codegen.generate_source(cuda_codegen.lower(conv, ALGORITHMS[algorithm], tile, H200), H200)
+    return cuda_codegen.generate_source(cuda_codegen.lower(conv, ROWS[algorithm], tile, H200), H200)
 
 
 def cuda_algorithms(conv: Conv2d) -> list[str]:
     """Names of the algorithms that compute this problem on CUDA."""
-    return [name for name, row in ALGORITHMS.items() if row.supports(conv, "cuda") is None]
+    return [name for name, row in ROWS.items() if row.supports(conv, "cuda") is None]
 
 
 @functools.lru_cache(maxsize=512)
 def tiles(conv: Conv2d, algorithm: str, product: str) -> tuple[CudaTile, ...]:
     """The tiles that a tuner would sample."""
-    plan = ALGORITHMS[algorithm].cuda
+    plan = ROWS[algorithm].cuda
     return tuple(space(conv, H200, plan, [product])) if plan else ()
 
 
@@ -85,17 +89,18 @@ def combined(conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str]
         made = generated(conv, algorithm, tile)
         head, mark, body = made.source.partition(MARK)
         heads.add(head)
-        bodies.append(re.sub(r"\b(conv2d|transform)_kernel\b", rf"\1_{i}_kernel", edit(mark + body)))
-        by_name = {launch.kernel: launch for launch in made.launches}
-        if "transform_kernel" in by_name:
-            launches.append(_numbered(by_name["transform_kernel"], i, {"lowered": "lowered"}))
-        source = {"data": "lowered"} if "transform_kernel" in by_name else {}
-        launches.append(_numbered(by_name["conv2d_kernel"], i, {"filter": "filter", "output": "output", **source}))
+        bodies.append(re.sub(r"\b(conv2d|transform|transform_parts)_kernel(_1)?\b", rf"\1_{i}_kernel\2", edit(mark + body)))
+        products = [launch for launch in made.launches if launch.kernel.startswith("conv2d_kernel")]
+        transforms = [launch for launch in made.launches if launch.kernel == "transform_kernel"]
+        stored = transforms or "conv2d_kernel_1" in {launch.kernel for launch in products}  # the whole tensor, or a part at a time
+        own = {name: f"{name}_{i}" for name in ("filter", "output")} | ({"input": "data", "data": f"lowered_{i}"} if stored else {})
+        launches += [_numbered(launch, i, {"lowered": f"lowered_{i}"}) for launch in transforms]
+        launches += [_numbered(launch, i, own) for launch in products]
     return max(heads, key=len) + "\n".join(bodies), launches  # TVM leaves out of a head what its kernel does not use
 
 
 def _numbered(launch: Launch, i: int, renamed: dict[str, str]) -> Launch:
-    arguments = tuple(f"{renamed[name]}_{i}" if name in renamed else name for name in launch.arguments)
+    arguments = tuple(renamed.get(one, one) if isinstance(one, str) else one for one in launch.arguments)
     return replace(launch, kernel=launch.kernel.replace("_kernel", f"_{i}_kernel"), arguments=arguments)
 
 
@@ -158,7 +163,7 @@ class Emulated:
         conv = self.conv
         given = {name: _surrounded(array) for name, array in tensors.items() if name != "filter"}
         for i, (algorithm, tile) in enumerate(self.kernels):
-            plan = ALGORITHMS[algorithm].cuda
+            plan = ROWS[algorithm].cuda
             given[f"filter_{i}"] = _surrounded(pack_of(conv, tile).filter(conv, tensors["filter"]))
             given[f"lowered_{i}"] = _surrounded(_poison(int(np.prod(plan.source(conv))) if plan and plan.axes else 0, conv.dtype))
             given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))

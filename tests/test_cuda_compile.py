@@ -43,8 +43,10 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
         ("direct", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
         ("im2win_fused", CudaTile(product, 64, 64, 32, windows, 1, 4, "Cuvc", 1, 4, 16)),
         ("im2win", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
+        ("mcfa", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
     ]
-    assert_kernels(compiled(conv, kernels), {*(f"conv2d_{i}_kernel" for i in range(4)), "transform_3_kernel"})
+    products, parts = {f"conv2d_{i}_kernel" for i in range(5)}, {"conv2d_4_kernel_1", "transform_parts_4_kernel"}
+    assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_3_kernel"})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -32,6 +32,8 @@ LAYERS = [
     "n2-c64x20x20-k64x1x1-bias",  # 1x1
     "n2-c32x19x19-k32x3x3-g4-d2-p2",  # groups, dilation
     "n1-c512x7x7-k512x3x3-p1",  # one image, a deep sum
+    "n40-c64x28x28-k96x3x3-p1",  # windows in parts: two of 20 images
+    "n1-c32x299x290-k64x3x3-p1",  # and of an image's rows, the last ones fewer
 ]
 CASES = [
     (f"{key}-{dtype}-{layout}" if dtype != "float32" else f"{key}-{layout}", name)
@@ -69,17 +71,19 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
 
 
-def test_export_and_load(tmp_path: object) -> None:
+@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+def test_export_and_load(name: str, tmp_path: object) -> None:
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1-bias-relu")
-    op = im2win.build(conv, "cuda", algorithm="im2win")
+    op = im2win.build(conv, "cuda", algorithm=name)
     loaded = im2win.load(op.export(f"{tmp_path}/conv.so"))
     tensors = device_tensors(conv, 2)
     arguments = tensors["data"], tensors["filter"], tensors["bias"]
     assert torch.equal(loaded(*arguments), op(*arguments))
-    assert loaded.extra_bytes == ALGORITHMS["im2win"].transform_bytes(conv)
+    plan = ALGORITHMS[name].cuda
+    assert plan is not None and loaded.extra_bytes == plan.transform_bytes(conv) > 0
 
 
-@pytest.mark.parametrize("name", ["implicit_gemm", "im2win"])
+@pytest.mark.parametrize("name", ["implicit_gemm", "im2win", "mcfa"])
 def test_a_side_stream_and_a_graph(name: str) -> None:
     """A graph of a call replays with new input; on a side stream the call waits for nothing but that stream."""
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1")

@@ -48,7 +48,7 @@ def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
     kernels = everywhere(conv)
     assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv, H200)}
-    assert len(cuda_algorithms(conv)) == 6
+    assert len(cuda_algorithms(conv)) == 7
     check(conv, kernels)
 
 

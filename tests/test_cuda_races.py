@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from emulated import Emulated, Kernel, expected, generated, typed
+from emulated import MARK, Emulated, Kernel, expected, generated, typed
 from oracle import exact_tensors
 
 from im2win.emulator import EmulationError
@@ -63,6 +63,9 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "warpgroups, patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
+    "in parts": (
+        "n1-c20x5x6-k32x3x3-p1", ("mcfa", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
+    ),
     "planes": (
         "n1-c3x10x9-k16x5x5-p2", ("direct", CudaTile("fma", 16, 64, 8, 32, 3, 3, "cuv", 1, 7, 9)), (STEP,),
     ),
@@ -113,7 +116,7 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     """And the kernels are what their names say."""
     key, (algorithm, tile), barriers = KERNELS[kind]
     source = generated(Conv2d.parse(key), algorithm, tile).source
-    kernel = source[source.rindex('extern "C"') :]
+    kernel = source[source.index(MARK) :]
     assert kernel.count(BARRIER) == len(barriers)
     assert len(WAIT.findall(kernel)) == (barriers.count(STEP) if "copy_async<" in kernel else 0)
     assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.arithmetic.unit == "warp")

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from emulated import cuda_algorithms, generated, sampled, tiles
+from emulated import ROWS, cuda_algorithms, generated, sampled, tiles
 from hypothesis import given, settings
 
 from im2win import cuda_codegen
@@ -22,6 +22,7 @@ from im2win.gpu import H200
 from im2win.problem import DTYPES, LAYOUTS, Conv2d
 from im2win.schedules.cuda.kernel import shared_bytes
 from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import FEW_CHANNELS, products, space
 from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
 from im2win.suites import SUITES
@@ -118,7 +119,7 @@ def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
         cuda_codegen.lower(CONV, ALGORITHMS["direct"], replace(PATCH, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
-        cuda_codegen.lower(CONV, ALGORITHMS["mcfa"], GATHER, H200)
+        cuda_codegen.lower(CONV, replace(ALGORITHMS["mcfa"], cuda=None), GATHER, H200)
 
 
 @st.composite
@@ -189,14 +190,16 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
     for key in ("n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
         for name in cuda_algorithms(conv):
-            plan = ALGORITHMS[name].cuda
+            plan = ROWS[name].cuda
             assert plan is not None
+            in_parts = isinstance(plan, InParts)
             for product in products(conv, H200):
                 for _, tile in sampled(conv, name, product):
                     launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
-                    launch = launches["conv2d_kernel"]
+                    launch = launches["conv2d_kernel_1" if in_parts else "conv2d_kernel"]
                     assert launch.dynamic_bytes == shared_bytes(conv, tile, plan), tile
-                    assert launch.block == (tile.threads, 1, 1) and ("transform_kernel" in launches) == bool(plan.axes)
+                    assert launch.block == (tile.threads, 1, 1)
+                    assert ("transform_kernel" in launches, "transform_parts_kernel" in launches) == (bool(plan.axes) > in_parts, in_parts)
 
 
 # --- plain values

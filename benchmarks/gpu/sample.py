@@ -22,7 +22,7 @@ def main() -> None:
                 conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
                 tensors = device_tensors(conv, 0)
                 want, scale = reference(conv, tensors)
-                for name in ("direct", "im2win_fused", "im2win", "implicit_gemm"):
+                for name in ("direct", "im2win_fused", "im2win", "mcfa", "implicit_gemm"):
                     tiles = [tile for _, tile in backend.ranked(conv, ALGORITHMS[name])]
                     for product in sorted({tile.product for tile in tiles}):
                         tile = rng.choice([tile for tile in tiles if tile.product == product])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -23,6 +24,9 @@ from im2win.schedules.cuda.product import FmaProduct
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
+
+Place = Callable[[Any], tuple[Conv2d, Any]]
+"""operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
 
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
@@ -52,7 +56,7 @@ def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(tile.arithmetic.parts, 1)
 
 
-def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
+def arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
     """The kernel's tensors by name, as flat views; a tensor made from the input comes flat as it is."""
     made = (math.prod(plan.source(conv)),) if plan.axes else conv.input_shape
     shapes = {"data": made, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
@@ -65,29 +69,42 @@ def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dic
     return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}
 
 
+def thread_blocks(conv: Conv2d, tile: CudaTile) -> tuple[int, int]:
+    """Thread blocks along channels, of all groups, and along windows."""
+    return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(conv, tile)
+
+
 def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
     """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
-    pack, operand_type = pack_of(conv, tile), operand_of(tile)
-    blocks = pack.blocks(conv), operand_type.blocks(conv, tile)
-    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        tensors = _arguments(conv, pack, plan)
-        with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
-            per_group = blocks[0] // conv.groups
-            channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
-            arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
-            form = BulkFilters if tile.warpgroup else Filters
-            filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
-            operand = operand_type(conv, tile, plan, arena, tensors["data"], windows, group, tid)
-            product = _product(conv, tile, operand, tid)
-            _pipeline(tile, steps, filter_, operand, product)
-            Epilogue(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
+        launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan))
     return builder.get()
 
 
-def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduct | MatrixProduct | WarpgroupProduct:
-    run = run_length(conv, tile, operand.run(conv, tile))
+def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[str, Any], place: Place | None = None) -> None:
+    """Emits a launch.
+
+    Args:
+        tensors: see `arguments`.
+        place: where a part of a convolution lies in the whole; None for all of it.
+    """
+    blocks, pack = thread_blocks(conv, tile), pack_of(conv, tile)
+    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
+    with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+        per_group = blocks[0] // conv.groups
+        channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
+        arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
+        form = BulkFilters if tile.warpgroup else Filters
+        filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        operand = operand_of(tile)(conv, tile, plan, arena, tensors["data"], windows, group, tid)
+        whole, outputs = place(operand) if place else (conv, operand)
+        product = _product(conv, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
+        _pipeline(tile, steps, filter_, operand, product)
+        Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)
+
+
+def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
     if tile.product == "fma":
         return FmaProduct(tile, operand, tid, run=run)
     return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)

@@ -17,6 +17,7 @@ from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
 from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step_filters
 from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
+from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import CudaTile
@@ -29,12 +30,13 @@ BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks 
 COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
 FETCH_ISSUES = 24  # of an element that passes through registers
 PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
+LAUNCH_S = 2e-6  # between the end of a kernel and the work of the next
 CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product.
+    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product, or of its parts.
 
     occupancy: warps of a multiprocessor. shared_bytes: of a block.
     """
@@ -50,7 +52,7 @@ class Estimate:
     def seconds(self) -> float:
         """What a call takes."""
         parts = sorted((self.compute, self.cache, self.memory))
-        return parts[2] + 0.25 * parts[1] + self.transform + 2e-6
+        return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
 
 
 def _registers(conv: Conv2d, tile: CudaTile) -> int:
@@ -104,11 +106,19 @@ def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
     return count * PRODUCT_CYCLES, 2 * loads + 40
 
 
+def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
+    """The problem that one launch of the product computes, and how many there are."""
+    if not isinstance(plan, InParts):
+        return conv, 1
+    parts = plan.parts(conv)
+    return parts.problem, parts.count
+
+
 def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
     """The model's estimate of a legal tile."""
     pack = pack_of(conv, tile)
-    windows = operand_of(tile).blocks(conv, tile)
-    blocks = pack.blocks(conv) * windows
+    part, parts = _parts(conv, plan)
+    blocks = pack.blocks(conv) * operand_of(tile).blocks(part, tile)
     steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
     at_once = _blocks_at_once(conv, tile, gpu, plan)
     warps = tile.threads // 32
@@ -124,16 +134,16 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     stores = tile.sums / run * (6 if run == 1 else 4)
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
-    rounds = math.ceil(waves) if waves < 4 else waves + 0.5
+    rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
     sectors = conv.itemsize * math.prod(conv.output_shape) * (2.0 if run * conv.itemsize < 8 else 1.2)
     output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * math.prod(conv.output_shape)
-    stored = plan.transform_bytes(conv)
-    read = stored or math.prod(conv.input_shape) * conv.itemsize
+    stored = parts * plan.transform_bytes(conv)
+    given = math.prod(conv.input_shape) * conv.itemsize
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
-        cache=CACHE_SHARE * (blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
-        memory=(read + output) / gpu.dram_bytes_s,
-        transform=(math.prod(conv.input_shape) * conv.itemsize + 2 * stored) / gpu.dram_bytes_s if stored else 0.0,
+        cache=CACHE_SHARE * (parts * blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
+        memory=((stored or given) + output) / gpu.dram_bytes_s,
+        transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
         occupancy=at_once * warps,
         shared_bytes=shared_bytes(conv, tile, plan),
     )

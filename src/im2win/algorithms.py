@@ -11,6 +11,7 @@ from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec
 from im2win.packing import FilterPack
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.schedules.cpu import Plan, Where
+from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
 
 Define = Callable[[Conv2d, FilterPack, int], list[Any]]
@@ -128,7 +129,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         ),
         Algorithm(
             "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",
-            mcfa.define, lambda conv: Plan(mcfa.BLOCK, "strip"), mcfa.transform_bytes, _im2col_rows,
+            mcfa.define, lambda conv: Plan(mcfa.BLOCK, "strip"), mcfa.transform_bytes, _im2col_rows, InParts("ncuvmx"),
         ),
     )
 }

@@ -25,11 +25,12 @@ from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import kernel
 from im2win.schedules.cuda.instructions import warpgroup_products
 from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 
-TRANSFORM = "transform"
+TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
 
@@ -47,6 +48,9 @@ def cuda_target(gpu: Gpu) -> Any:
 def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.IRModule:
     """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
 
+    Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
+    `transform_parts` (data, lowered) then is for measuring.
+
     Raises:
         TileError: the tile is not legal.
     """
@@ -56,9 +60,12 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
     broken = problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
-    if plan.axes:
-        functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    if isinstance(plan, InParts):
+        functions = {SYMBOL: parts_kernel(conv, tile, plan, SYMBOL), TRANSFORM_PARTS: parts_transform(conv, plan, TRANSFORM_PARTS)}
+    else:
+        functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
+        if plan.axes:
+            functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
 
 
@@ -116,7 +123,7 @@ def cubin(source: str, gpu: Gpu) -> bytes:
     with tempfile.TemporaryDirectory(prefix="im2win-nvcc-") as folder:
         code, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         code.write_text(source)
-        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-o", str(out), str(code)]
+        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-w", "-o", str(out), str(code)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"nvcc: {done.stderr.strip()[:2000]}")

@@ -64,7 +64,8 @@ def cuda_runtime_library() -> ctypes.CDLL:
 class Manifest:
     """What a shared library holds, as stored beside it.
 
-    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product; 0 where there is none.
+    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product, the whole or a part at a time;
+        0 where there is none.
     """
 
     conv: Conv2d

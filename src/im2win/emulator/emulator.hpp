@@ -411,15 +411,31 @@ inline unsigned mask_of(unsigned mask = 0xffffffffu) {
 
 namespace emulator {
 
+// A kernel's argument: the address of a tensor, or a number.
+struct Argument {
+  void* address = nullptr;
+  long long number = 0;
+  Argument(void* address) : address(address) {}
+  Argument(int number) : number(number) {}
+
+  template <typename Type>
+  Type as() const {
+    if constexpr (std::is_pointer_v<Type>) {
+      return static_cast<Type>(address);
+    } else {
+      return static_cast<Type>(number);
+    }
+  }
+};
+
 template <typename... Types, size_t... Places>
-void call_indexed(void (*kernel)(Types...), void* const* pointers, std::index_sequence<Places...>) {
-  kernel(static_cast<Types>(pointers[Places])...);
+void call_indexed(void (*kernel)(Types...), const Argument* arguments, std::index_sequence<Places...>) {
+  kernel(arguments[Places].template as<Types>()...);
 }
 
-// Calls a kernel whose parameters are all pointers.
 template <typename... Types>
-void call(void (*kernel)(Types...), std::initializer_list<void*> pointers) {
-  call_indexed(kernel, pointers.begin(), std::index_sequence_for<Types...>());
+void call(void (*kernel)(Types...), std::initializer_list<Argument> arguments) {
+  call_indexed(kernel, arguments.begin(), std::index_sequence_for<Types...>());
 }
 
 }  // namespace emulator
