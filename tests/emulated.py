@@ -21,18 +21,23 @@ from im2win.reference import reference
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.kernel import pack_of
 from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
-ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
+ROWS = {
+    **ALGORITHMS,
+    "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS),
+    "winograd": replace(ALGORITHMS["direct"], name="winograd", cuda=WinogradPlan()),
+}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile]
 """(algorithm, tile)"""
 
-_DEFINITION = re.compile(r"_kernel(?:_1)?\(([^()]*)\) \{\n")
+_DEFINITION = re.compile(r"_kernel(?:_\d+)?\(([^()]*)\) \{\n")
 _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
 
 
@@ -46,8 +51,8 @@ def generated(conv: Conv2d, algorithm: str, tile: CudaTile) -> Generated:
 
 
 def cuda_algorithms(conv: Conv2d) -> list[str]:
-    """Names of the algorithms that compute this problem on CUDA."""
-    return [name for name, row in ROWS.items() if row.supports(conv, "cuda") is None]
+    """Names of the algorithms that compute this problem on CUDA as it stands; Winograd's form has tests of its own."""
+    return [name for name, row in ROWS.items() if name != "winograd" and row.supports(conv, "cuda") is None]
 
 
 @functools.lru_cache(maxsize=512)
@@ -89,11 +94,12 @@ def combined(conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str]
         made = generated(conv, algorithm, tile)
         head, mark, body = made.source.partition(MARK)
         heads.add(head)
-        bodies.append(re.sub(r"\b(conv2d|transform|transform_parts)_kernel(_1)?\b", rf"\1_{i}_kernel\2", edit(mark + body)))
+        bodies.append(re.sub(r"\b(conv2d|transform|transform_parts)_kernel(_\d+)?\b", rf"\1_{i}_kernel\2", edit(mark + body)))
         products = [launch for launch in made.launches if launch.kernel.startswith("conv2d_kernel")]
         transforms = [launch for launch in made.launches if launch.kernel == "transform_kernel"]
         stored = transforms or "conv2d_kernel_1" in {launch.kernel for launch in products}  # the whole tensor, or a part at a time
-        own = {name: f"{name}_{i}" for name in ("filter", "output")} | ({"input": "data", "data": f"lowered_{i}"} if stored else {})
+        parts = {name: f"lowered_{i}" for name in ("data", "tiles", "products")}  # of one tensor
+        own = {name: f"{name}_{i}" for name in ("filter", "output")} | ({"input": "data", **parts} if stored else {})
         launches += [_numbered(launch, i, {"lowered": f"lowered_{i}"}) for launch in transforms]
         launches += [_numbered(launch, i, own) for launch in products]
     return max(heads, key=len) + "\n".join(bodies), launches  # TVM leaves out of a head what its kernel does not use
@@ -165,7 +171,7 @@ class Emulated:
         for i, (algorithm, tile) in enumerate(self.kernels):
             plan = ROWS[algorithm].cuda
             given[f"filter_{i}"] = _surrounded(pack_of(conv, tile).filter(conv, tensors["filter"]))
-            given[f"lowered_{i}"] = _surrounded(_poison(int(np.prod(plan.source(conv))) if plan and plan.axes else 0, conv.dtype))
+            given[f"lowered_{i}"] = _surrounded(_poison(plan.made_bytes(conv, tile) // conv.itemsize if plan else 0, conv.dtype))
             given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))
         self._emulation(given, seed)
         for i in range(len(self.kernels)):

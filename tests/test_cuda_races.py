@@ -24,10 +24,12 @@ WAIT = re.compile(r"im2win::wait_copies<(\d+)>\(\);")
 
 # One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
 # In order: what each barrier is for.
-TABLE, OFFSETS, STEP = (
+TABLE, OFFSETS, STEP, PIXELS, OUTPUTS = (
     "the table of taps is filled by all",
     "the offsets of pixels are filled by all",
     "copies of a step have landed for all",
+    "the pixels of tiles are loaded by all",
+    "the outputs of tiles are made by all",
 )
 KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "gather, fma": (
@@ -62,6 +64,9 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     ),
     "warpgroups, patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "winograd": (
+        "n1-c20x5x6-k32x3x3-p1", ("winograd", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc", outputs=2)), (PIXELS, TABLE, STEP, OUTPUTS),
     ),
     "in parts": (
         "n1-c20x5x6-k32x3x3-p1", ("mcfa", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),

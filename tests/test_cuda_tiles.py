@@ -226,7 +226,7 @@ def test_values_that_are_no_tile(values: dict[str, Any], message: str) -> None:
 
 
 def test_a_missing_field() -> None:
-    with pytest.raises(ValueError, match=r"tile: fields \['block_m'\] must be \['block_m', 'block_n', "):
+    with pytest.raises(ValueError, match=r"tile: fields \['block_m'\] must be \['band', 'block_m', 'block_n', "):
         CudaTile.from_dict({"block_m": 64})
 
 

@@ -1,4 +1,4 @@
-"""Filters on their way to shared memory: those of a block's channels, `steps` times `run` elements, one after the other as they are packed."""
+"""Filters on their way to shared memory: a block's, `steps` times `run` elements, one after the other as they are packed."""
 
 from __future__ import annotations
 

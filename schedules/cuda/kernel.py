@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -24,6 +25,7 @@ from im2win.schedules.cuda.product import FmaProduct
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
+from im2win.winograd_tiles import tiles_of
 
 Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
@@ -34,8 +36,19 @@ def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
+def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
+    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form."""
+    if not tile.outputs:
+        return conv, tile
+    return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
+
+
 def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     """How filters are packed for a tile."""
+    if tile.outputs:
+        pack = pack_of(*product_of(conv, tile))
+        assert isinstance(pack, CudaPack)  # products of tiles have no planes
+        return replace(pack, outputs=tile.outputs)
     if tile.planes:
         return FilterPack(tile.block_m, "cuv")
     if tile.product == "fma":
@@ -56,10 +69,9 @@ def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(tile.arithmetic.parts, 1)
 
 
-def arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
-    """The kernel's tensors by name, as flat views; a tensor made from the input comes flat as it is."""
-    made = (math.prod(plan.source(conv)),) if plan.axes else conv.input_shape
-    shapes = {"data": made, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
+def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """The kernel's tensors by name, as flat views; a tensor `made` from the input, with this shape, comes flat as it is."""
+    shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
     dtypes = {"data": conv.dtype, "filter": conv.dtype}
     buffers = {}
     for name in conv.arguments:
@@ -78,7 +90,7 @@ def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "co
     """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan))
+        launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan.source(conv) if plan.axes else None))
     return builder.get()
 
 

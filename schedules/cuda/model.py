@@ -8,19 +8,20 @@ measurements on an H200.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
-from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step_filters
+from im2win.schedules.cuda.kernel import operand_of, pack_of, product_of, shared_bytes, step_filters
 from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.winograd_tiles import tiles_of
 
 SCHEDULERS = 4
 PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
@@ -30,6 +31,7 @@ BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks 
 COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
 FETCH_ISSUES = 24  # of an element that passes through registers
 PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
+L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
 LAUNCH_S = 2e-6  # between the end of a kernel and the work of the next
 CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
 
@@ -114,8 +116,21 @@ def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
     return parts.problem, parts.count
 
 
+def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
+    """The products of all bands, and the transforms: their tensors pass through level-2 cache if they fit there."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    one, bands = estimate(*product_of(conv, tile), gpu, CudaPlan()), math.prod(tiles.bands)
+    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
+    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
+    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    parts = {part: bands * getattr(one, part) for part in ("compute", "cache", "memory")}
+    return replace(one, **parts, transform=transforms + bands * LAUNCH_S)
+
+
 def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
     """The model's estimate of a legal tile."""
+    if tile.outputs:
+        return _winograd_estimate(conv, tile, gpu)
     pack = pack_of(conv, tile)
     part, parts = _parts(conv, plan)
     blocks = pack.blocks(conv) * operand_of(tile).blocks(part, tile)

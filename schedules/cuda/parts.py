@@ -57,7 +57,7 @@ class Parts:
     def each(self) -> Iterator[First]:
         """Emits the host's loop over parts; gives what a part begins with."""
         with T.serial(self.count // self.bands) as group, T.serial(self.bands) as band:
-            yield functools.partial(_keep, n=group * self.images, m=band * self.rows)
+            yield functools.partial(keep, n=group * self.images, m=band * self.rows)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class InParts(CudaPlan):
         return super().transform_bytes(self.parts(conv).problem)
 
 
-def _keep(**values: Expr) -> dict[str, Expr]:
+def keep(**values: Expr) -> dict[str, Expr]:
     """Registers with these values.
 
     Otherwise TVM would work out on the host what launches have in common, products of these values among them, and a kernel that is given
@@ -138,7 +138,7 @@ def parts_kernel(conv: Conv2d, tile: CudaTile, plan: InParts, name: str) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
-        tensors = arguments(conv, pack_of(conv, tile), plan)
+        tensors = arguments(conv, pack_of(conv, tile), plan.source(conv))
         with parts.each() as first:
             _launch_transform(parts, axes, source, tensors["data"], first)
             launch_product(parts.problem, tile, CudaPlan(plan.axes), tensors, lambda operand: (conv, _Placed(parts, operand, first)))

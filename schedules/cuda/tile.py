@@ -69,6 +69,9 @@ class CudaTile:
         input under the patch is copied once for all taps: in the order "Cuvc" some channels at a time; in the order "cuv" all channels at
         once, and a step is then `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block's windows are `block_n`
         neighbours in memory, even across rows and images, and every tap is copied by itself.
+    outputs: with Winograd's form, along each side of a tile; the rest then says how the products of transformed tiles are computed, as a
+        1x1 convolution. 0 without.
+    band: MiB that transformed tiles and their products may take at a time.
     """
 
     product: str
@@ -82,6 +85,8 @@ class CudaTile:
     images: int = 0
     rows: int = 0
     cols: int = 0
+    outputs: int = 0
+    band: int = 0
 
     @property
     def patch(self) -> bool:

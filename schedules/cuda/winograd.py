@@ -2,83 +2,38 @@
 
     for band of tiles:  V = B^T d B        M[position] = U[position] V[position]        Y = A^T M A
 
-V is [tiles, positions, channels] and M the same with output channels: the products of all positions are one grouped 1x1 convolution of a row
-of tiles, channels last, which the kernels of every other algorithm compute. Only a band's V and M exist: what they take is meant to
+V is [tiles, positions, channels] and M the same with output channels: the products of all positions are one grouped 1x1 convolution of a
+row of tiles, channels last, which the kernels of every other algorithm compute. Only a band's V and M exist: what they take is meant to
 stay in level-2 cache. Filters are transformed ahead of time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.epilogue import activated, output_dtype
+from im2win.schedules.cuda.kernel import arguments, launch_product, pack_of, product_of
+from im2win.schedules.cuda.parts import keep
+from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.shared import Expr, barrier, local, named
+from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import First
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
+from im2win.winograd_tiles import Tiles, tiles_of
 
 THREADS = 256
 WARP = 32
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The output of a convolution as tiles of `outputs` x `outputs`; a band is `rows` rows of them in each of `images` images."""
-
-    conv: Conv2d
-    outputs: int
-    images: int
-    rows: int
-
-    @property
-    def size(self) -> int:
-        """Inputs along a side of a tile."""
-        return self.outputs + self.conv.kernel[0] - 1
-
-    @property
-    def positions(self) -> int:
-        """Products of a tile."""
-        return self.size**2
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Rows and columns of tiles that cover an image's output."""
-        height, width = self.conv.output_size
-        return -(-height // self.outputs), -(-width // self.outputs)
-
-    @property
-    def bands(self) -> tuple[int, int]:
-        """Bands along images and along rows of tiles."""
-        return -(-self.conv.batch // self.images), -(-self.counts[0] // self.rows)
-
-    @property
-    def count(self) -> int:
-        """Tiles of a band."""
-        return self.images * self.rows * self.counts[1]
-
-    @property
-    def problem(self) -> Conv2d:
-        """The products of a band as a convolution."""
-        conv, many = self.conv, self.positions
-        channels, filters = many * conv.in_channels, many * conv.out_channels
-        return Conv2d(1, channels, 1, self.count, filters, 1, groups=many * conv.groups, layout="NHWC", dtype=conv.dtype)
-
-    @property
-    def transformed(self) -> int:
-        """Elements of V."""
-        return self.count * self.positions * self.conv.in_channels
-
-    @property
-    def multiplied(self) -> int:
-        """Elements of M."""
-        return self.count * self.positions * self.conv.out_channels
 
 
 @dataclass(frozen=True)
@@ -260,3 +215,41 @@ def launch_output_transform(tiles: Tiles, products: Any, tensors: dict[str, Any]
         patch.each_warp(tid // WARP, one)
         barrier()
         patch.each_element(tid, height, width, conv.layout == "NHWC", store)
+
+
+@contextlib.contextmanager
+def _each_band(tiles: Tiles) -> Iterator[First]:
+    """Emits the host's loop over bands; gives what a band begins with."""
+    images, rows = tiles.bands
+    with T.serial(images) as group, T.serial(rows) as band:
+        yield functools.partial(keep, n=group * tiles.images, m=band * (tiles.rows * tiles.outputs))
+
+
+def winograd_kernel(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for a band's transformed tiles and products, flat."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    problem, inner = product_of(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
+        tensors = arguments(conv, pack_of(conv, tile), (tiles.transformed + tiles.multiplied,))
+        made = tensors["data"].data
+        given = named("tiles", T.decl_buffer((tiles.transformed,), conv.dtype, data=made))
+        products = named("products", T.decl_buffer((tiles.multiplied,), conv.dtype, data=made, elem_offset=tiles.transformed))
+        with _each_band(tiles) as first:
+            launch_input_transform(tiles, source, given, first)
+            launch_product(problem, inner, CudaPlan(), {"data": given, "filter": tensors["filter"], "output": products})
+            launch_output_transform(tiles, products, tensors, first)
+    return builder.get()
+
+
+def winograd_transform(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+    """The input's transforms by themselves, band over band: (data, a band's tensor). For measuring what they take."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        data = T.arg("data", T.buffer(conv.input_shape, conv.dtype))
+        out = T.arg("lowered", T.buffer((tiles.transformed + tiles.multiplied,), conv.dtype))
+        with _each_band(tiles) as first:
+            launch_input_transform(tiles, data, out, first)
+    return builder.get()

@@ -12,7 +12,8 @@ from im2win.packing import FilterPack
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.schedules.cpu import Plan, Where
 from im2win.schedules.cuda.parts import InParts
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.winograd_tiles import refusal
 
 Define = Callable[[Conv2d, FilterPack, int], list[Any]]
 
@@ -52,6 +53,8 @@ class Algorithm:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
+        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv)) is not None:
+            return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
         return _too_large(self.cuda.transform_bytes(conv) // conv.itemsize)

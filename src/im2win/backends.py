@@ -264,7 +264,7 @@ class CudaBackend:
 
         assert row.cuda is not None
         compile_module(lower(conv, row, tile, self.gpu), self.gpu).export(path)
-        return row.cuda.transform_bytes(conv)
+        return row.cuda.made_bytes(conv, tile)
 
     def fingerprint(self, name: str) -> str:
         """Of the code behind an algorithm's kernels."""
@@ -276,8 +276,10 @@ class CudaBackend:
         return accuracy
 
     def proven(self, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned may be used. Products of warpgroups are still to be measured: tuning takes them, it checks."""
-        return not tile.warpgroup
+        """Whether a tile that nobody tuned may be used. Products of warpgroups and Winograd's form are still to be measured: only tuning,
+        which checks them, takes them.
+        """
+        return not (tile.warpgroup or tile.outputs)
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

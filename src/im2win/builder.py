@@ -45,7 +45,7 @@ def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op
 
     row, backend = algorithm(name), backend_for(gpu)
     compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
-    made = row.cuda.transform_bytes(conv) if row.cuda else 0
+    made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
     manifest = Manifest(
         conv=conv, algorithm=name, tile=tile.as_dict(), pack=backend.pack(conv, tile), target="cuda", machine=gpu.name, isa=gpu.arch,
         threads=tile.threads, tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,

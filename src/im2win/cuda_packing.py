@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from im2win.problem import Conv2d
+from im2win.winograd_packing import transformed
+from im2win.winograd_tiles import tiles_of
 
 Array = npt.NDArray[Any]
 
@@ -55,6 +57,8 @@ class CudaPack:
             4*t to 4*t+3 of the slab: any order of the sum is right, as long as filters and windows agree.
         "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; places t and t + 4 are those of "products".
             Which channel a column is says `column`.
+    outputs: filters are transformed for Winograd's form with so many outputs along a tile's side, and the rest is about the products of
+        transformed tiles (`winograd_tiles`); 0 without.
     parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
         what that leaves; 0 packs filters as they are.
     """
@@ -65,6 +69,7 @@ class CudaPack:
     slabs: int
     run: int = 1
     parts: int = 0
+    outputs: int = 0
 
     def blocks(self, conv: Conv2d) -> int:
         """Channel blocks of all groups."""
@@ -83,6 +88,8 @@ class CudaPack:
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:
         """Shape of the packed filter, in elements."""
+        if self.outputs:
+            return replace(self, outputs=0).shape(tiles_of(conv, self.outputs, 0).problem)
         slab = STEP_WORDS * WORD // conv.itemsize
         return self.blocks(conv), self.depth(conv) // slab, self.block * slab * max(self.parts, 1)
 
@@ -99,6 +106,10 @@ class CudaPack:
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
+        if self.outputs:
+            form = transformed(conv, w, self.outputs).transpose(2, 3, 0, 1).astype(w.dtype)  # [row, column, output channel, input channel]
+            problem = tiles_of(conv, self.outputs, 0).problem
+            return replace(self, outputs=0).filter(problem, form.reshape(problem.filter_shape))
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         flat = self._ordered(conv, w).reshape(groups, per_group, -1)
         blocks, slabs, _ = self.shape(conv)

@@ -244,7 +244,7 @@ class Measurement:
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
         backend, row = self.session.backend, ALGORITHMS[choice.algorithm]
-        made = row.cuda.transform_bytes(self.session.conv) if backend.target == "cuda" and row.cuda else 0
+        made = row.cuda.made_bytes(self.session.conv, choice.tile) if backend.target == "cuda" and row.cuda else 0
         return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
