@@ -39,7 +39,7 @@ def ladder_kernel(conv: Conv2d, rung: CudaRung, name: str = "conv2d") -> Any:
 
 
 def _add_up(block: Block, operands: GlobalOperands | SharedOperands, sums: Sums) -> None:
-    """The loop over steps of the sum. With a prefetching micro-kernel, Alg. 9: a term's operands are loaded before the last one's are used."""
+    """The loop over steps of the sum. A micro-kernel that prefetches loads a term's operands before it uses the last one's (Alg. 9)."""
     rung, last = block.rung, block.sizes.block_k - 1
     ahead = rung.micro_kernel and rung.prefetch
     operands.begin()
@@ -146,7 +146,7 @@ class Sums:
             T.buffer_store(self._sums, self._sums[j, i] + self.filters[half, i] * self.windows[half, j], [j, i])
 
     def add_dots(self, operands: GlobalOperands | SharedOperands, step: Expr) -> None:
-        """Adds to every output its own dot product of a step. The loop over terms stays a loop, or the compiler would find a micro-kernel."""
+        """Adds to every output its own dot product of a step. The loop over terms stays one, or the compiler would make a micro-kernel."""
         block, sizes = self._block, self._block.sizes
         terms = T.min(sizes.block_k, block.depth - step * sizes.block_k) if block.depth % sizes.block_k else sizes.block_k
         with T.unroll(sizes.thread_n) as j, T.unroll(sizes.thread_m) as i, T.serial(terms, annotations={"disable_unroll": True}) as k:
