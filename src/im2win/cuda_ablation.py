@@ -23,7 +23,7 @@ from im2win.builder import cuda_manifest
 from im2win.ceilings import Ceilings
 from im2win.codegen import SYMBOL, TileError
 from im2win.cuda_bench import Contender, interleaved, measure_ceilings, new_result, op_contender, prepared
-from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all
+from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.gpu import Gpu, device_gpu
 from im2win.ladder_report import SUITE, TRANSFORM, last_rung
 from im2win.problem import Conv2d
@@ -156,11 +156,7 @@ def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[
 
 
 def _contender(bench: Bench, library: Library | str) -> Contender:
-    from im2win.cuda_runtime import CudaOp
-
-    if isinstance(library, str):
-        raise TileError(library)
-    return op_contender(bench, CudaOp(library.manifest, library.path), tolerance(bench.conv))
+    return op_contender(bench, load(library), tolerance(bench.conv))
 
 
 def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Contender]:

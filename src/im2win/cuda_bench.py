@@ -176,8 +176,7 @@ def run(
     import torch
 
     gpu = device_gpu()
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    set_up_peers(accuracy)
     limits = measure_ceilings()
     result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
     for done, layer in enumerate(layers, 1):
@@ -187,6 +186,14 @@ def run(
         if progress is not None:
             progress(done, len(layers), row)
     return result
+
+
+def set_up_peers(accuracy: Accuracy) -> None:
+    """PyTorch tries cuDNN's algorithms out, and keeps to the accuracy."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
 
 
 def time_layer(

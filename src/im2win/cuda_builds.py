@@ -6,13 +6,16 @@ import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.runtime import Manifest
 from im2win.tuner.workers import Worker, WorkerError, serve
+
+if TYPE_CHECKING:
+    from im2win.cuda_runtime import CudaOp
 
 BUILD_S = 180.0
 
@@ -30,12 +33,29 @@ class Recipe(Protocol):
         """
 
 
+class BuildError(RuntimeError):
+    """A kernel that could not be compiled; the message says why."""
+
+
 @dataclass(frozen=True)
 class Library:
     """A compiled kernel and what it is."""
 
     path: Path
     manifest: Manifest
+
+
+def load(library: Library | str) -> CudaOp:
+    """The operator in a library.
+
+    Raises:
+        BuildError: there is none, for the reason in its place.
+    """
+    from im2win.cuda_runtime import CudaOp
+
+    if isinstance(library, str):
+        raise BuildError(library)
+    return CudaOp(library.manifest, library.path)
 
 
 @dataclass(frozen=True)
