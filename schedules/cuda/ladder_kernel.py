@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from tvm import tirx
@@ -40,7 +41,7 @@ def ladder_kernel(conv: Conv2d, rung: CudaRung, name: str = "conv2d") -> Any:
 
 def _add_up(block: Block, operands: GlobalOperands | SharedOperands, sums: Sums) -> None:
     """The loop over steps of the sum. A micro-kernel that prefetches loads a term's operands before it uses the last one's (Alg. 9)."""
-    rung, last = block.rung, block.sizes.block_k - 1
+    rung, last = block.rung, block.sizes.block_k - 1  # odd: the next step's first operands lie in the other buffer
     ahead = rung.micro_kernel and rung.prefetch
     operands.begin()
     if ahead:
@@ -226,8 +227,8 @@ class SharedOperands:
         self._fetched_windows = local("fetched_windows", (count, self._unit), "float32")
         self._fetched_filters = local("fetched_filters", (sizes.block_k * sizes.block_m // sizes.threads,), "float32")
         self._start, self._tap = local("start", (count,), "int32"), local("tap", (1,), "int32")
-        with T.unroll(count) as i:
-            T.buffer_store(self._start, block.start(self._row + i * self._rows), [i])
+        with T.unroll(count) as i:  # addresses of loads, counted in loads: what a vector load needs is then in plain sight
+            T.buffer_store(self._start, block.start(self._row + i * self._rows) // self._unit, [i])
 
     def begin(self) -> None:
         """Before the first step: with two buffers, fills the first."""
@@ -255,9 +256,9 @@ class SharedOperands:
         """Loads this thread's part of a step to registers."""
         block, sizes, tensors = self._block, self._block.sizes, self._block.tensors
         term = step * sizes.block_k + self._k
-        T.buffer_store(self._tap, block.offset(term), [0])
+        T.buffer_store(self._tap, block.offset(term) // self._unit, [0])
         with T.unroll(int(self._start.shape[0])) as i, T.vectorized(self._unit) as e:
-            value = tensors["data"][self._start[i] + self._tap[0] + e]
+            value = tensors["data"][(self._start[i] + self._tap[0]) * self._unit + e]
             T.buffer_store(self._fetched_windows, block.whole(term, value), [i, e])
         with T.unroll(int(self._fetched_filters.shape[0]) // block.width) as q, T.vectorized(block.width) as e:
             k, channel = self._filter_place(q)
@@ -301,19 +302,10 @@ class Stores(Epilogue):
     """The way out of a rung: stores along windows, as wide as `store_width` says, where the base class asks a tile of tensor cores."""
 
     def __init__(self, block: Block) -> None:
-        tile: Any = _EpilogueTile(block)
+        tile: Any = SimpleNamespace(block_m=block.sizes.block_m, sum_dtype="float32")  # what the base class reads of one
         self._conv, self._tile, self._tensors, self._operand = block.conv, tile, block.tensors, block
         self._first, self._group, self._run = block.first_channel, block.group, store_width(block)
         self._values = local("values", (self._run,), "float32")
-
-
-class _EpilogueTile:
-    """What the epilogue reads of a tile."""
-
-    sum_dtype = "float32"
-
-    def __init__(self, block: Block) -> None:
-        self.block_m = block.sizes.block_m
 
 
 def store_width(block: Block) -> int:
