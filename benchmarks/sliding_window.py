@@ -2,6 +2,7 @@
 
     python benchmarks/sliding_window.py --json benchmarks/studies/DEVICE/sliding-window.json
 
+The table of it is filled by `im2win report`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 from pathlib import Path
 
 from im2win import cuda_sliding
+from im2win.codegen import ToolchainError
 from im2win.commands import workload
 from im2win.cuda_sliding import BLOCKS, Entry
+from im2win.gpu import NoGpuError
 
 
 def show(done: int, total: int, entries: list[Entry]) -> None:
@@ -24,16 +27,24 @@ def show(done: int, total: int, entries: list[Entry]) -> None:
         print(f"  {entry.form + block:28} {result} {entry.algorithm}".rstrip(), flush=True)
 
 
+def edges(text: str) -> list[int]:
+    """Numbers with commas between them."""
+    return [int(edge) for edge in text.split(",")]
+
+
 def main() -> None:
     """Reads the command line, measures, writes the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", help="only these of the suite `sliding`, by name, with commas between them")
-    parser.add_argument("--blocks", default=",".join(map(str, BLOCKS)), help="edges of thread blocks")
+    parser.add_argument("--blocks", type=edges, default=list(BLOCKS), help="edges of thread blocks, with commas between them")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    layers, _ = workload.read("sliding", names=options.layers)
-    study = cuda_sliding.run(layers, [int(edge) for edge in options.blocks.split(",")], rounds=options.rounds, progress=show)
+    try:
+        layers, _ = workload.read("sliding", names=options.layers)
+        study = cuda_sliding.run(layers, options.blocks, rounds=options.rounds, progress=show)
+    except (ValueError, NoGpuError, ToolchainError) as error:
+        parser.error(str(error))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(study, indent=1) + "\n")
 

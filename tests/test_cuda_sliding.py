@@ -189,10 +189,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("sliding_window", ROOT / "benchmarks" / "sliding_window.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = _script()
     file = tmp_path / "studies" / "nvidia-h200" / "sliding-window.json"
     monkeypatch.setattr(sys, "argv", ["sliding_window.py", "--json", str(file), "--layers", "image128_s1,image128_s3", "--rounds", "3"])
     script.main()
@@ -209,6 +206,30 @@ def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, 
     assert "| 128x128 | 1 | 4.000 (4x4) | 2.000 (4x4) | 9.000 | 1.000 | implicit_gemm | 3.000 | 3.00 |" in text
     assert "| 64x64 | failed | failed | failed | failed |" in text and f"Failed: {UNLAUNCHABLE}." in text
     assert "| 8x8 | 8.000 | 8.000 | 4.000 | 4.000 |" in text and "NVIDIA H200 (`nvidia-h200`)" in text
+
+
+def _script() -> Any:
+    """benchmarks/sliding_window.py as a module."""
+    spec = importlib.util.spec_from_file_location("sliding_window", ROOT / "benchmarks" / "sliding_window.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--blocks", "4,x"], "argument --blocks: invalid edges value: '4,x'"),
+        (["--layers", "image9"], "`--layers` (='image9') must name layers of the workload"),
+        (["--rounds", "0"], "`rounds` (=0) must be at least 1"),
+    ],
+)
+def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["sliding_window.py", "--json", "never.json", *words])
+    with pytest.raises(SystemExit) as ended:
+        _script().main()
+    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_without_a_study_a_text_keeps_what_it_says_if_it_may() -> None:
