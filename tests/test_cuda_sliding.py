@@ -225,7 +225,7 @@ def _script() -> Any:
         (["--rounds", "0"], "`rounds` (=0) must be at least 1"),
     ],
 )
-def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["sliding_window.py", "--json", "never.json", *words])
     with pytest.raises(SystemExit) as ended:
         _script().main()
