@@ -6,7 +6,8 @@ import functools
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from oracle import Array, Tensors
@@ -36,6 +37,17 @@ MARK = 'extern "C"'  # the kernels begin here; before it are the device function
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile]
 """(algorithm, tile)"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel that comes from no algorithm's tile: its source, how it reads filters, elements of the tensor made first."""
+
+    name: str
+    generated: Generated
+    pack: Any
+    lowered: int = 0
+
 
 _DEFINITION = re.compile(r"_kernel(?:_\d+)?\(([^()]*)\) \{\n")
 _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
@@ -83,20 +95,30 @@ def in_turn(conv: Conv2d) -> list[Kernel]:
     return kernels
 
 
-def combined(conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:
+def made(conv: Conv2d, kernel: Kernel | Made) -> Made:
+    """A kernel with all that is needed to run it."""
+    if isinstance(kernel, Made):
+        return kernel
+    algorithm, tile = kernel
+    plan = ROWS[algorithm].cuda
+    lowered = plan.made_bytes(conv, tile) // conv.itemsize if plan else 0
+    return Made(f"{algorithm} {tile}", generated(conv, algorithm, tile), pack_of(conv, tile), lowered)
+
+
+def combined(conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:
     """One source with all kernels of a problem, numbered, and their launches; a kernel's own tensors get its number, too.
 
     Args:
         edit: changes the source of each, which begins at `MARK`.
     """
     heads, bodies, launches = set[str](), [], []
-    for i, (algorithm, tile) in enumerate(kernels):
-        made = generated(conv, algorithm, tile)
-        head, mark, body = made.source.partition(MARK)
+    for i, kernel in enumerate(kernels):
+        one = made(conv, kernel).generated
+        head, mark, body = one.source.partition(MARK)
         heads.add(head)
         bodies.append(re.sub(r"\b(conv2d|transform|transform_parts)_kernel(_\d+)?\b", rf"\1_{i}_kernel\2", edit(mark + body)))
-        products = [launch for launch in made.launches if launch.kernel.startswith("conv2d_kernel")]
-        transforms = [launch for launch in made.launches if launch.kernel == "transform_kernel"]
+        products = [launch for launch in one.launches if launch.kernel.startswith("conv2d_kernel")]
+        transforms = [launch for launch in one.launches if launch.kernel == "transform_kernel"]
         stored = transforms or "conv2d_kernel_1" in {launch.kernel for launch in products}  # the whole tensor, or a part at a time
         parts = {name: f"lowered_{i}" for name in ("data", "tiles", "products")}  # of one tensor
         own = {name: f"{name}_{i}" for name in ("filter", "output")} | ({"input": "data", **parts} if stored else {})
@@ -153,9 +175,9 @@ class Emulated:
         edit: see `combined`.
     """
 
-    def __init__(self, conv: Conv2d, kernels: Sequence[Kernel], edit: Callable[[str], str] = str) -> None:
-        self.conv, self.kernels = conv, tuple(kernels)
-        source, launches = combined(conv, kernels, edit)
+    def __init__(self, conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str], str] = str) -> None:
+        self.conv, self.kernels = conv, tuple(made(conv, kernel) for kernel in kernels)
+        source, launches = combined(conv, self.kernels, edit)
         self._emulation = Emulation(_behind_poison(source), launches)
 
     def __call__(self, tensors: Tensors, seed: int = 0) -> list[Array]:
@@ -168,10 +190,9 @@ class Emulated:
         """
         conv = self.conv
         given = {name: _surrounded(array) for name, array in tensors.items() if name != "filter"}
-        for i, (algorithm, tile) in enumerate(self.kernels):
-            plan = ROWS[algorithm].cuda
-            given[f"filter_{i}"] = _surrounded(pack_of(conv, tile).filter(conv, tensors["filter"]))
-            given[f"lowered_{i}"] = _surrounded(_poison(plan.made_bytes(conv, tile) // conv.itemsize if plan else 0, conv.dtype))
+        for i, kernel in enumerate(self.kernels):
+            given[f"filter_{i}"] = _surrounded(kernel.pack.filter(conv, tensors["filter"]))
+            given[f"lowered_{i}"] = _surrounded(_poison(kernel.lowered, conv.dtype))
             given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))
         self._emulation(given, seed)
         for i in range(len(self.kernels)):
@@ -182,13 +203,13 @@ class Emulated:
         return [given[f"output_{i}"].reshape(conv.output_shape) for i in range(len(self.kernels))]
 
 
-def differences(conv: Conv2d, kernels: Sequence[Kernel], found: Sequence[Array], right: Array) -> list[str]:
+def differences(conv: Conv2d, kernels: Sequence[Kernel | Made], found: Sequence[Array], right: Array) -> list[str]:
     """A line for every kernel whose output is not exactly right; NaN is never."""
     lines = []
-    for (algorithm, tile), y in zip(kernels, found, strict=True):
+    for kernel, y in zip(kernels, found, strict=True):
         assert y.shape == right.shape == conv.output_shape and y.dtype == right.dtype, f"{y.dtype} {y.shape}"
         wrong = ~(y == right)
         if wrong.any():
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
-            lines.append(f"{algorithm} {tile}: {wrong.sum()} of {y.size} outputs differ, at {first} {y[first]}, not {right[first]}")
+            lines.append(f"{made(conv, kernel).name}: {wrong.sum()} of {y.size} outputs differ, at {first} {y[first]}, not {right[first]}")
     return lines

@@ -1,15 +1,21 @@
-"""Built operators on a GPU, against the float64 reference: every algorithm, every arithmetic, streams, graphs, and what refuses."""
+"""Built operators on a GPU, against the float64 reference: every algorithm and arithmetic, streams, graphs, studies, and what refuses."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 import im2win
-from im2win import Conv2d
+from im2win import Conv2d, cuda_ablation, cuda_sliding
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
+from im2win.cuda_builds import Library, Recipe, load
 from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
+from im2win.schedules.cuda import sliding
+from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
+from im2win.suites import Layer, suite
 from im2win.tensors import ArgumentError
 from im2win.tuner.cuda_runner import device_tensors, reference
 
@@ -149,3 +155,45 @@ def test_tuning_records_and_finds_again(tmp_path: object) -> None:
 def test_exact_keeps_tensor_cores_out() -> None:
     conv = Conv2d.parse("n4-c64x28x28-k64x3x3-p1")
     assert im2win.build(conv, "cuda", accuracy="exact").tile["product"] == "fma"
+
+
+# --- the studies' kernels
+
+
+def _right(conv: Conv2d, recipe: Recipe, path: Path) -> None:
+    op = load(Library(path, recipe.compile(path)))
+    assert _error(conv, op, device_tensors(conv, 6)) <= tolerance(conv)
+
+
+@pytest.mark.parametrize("key", ["n3-c20x28x30-k70x3x3-p1-bias-relu", "n2-c3x57x57-k32x7x7-s2-p3", "n2-c32x19x18-k40x4x4-g4-add"])
+@pytest.mark.parametrize("name", [*RUNGS, *WITHOUT])
+def test_every_rung_of_the_ladder(name: str, key: str, tmp_path: Path) -> None:
+    conv, gpu = Conv2d.parse(key), _gpu()
+    assert gpu is not None
+    _right(conv, cuda_ablation.recipe(conv, {**RUNGS, **WITHOUT}[name], gpu), tmp_path / "rung.so")
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("form", sliding.FORMS)
+def test_sliding_windows(form: str, stride: int, tmp_path: Path) -> None:
+    conv, gpu = Conv2d.parse(f"n1-c3x130x131-k3x3x3-s{stride}-p1"), _gpu()
+    assert gpu is not None
+    for block in (4, 32):
+        _right(conv, cuda_sliding.SlidingRecipe(conv, form, block, gpu), tmp_path / f"{block}.so")
+
+
+def test_the_ladder_is_measured() -> None:
+    result = cuda_ablation.run([Layer("small", Conv2d.parse("n8-c64x28x28-k64x3x3"))], rounds=3)
+    [row] = result.layers
+    assert row.failed is None and row.peers_failed == {}
+    assert set(row.spread) == {*RUNGS, *WITHOUT, "transform"} and all(spread.median > 0 for spread in row.spread.values())
+    assert row.spread["prefetch"].median < row.spread["plain"].median
+
+
+def test_the_sliding_study_is_measured() -> None:
+    study = cuda_sliding.run(list(suite("sliding"))[:1], (8, 64), rounds=3)
+    entries = {(entry["form"], entry["block"]): entry for entry in study["entries"]}
+    for form in ("global", "shared"):
+        assert entries[form, 8]["ms"] > 0 and entries[form, 64]["ms"] is None and "4096 threads" in entries[form, 64]["failed"]
+    for form in ("im2col", "default", "torch_nchw"):
+        assert entries[form, None]["ms"] > 0, entries[form, None]

@@ -160,10 +160,10 @@ def launch_input_transform(tiles: Tiles, data: Any, out: Any, first: First) -> N
                 T.buffer_store(given, pixels[c, (down * m + i) * width + across * m + j], [i, j])
             found = _both_ways(steps, given, "transformed")
             tile = (image * tiles.rows + row + down) * tiles.counts[1] + col + across
-            with T.If(tirx.all(row + down < tiles.rows, col + across < tiles.counts[1], channel + c < conv.in_channels)), T.Then():
-                with T.unroll(t) as i, T.unroll(t) as j:
-                    at = (tile * tiles.positions + i * t + j) * conv.in_channels + channel + c
-                    T.buffer_store(out, found[i, j].astype(conv.dtype), [at])
+            exists = tirx.all(row + down < tiles.rows, col + across < tiles.counts[1], channel + c < conv.in_channels)
+            with T.If(exists), T.Then(), T.unroll(t) as i, T.unroll(t) as j:
+                at = (tile * tiles.positions + i * t + j) * conv.in_channels + channel + c
+                T.buffer_store(out, found[i, j].astype(conv.dtype), [at])
 
         patch.each_warp(tid // WARP, one)
 

@@ -46,11 +46,25 @@ def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op
     row, backend = algorithm(name), backend_for(gpu)
     compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
     made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
-    manifest = Manifest(
-        conv=conv, algorithm=name, tile=tile.as_dict(), pack=backend.pack(conv, tile), target="cuda", machine=gpu.name, isa=gpu.arch,
-        threads=tile.threads, tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
-    )  # fmt: skip
+    manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
     return _in_library(compiled, lambda path: CudaOp(manifest, path))
+
+
+def cuda_manifest(
+    conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Any, gpu: Gpu, *, threads: int, made: int = 0, tuned: bool = False
+) -> Manifest:
+    """What a library of kernels for a GPU holds.
+
+    Args:
+        name, tile: what it was made from.
+        pack: how its filters are packed (`CudaPack` or `FilterPack`).
+        threads: of a block.
+        made: bytes of the tensor that a kernel of its own makes before the product.
+    """
+    return Manifest(
+        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cuda", machine=gpu.name, isa=gpu.arch, threads=threads,
+        tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
+    )  # fmt: skip
 
 
 def load_compiled(

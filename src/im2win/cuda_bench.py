@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,9 @@ from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
 from im2win.results import Result, Row
+from im2win.runtime import Op
 from im2win.suites import Layer
-from im2win.tuner.cuda_runner import Bench, sample
+from im2win.tuner.cuda_runner import Bench, sample, verify
 
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
@@ -42,8 +43,8 @@ class Contender:
     tuned: bool = False
 
 
-class _Wrong(RuntimeError):
-    """An output that is not the convolution."""
+class WrongError(RuntimeError):
+    """An output that is not the convolution, or a contender that has none for this problem."""
 
 
 def _error(bench: Bench, output: Any, allowed: float) -> float:
@@ -52,13 +53,11 @@ def _error(bench: Bench, output: Any, allowed: float) -> float:
     torch.cuda.synchronize()
     measured = float((output.double() - bench.expected).abs().max()) / bench.scale
     if not measured <= allowed:
-        raise _Wrong(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
+        raise WrongError(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
     return measured
 
 
 def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, tuned: bool) -> Contender:
-    import torch
-
     import im2win
 
     conv = bench.conv
@@ -67,21 +66,35 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
     else:
         name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
-    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
-    out = torch.full(conv.output_shape, bench.poison, dtype=bench.output.dtype, device="cuda")
-    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=out)
-    call()
     backend = backend_for(gpu, accuracy)
-    error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
+    return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
+
+
+def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
+    """A built operator, its filters bound, that writes where the bench looks.
+
+    Raises:
+        WrongError: its error is above `allowed`, or it wrote where it must not.
+    """
+    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
+    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=bench.output)
+    message, error = verify(bench, call, allowed)
+    if message or error is None:
+        raise WrongError(f"wrong result: {message}.")
     return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
 
 
-def _torch(bench: Bench, layout: str) -> Contender:
+def torch_contender(bench: Bench, layout: str) -> Contender:
+    """PyTorch's convolution, with its memory in this layout.
+
+    Raises:
+        WrongError: it is wrong, or PyTorch has no such convolution.
+    """
     import torch
 
     conv = bench.conv
     if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
-        raise _Wrong("PyTorch has no such convolution.")
+        raise WrongError("PyTorch has no such convolution.")
     memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
     x = bench.inputs["data"] if conv.layout == "NCHW" else bench.inputs["data"].permute(0, 3, 1, 2)
     x, w = x.contiguous(memory_format=memory), bench.inputs["filter"].contiguous(memory_format=memory)
@@ -108,7 +121,7 @@ def _torch(bench: Bench, layout: str) -> Contender:
 
 
 @contextlib.contextmanager
-def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
+def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
     """(name, preparation) of cuDNN's algorithms; they share one workspace."""
     import torch
 
@@ -132,7 +145,7 @@ def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Cal
             try:
                 call()
             except CudnnError as error:
-                raise _Wrong(str(error)) from None
+                raise WrongError(str(error)) from None
             return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE))
 
         yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
@@ -163,10 +176,9 @@ def run(
     import torch
 
     gpu = device_gpu()
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    set_up_peers(accuracy)
     limits = measure_ceilings()
-    result = _new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
+    result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
     for done, layer in enumerate(layers, 1):
         torch.cuda.empty_cache()
         row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds)
@@ -176,38 +188,58 @@ def run(
     return result
 
 
+def set_up_peers(accuracy: Accuracy) -> None:
+    """PyTorch tries cuDNN's algorithms out, and keeps to the accuracy."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+
+
 def time_layer(
     layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int
 ) -> Row:
     """Checks and times every contender on one layer."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
-    with _cudnn(bench, accuracy) as named:
+    with cudnn_contenders(bench, accuracy) as named:
         preparations: list[tuple[str, Callable[[], Contender]]] = [(OURS, partial(_ours, bench, gpu, logs, algorithm, accuracy, True))]
         if untuned:
             preparations.append((UNTUNED, partial(_ours, bench, gpu, logs, algorithm, accuracy, False)))
-        preparations += [(f"torch_{layout.lower()}", partial(_torch, bench, layout)) for layout in ("NCHW", "NHWC")]
-        ready: dict[str, Contender] = {}
-        for name, prepare in [*preparations, *named]:
-            try:
-                ready[name] = prepare()
-            except Exception as error:
-                row.peers_failed[name] = str(error).strip().splitlines()[-1][:300]
+        preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
+        ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
-        samples = _rounds(bench, ready, rounds)
+        samples = interleaved(bench, ready, rounds)
     row.spread = spreads(samples)
     _note(row, layer.conv, ready, limits)
     return row
 
 
-def _rounds(bench: Bench, ready: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
+def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The contenders that are ready, and why the others are not."""
+    ready: dict[str, Contender] = {}
+    failed: dict[str, str] = {}
+    for name, prepare in preparations:
+        try:
+            ready[name] = prepare()
+        except Exception as error:
+            failed[name] = (str(error).strip().splitlines() or [repr(error)])[-1][:300]
+    return ready, failed
+
+
+def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+    """Samples in seconds a call: up to `rounds` a contender, fewer where they would take longer than `seconds`, and one at least."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    for contender in ready.values():
-        for _ in range(WARM_CALLS):
+    counts = {}
+    for name, contender in ready.items():
+        first = sample(bench, contender.call)
+        counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
+        for _ in range(min(WARM_CALLS, counts[name]) - 1):
             contender.call()
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name, contender in ready.items():
-            samples[name].append(sample(bench, contender.call))
+            if turn < counts[name]:
+                samples[name].append(sample(bench, contender.call))
     return samples
 
 
@@ -268,7 +300,8 @@ def _cudnn_version() -> Any:
     return version()
 
 
-def _new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+    """A result without rows: what was run, where, when and with which versions."""
     import torch
 
     convs = [layer.conv for layer in layers]

@@ -8,7 +8,7 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,11 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
         functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
         if plan.axes:
             functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    return kernel_module(functions)
+
+
+def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
+    """Kernels by name as a module to compile."""
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
 
 

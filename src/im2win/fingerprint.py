@@ -22,8 +22,8 @@ from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 _PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
 
 
-# And every CUDA kernel; choosing tiles does not count there, either.
-_CHOOSING = ("legality", "model", "space")
+# And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
+_NOT_TUNED = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -62,7 +62,7 @@ def code_hash(sources: dict[str, str]) -> str:
 def _cuda_sources() -> dict[str, str]:
     """Sources of the CUDA schedules, by module name; device functions as one string, since C++ is not parsed here."""
     folder = Path(cuda.__file__).parent
-    sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in folder.glob("*.py") if path.stem not in _CHOOSING}
+    sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in folder.glob("*.py") if path.stem not in _NOT_TUNED}
     sources["device"] = repr((folder / "device.hpp").read_text())
     return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest)}
 

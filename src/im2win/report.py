@@ -1,8 +1,9 @@
 """From committed results to what people read: README tables between markers, and plots.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
-(``device/papers12-float32-b8``), ``summary`` for one row a result, or ``search`` for what benchmarks/search_quality.py found, whose files
-lie in the folder `studies` beside the results.
+(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
+``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py. With ``table?:`` the result may be
+missing: what stands between the markers then stays.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown
+from im2win import ladder_report, markdown, sliding_report
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
 
@@ -43,7 +45,7 @@ _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
     UNTUNED: lambda row: row.untuned_ratio,
     MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
-_MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 class ReportError(ValueError):
@@ -70,13 +72,13 @@ def refresh(readme: Path, folder: Path) -> bool:
 
 
 def load_studies(folder: Path) -> list[dict[str, Any]]:
-    """What benchmarks/search_quality.py wrote beside the results in `folder`, sorted by device.
+    """What the studies' scripts wrote beside the results in `folder`, sorted by device.
 
     Raises:
         ReportError: a file that is not JSON; the message names it.
     """
     studies = []
-    for path in sorted(folder.parent.glob("studies/*/search-quality.json")):
+    for path in sorted(folder.parent.glob("studies/*/*.json")):
         try:
             studies.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
@@ -87,14 +89,26 @@ def load_studies(folder: Path) -> list[dict[str, Any]]:
 def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:
     """`text` with each marked table replaced by the one its result gives."""
 
+    tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
-        if name not in ("summary", "search") and name not in results:
+        if name not in tables and name not in results:
+            if match["optional"]:
+                return match[0]
             raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
-        body = summary_table(results) if name == "summary" else search_table(studies) if name == "search" else _table(results[name])
-        return f"{match[1]}{body}\n{match[3]}"
+        body = tables[name]() if name in tables else _table(results[name])
+        return f"{match[1]}{body}\n{match[4]}"
 
     return _MARKER.sub(replaced, text)
+
+
+def _study_tables(studies: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[], str]]:
+    """The studies' tables by name: those of which there is a file, and the oldest one always."""
+    sliding = [study for study in studies if study.get("study") == sliding_report.STUDY]
+    search = [study for study in studies if "study" not in study]
+    found: dict[str, Callable[[], str]] = {"search": partial(search_table, search)}
+    return {**found, "sliding": partial(sliding_report.table, sliding)} if sliding else found
 
 
 def _is_ladder(result: Result) -> bool:

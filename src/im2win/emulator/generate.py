@@ -38,7 +38,8 @@ class _Launches:
     def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
         if info.name == "tirx.SplitHostDevice":
             for function in module.functions.values():
-                self._read(function.body, {})
+                if not function.attrs.get("tirx.is_global_func"):  # which is what runs on the device
+                    self._read(function.body, {})
 
     def _read(self, stmt: Any, values: dict[Any, int]) -> None:
         """Follows the host's code: its loops round by round, `values` of its variables as far as they are known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
     return "", measured
 
 
-def verify(bench: Bench, kernel: Kernel, allowed: float) -> tuple[str, float | None]:
+def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str, float | None]:
     """Runs a kernel once on poisoned output and checks it."""
     import torch
 
