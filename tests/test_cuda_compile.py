@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulated import Kernel, combined
 
-from im2win import cuda_codegen
+from im2win import cuda_codegen, nvrtc
 from im2win.codegen import ToolchainError
 from im2win.gpu import H200
 from im2win.problem import LAYOUTS, Conv2d
@@ -74,3 +74,13 @@ def test_elements_smaller_than_a_copy(dtype: str) -> None:
 def test_source_that_does_not_compile() -> None:
     with pytest.raises(RuntimeError, match="nonsense"):
         cuda_codegen.cubin("nonsense;", H200)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+def test_without_a_toolkit() -> None:
+    """The same sources compile with NVRTC, halves and warpgroups among them."""
+    conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
+    kernels = [("direct", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "Cuvc", 1, 4, 16))]
+    assert_kernels(nvrtc.cubin(combined(conv, kernels)[0], H200.arch), {"conv2d_0_kernel"})
+    with pytest.raises(RuntimeError, match="nonsense"):
+        nvrtc.cubin("nonsense;", H200.arch)

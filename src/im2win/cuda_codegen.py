@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import shutil
 import subprocess
 import tempfile
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.support.nvcc import compile_cuda
 
+from im2win import nvrtc
 from im2win.algorithms import Algorithm
 from im2win.callbacks import registered
 from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError
@@ -108,9 +107,8 @@ def compiler() -> str:
     """
     if shutil.which("nvcc"):
         return "nvcc"
-    with contextlib.suppress(ModuleNotFoundError):
-        if importlib.util.find_spec("cuda.bindings.nvrtc") is not None:
-            return "nvrtc"
+    if nvrtc.available():
+        return "nvrtc"
     raise ToolchainError("compiling CUDA needs nvcc on PATH, or pip install 'im2win[cuda]' for nvrtc; neither was found.")
 
 
@@ -127,8 +125,7 @@ def cubin(source: str, gpu: Gpu) -> bytes:
         ToolchainError: no CUDA compiler. RuntimeError: the source does not compile; the message is the compiler's.
     """
     if compiler() == "nvrtc":
-        with cuda_target(gpu):
-            return bytes(compile_cuda(source, target_format="cubin", compiler="nvrtc"))
+        return nvrtc.cubin(source, gpu.arch)
     with tempfile.TemporaryDirectory(prefix="im2win-nvcc-") as folder:
         code, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         code.write_text(source)
