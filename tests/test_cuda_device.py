@@ -8,8 +8,10 @@ import im2win
 from im2win import Conv2d
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
+from im2win.cuda_memory import measure_layer
 from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
+from im2win.suites import Layer
 from im2win.tensors import ArgumentError
 from im2win.tuner.cuda_runner import device_tensors, reference
 
@@ -106,6 +108,17 @@ def test_a_side_stream_and_a_graph(name: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("key", ["n16-c64x56x56-k64x3x3-bias", "n40-c64x28x28-k96x3x3-p1-float16-NHWC"])
+def test_calls_hold_what_the_formula_says(key: str) -> None:
+    """Within the rounding of PyTorch's allocator; PyTorch and cuDNN are asked as well."""
+    conv = Conv2d.parse(key)
+    row = measure_layer(Layer("layer", conv))
+    assert row.measured_bytes.keys() == set(ALGORITHMS) and row.measured_bytes["im2win_fused"] == 0
+    assert not row.failed.keys() & ALGORITHMS.keys(), row.failed
+    assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
+    assert conv.bias or row.cudnn_bytes[row.cudnn_choice or ""] >= 0
 
 
 def test_every_device() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from im2win import report
+from im2win import memory_report, report
 from im2win.results import Result, ResultError, Row, Spread, geometric_mean, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +130,8 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/ladder.md", "docs/performance.md"])
+@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/cuda.md", "docs/ladder.md", "docs/performance.md"])
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS)) == text, f"{name} is stale: refresh its tables"
+    filled = report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS), memory_report.load_all(RESULTS))
+    assert filled == text, f"{name} is stale: refresh its tables"

@@ -19,6 +19,7 @@ from typing import Any
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
+from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
@@ -77,32 +78,10 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
 
 
 def _torch(bench: Bench, layout: str) -> Contender:
-    import torch
-
     conv = bench.conv
-    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
-        raise _Wrong("PyTorch has no such convolution.")
-    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-    x = bench.inputs["data"] if conv.layout == "NCHW" else bench.inputs["data"].permute(0, 3, 1, 2)
-    x, w = x.contiguous(memory_format=memory), bench.inputs["filter"].contiguous(memory_format=memory)
-    residual = bench.inputs.get("residual")
-    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
-    if residual is not None:
-        residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
-
-    def call() -> Any:
-        padding = conv.padding[:2]
-        y = torch.nn.functional.conv2d(x, w, bench.inputs.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
-        y = y if residual is None else y + residual
-        return functions[conv.activation](y) if conv.activation in functions else y
-
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    y = call()
-    torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    call = torch_call(conv, bench.inputs, layout)
+    held, y = call_bytes(call)
+    extra = held - y.numel() * y.element_size()
     error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
     return Contender(call, max(0, extra), error)
 
@@ -115,7 +94,7 @@ def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Cal
     from im2win.cudnn import OUTPUT_DTYPES, Cudnn, CudnnError, supports
 
     conv = bench.conv
-    math = {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if accuracy == "tf32" else "fma")
+    math = cudnn_math(conv, accuracy)
     if supports(conv, math) is not None:
         yield iter(())
         return

@@ -2,7 +2,7 @@
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or ``search`` for what benchmarks/search_quality.py found, whose files
-lie in the folder `studies` beside the results.
+lie in the folder `studies` beside the results. A table of device memory (``device/memory-...``) stays empty until its result is there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown
+from im2win import ladder_report, markdown, memory_report
+from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
 
@@ -51,8 +52,9 @@ class ReportError(ValueError):
 
 
 def load_all(folder: Path) -> dict[str, Result]:
-    """Every result under `folder`, by its path without suffix, sorted."""
-    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in sorted(folder.rglob("*.json"))}
+    """Every result of times under `folder`, by its path without suffix, sorted."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(memory_report.PREFIX)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
 
 
 def refresh(readme: Path, folder: Path) -> bool:
@@ -63,7 +65,7 @@ def refresh(readme: Path, folder: Path) -> bool:
         ResultError: a file under `folder` is not a result.
     """
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, load_all(folder), load_studies(folder))
+    filled = fill(text, load_all(folder), load_studies(folder), memory_report.load_all(folder))
     if filled != text:
         readme.write_text(filled, encoding="utf-8")
     return filled != text
@@ -84,11 +86,19 @@ def load_studies(folder: Path) -> list[dict[str, Any]]:
     return studies
 
 
-def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:
+def fill(
+    text: str,
+    results: Mapping[str, Result],
+    studies: Sequence[Mapping[str, Any]] = (),
+    memory: Mapping[str, MemoryResult] | None = None,
+) -> str:
     """`text` with each marked table replaced by the one its result gives."""
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
+        if name.rpartition("/")[2].startswith(memory_report.PREFIX):
+            found = (memory or {}).get(name)
+            return f"{match[1]}{memory_report.tables(found)}\n{match[3]}" if found else f"{match[1]}{match[3]}"
         if name not in ("summary", "search") and name not in results:
             raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
         body = summary_table(results) if name == "summary" else search_table(studies) if name == "search" else _table(results[name])
