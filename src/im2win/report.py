@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown, memory_report
+from im2win import ladder_report, markdown, memory_report, roofline
 from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
@@ -143,8 +143,12 @@ def _peak(result: Result) -> float:
     return result.ceilings.get("f16_gflops" if result.dtype != "float32" else "fma_gflops", result.ceilings["fma_gflops"])
 
 
+def _on_gpu(result: Result) -> bool:
+    return "cuda" in result.versions
+
+
 def _machine(result: Result) -> str:
-    return result.brand if "cuda" in result.versions else f"{result.brand}, {result.threads} threads"
+    return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
 
 
 def contenders(result: Result) -> list[str]:
@@ -262,10 +266,13 @@ def plot(result: Result, path: Path) -> Path:
 
 
 def plot_all(folder: Path) -> list[Path]:
-    """Draws a PNG beside every result under `folder`."""
-    return [
-        (ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png") for name, result in load_all(folder).items()
-    ]
+    """Draws a PNG beside every result under `folder`, and for a GPU's its roofline; returns their paths."""
+    paths = []
+    for name, result in load_all(folder).items():
+        paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
+        if _on_gpu(result):
+            paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
+    return paths
 
 
 def _rate(row: Row, name: str) -> float:
