@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import im2win
-from im2win import Conv2d
+from im2win import Conv2d, cuda_bench
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.cuda_memory import measure_layer
@@ -118,7 +118,18 @@ def test_calls_hold_what_the_formula_says(key: str) -> None:
     assert row.measured_bytes.keys() == set(ALGORITHMS) and row.measured_bytes["im2win_fused"] == 0
     assert not row.failed.keys() & ALGORITHMS.keys(), row.failed
     assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
-    assert conv.bias or row.cudnn_bytes[row.cudnn_choice or ""] >= 0
+    assert bool(row.cudnn_bytes) != conv.bias
+
+
+@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+def test_the_transform_is_timed_alone(name: str) -> None:
+    layer = Layer("layer", Conv2d.parse("n16-c64x56x56-k64x3x3"))
+    result = cuda_bench.run([layer], algorithm=name, rounds=5)
+    [row] = result.layers
+    assert row.failed is None and row.transform_ms and row.ours_ms and row.transform_ms < row.ours_ms
+    assert "transform" in row.spread and "transform" not in row.peers
+    [row] = cuda_bench.run([layer], algorithm="implicit_gemm", rounds=3).layers
+    assert row.failed is None and row.transform_ms is None
 
 
 def test_every_device() -> None:

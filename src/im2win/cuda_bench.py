@@ -3,7 +3,7 @@
 Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
 Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
 Workspaces are unlimited, as far as memory goes. Filter packing and layout changes of the input are outside the time for everyone, our
-transform is inside.
+transform is inside, and where there is one it is also timed alone, in the same rounds.
 """
 
 from __future__ import annotations
@@ -30,17 +30,22 @@ from im2win.tuner.cuda_runner import Bench, sample
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
+TRANSFORM = "transform"
 
 
 @dataclass
 class Contender:
-    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference."""
+    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference.
+
+    transform: the part of the call that makes that tensor, alone.
+    """
 
     call: Callable[[], Any]
     extra_bytes: int | None
     error: float
     algorithm: str = ""
     tuned: bool = False
+    transform: Callable[[], Any] | None = None
 
 
 class _Wrong(RuntimeError):
@@ -74,7 +79,8 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
     call()
     backend = backend_for(gpu, accuracy)
     error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
-    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
+    transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
+    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned, transform)
 
 
 def _torch(bench: Bench, layout: str) -> Contender:
@@ -180,19 +186,22 @@ def time_layer(
 
 
 def _rounds(bench: Bench, ready: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in ready}
-    for contender in ready.values():
+    calls = {name: contender.call for name, contender in ready.items()}
+    if OURS in ready and (transform := ready[OURS].transform) is not None:
+        calls[TRANSFORM] = transform
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         for _ in range(WARM_CALLS):
-            contender.call()
+            call()
     for _ in range(rounds):
-        for name, contender in ready.items():
-            samples[name].append(sample(bench, contender.call))
+        for name, call in calls.items():
+            samples[name].append(sample(bench, call))
     return samples
 
 
 def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
     medians = {name: spread.median for name, spread in row.spread.items()}
-    row.ours_ms, row.untuned_ms = medians.pop(OURS, None), medians.pop(UNTUNED, None)
+    row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians
     row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)

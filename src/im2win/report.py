@@ -38,9 +38,10 @@ _COLOURS = {
 }
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
-UNTUNED, MEMORY = "untuned ratio", "peak memory"
+UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 # Columns that appear where a result has them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
+    TRANSFORM: lambda row: row.transform_ms,
     UNTUNED: lambda row: row.untuned_ratio,
     MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
@@ -163,7 +164,7 @@ def layer_table(result: Result) -> str:
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
-    rows = [_cells(row, names) + [_number(_OPTIONAL[title](row), 2) for title in optional] for row in result.layers]
+    rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
     facts = summarise(result)
     totals = [_ms(facts["totals_ms"].get(name)) for name in names]
     rows.append(["sum", "", _ms(facts["total_ms"]), "", "", *totals, _number(facts["total_ratio"], 2), *[""] * len(optional)])
@@ -171,6 +172,11 @@ def layer_table(result: Result) -> str:
     blank = [""] * (3 + len(names))
     rows.append(["geometric mean", "", *blank, _number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
     return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+
+
+def _optional(title: str, row: Row) -> str:
+    value = _OPTIONAL[title](row)
+    return _ms(value) if title == TRANSFORM else _number(value, 2)
 
 
 def _mean(value: float | None) -> str:
