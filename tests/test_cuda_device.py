@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import im2win
-from im2win import Conv2d, cuda_ablation, cuda_sliding
+from im2win import Conv2d, cuda_ablation, cuda_bench, cuda_sliding
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.cuda_builds import Library, Recipe, load
+from im2win.cuda_memory import measure_layer
 from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
 from im2win.schedules.cuda import sliding
@@ -112,6 +113,28 @@ def test_a_side_stream_and_a_graph(name: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("key", ["n16-c64x56x56-k64x3x3-bias", "n40-c64x28x28-k96x3x3-p1-float16-NHWC"])
+def test_calls_hold_what_the_formula_says(key: str) -> None:
+    """Within the rounding of PyTorch's allocator; PyTorch and cuDNN are asked as well."""
+    conv = Conv2d.parse(key)
+    row = measure_layer(Layer("layer", conv))
+    assert row.measured_bytes.keys() == set(ALGORITHMS) and row.measured_bytes["im2win_fused"] == 0
+    assert not row.failed.keys() & ALGORITHMS.keys(), row.failed
+    assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
+    assert bool(row.cudnn_bytes) != conv.bias
+
+
+@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+def test_the_transform_is_timed_alone(name: str) -> None:
+    layer = Layer("layer", Conv2d.parse("n16-c64x56x56-k64x3x3"))
+    result = cuda_bench.run([layer], algorithm=name, rounds=5)
+    [row] = result.layers
+    assert row.failed is None and row.transform_ms and row.ours_ms and row.transform_ms < row.ours_ms
+    assert "transform" in row.spread and "transform" not in row.peers
+    [row] = cuda_bench.run([layer], algorithm="implicit_gemm", rounds=3).layers
+    assert row.failed is None and row.transform_ms is None
 
 
 def test_every_device() -> None:

@@ -38,6 +38,10 @@ class Algorithm:
     strip_elements: Callable[[Conv2d, int], int]
     cuda: CudaPlan | None = None
 
+    def stored_bytes(self, conv: Conv2d, target: str = "cpu") -> int:
+        """Bytes of the transformed tensor on a target, of a part of it where only parts are ever stored; for what it supports."""
+        return self.transform_bytes(conv) if target == "cpu" or self.cuda is None else self.cuda.transform_bytes(conv)
+
     def supports(self, conv: Conv2d, target: str = "cpu") -> str | None:
         """Why this algorithm cannot compute `conv` on `target`; None if it can."""
         if target == "cuda":
@@ -46,7 +50,7 @@ class Algorithm:
             return f"no schedule for target {target!r}"
         if conv.dtype != "float32":
             return f"CPU schedules compute float32, not {conv.dtype}"
-        return _too_large(self.transform_bytes(conv) // conv.itemsize)
+        return _too_large(self.stored_bytes(conv) // conv.itemsize)
 
     def _supports_cuda(self, conv: Conv2d) -> str | None:
         if self.cuda is None:
@@ -57,7 +61,7 @@ class Algorithm:
             return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
-        return _too_large(self.cuda.transform_bytes(conv) // conv.itemsize)
+        return _too_large(self.stored_bytes(conv, "cuda") // conv.itemsize)
 
 
 def _too_large(stored: int) -> str | None:

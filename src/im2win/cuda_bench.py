@@ -3,7 +3,7 @@
 Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
 Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
 Workspaces are unlimited, as far as memory goes. Filter packing and layout changes of the input are outside the time for everyone, our
-transform is inside.
+transform is inside, and where there is one it is also timed alone, in the same rounds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
+from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
@@ -30,17 +31,22 @@ from im2win.tuner.cuda_runner import Bench, sample, verify
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
+TRANSFORM = "transform"
 
 
 @dataclass
 class Contender:
-    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference."""
+    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference.
+
+    transform: the part of the call that makes that tensor, alone.
+    """
 
     call: Callable[[], Any]
     extra_bytes: int | None
     error: float
     algorithm: str = ""
     tuned: bool = False
+    transform: Callable[[], Any] | None = None
 
 
 class WrongError(RuntimeError):
@@ -81,7 +87,8 @@ def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
     message, error = verify(bench, call, allowed)
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
-    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
+    transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
+    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned, transform)
 
 
 def torch_contender(bench: Bench, layout: str) -> Contender:
@@ -90,32 +97,10 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
     Raises:
         WrongError: it is wrong, or PyTorch has no such convolution.
     """
-    import torch
-
     conv = bench.conv
-    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
-        raise WrongError("PyTorch has no such convolution.")
-    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-    x = bench.inputs["data"] if conv.layout == "NCHW" else bench.inputs["data"].permute(0, 3, 1, 2)
-    x, w = x.contiguous(memory_format=memory), bench.inputs["filter"].contiguous(memory_format=memory)
-    residual = bench.inputs.get("residual")
-    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
-    if residual is not None:
-        residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
-
-    def call() -> Any:
-        padding = conv.padding[:2]
-        y = torch.nn.functional.conv2d(x, w, bench.inputs.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
-        y = y if residual is None else y + residual
-        return functions[conv.activation](y) if conv.activation in functions else y
-
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    y = call()
-    torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    call = torch_call(conv, bench.inputs, layout)
+    held, y = call_bytes(call)
+    extra = held - y.numel() * y.element_size()
     error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
     return Contender(call, max(0, extra), error)
 
@@ -128,7 +113,7 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
     from im2win.cudnn import OUTPUT_DTYPES, Cudnn, CudnnError, supports
 
     conv = bench.conv
-    math = {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if accuracy == "tf32" else "fma")
+    math = cudnn_math(conv, accuracy)
     if supports(conv, math) is not None:
         yield iter(())
         return
@@ -209,7 +194,10 @@ def time_layer(
         preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
         ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
-        samples = interleaved(bench, ready, rounds)
+        if OURS in ready and (transform := ready[OURS].transform) is not None:
+            samples = interleaved(bench, {**ready, TRANSFORM: Contender(transform, None, 0.0)}, rounds)
+        else:
+            samples = interleaved(bench, ready, rounds)
     row.spread = spreads(samples)
     _note(row, layer.conv, ready, limits)
     return row
@@ -245,7 +233,7 @@ def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, secon
 
 def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
     medians = {name: spread.median for name, spread in row.spread.items()}
-    row.ours_ms, row.untuned_ms = medians.pop(OURS, None), medians.pop(UNTUNED, None)
+    row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians
     row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)

@@ -108,6 +108,24 @@ class CudaLayer:
         self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
         return out
 
+    @property
+    def transforms(self) -> bool:
+        """Whether a call makes a tensor of windows before the product, or parts of it."""
+        return self._kernels.transform is not None
+
+    def transform(self, x: Any) -> Any:
+        """What a call makes of x before the product, alone: for measuring what it takes. Of windows made in parts the last one is left.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or the algorithm makes nothing.
+        """
+        if self._kernels.transform is None:
+            raise ArgumentError(f"{self.op.algorithm} takes windows from the input: there is no transform to run alone.")
+        _check("x", x, self._conv.input_shape, self._conv.dtype, self.device)
+        made = self._new_scratch(x)
+        self._kernels.transform(x, made)
+        return made
+
     def _new_output(self, x: Any) -> Any:
         if not is_torch(x):
             raise ArgumentError(f"`out` must be given: x (a {type(x).__name__}) is no torch tensor, and none can be made of its kind.")

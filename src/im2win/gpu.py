@@ -38,6 +38,12 @@ class Gpu:
         """The folder of this device's tuning logs."""
         return "-".join(re.findall(r"[a-z0-9]+", self.brand.lower()))
 
+    @property
+    def capability(self) -> str:
+        """Its compute capability, such as "9.0"."""
+        digits = "".join(re.findall(r"\d", self.arch))
+        return f"{digits[:-1]}.{digits[-1]}"
+
 
 # Measured: copy bandwidth, and the clock that stays under load. What no table says is taken from the H200's ratios.
 KNOWN = {

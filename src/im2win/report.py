@@ -3,7 +3,7 @@
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
 ``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py. With ``table?:`` the result may be
-missing: what stands between the markers then stays.
+missing: what stands between the markers then stays. Tables of device memory (``device/memory-...``) have results of their own kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown, sliding_report
+from im2win import ladder_report, markdown, memory_report, roofline, sliding_report
+from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
 
@@ -39,9 +40,10 @@ _COLOURS = {
 }
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
-UNTUNED, MEMORY = "untuned ratio", "peak memory"
+UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 # Columns that appear where a result has them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
+    TRANSFORM: lambda row: row.transform_ms,
     UNTUNED: lambda row: row.untuned_ratio,
     MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
@@ -53,8 +55,9 @@ class ReportError(ValueError):
 
 
 def load_all(folder: Path) -> dict[str, Result]:
-    """Every result under `folder`, by its path without suffix, sorted."""
-    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in sorted(folder.rglob("*.json"))}
+    """Every result of times under `folder`, by its path without suffix, sorted."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(memory_report.PREFIX)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
 
 
 def refresh(readme: Path, folder: Path) -> bool:
@@ -65,7 +68,7 @@ def refresh(readme: Path, folder: Path) -> bool:
         ResultError: a file under `folder` is not a result.
     """
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, load_all(folder), load_studies(folder))
+    filled = fill(text, load_all(folder), load_studies(folder), memory_report.load_all(folder))
     if filled != text:
         readme.write_text(filled, encoding="utf-8")
     return filled != text
@@ -86,10 +89,16 @@ def load_studies(folder: Path) -> list[dict[str, Any]]:
     return studies
 
 
-def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:
+def fill(
+    text: str,
+    results: Mapping[str, Result],
+    studies: Sequence[Mapping[str, Any]] = (),
+    memory: Mapping[str, MemoryResult] | None = None,
+) -> str:
     """`text` with each marked table replaced by the one its result gives."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+    tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
@@ -147,8 +156,12 @@ def _peak(result: Result) -> float:
     return result.ceilings.get("f16_gflops" if result.dtype != "float32" else "fma_gflops", result.ceilings["fma_gflops"])
 
 
+def _on_gpu(result: Result) -> bool:
+    return "cuda" in result.versions
+
+
 def _machine(result: Result) -> str:
-    return result.brand if "cuda" in result.versions else f"{result.brand}, {result.threads} threads"
+    return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
 
 
 def contenders(result: Result) -> list[str]:
@@ -163,7 +176,7 @@ def layer_table(result: Result) -> str:
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
-    rows = [_cells(row, names) + [_number(_OPTIONAL[title](row), 2) for title in optional] for row in result.layers]
+    rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
     facts = summarise(result)
     totals = [_ms(facts["totals_ms"].get(name)) for name in names]
     rows.append(["sum", "", _ms(facts["total_ms"]), "", "", *totals, _number(facts["total_ratio"], 2), *[""] * len(optional)])
@@ -171,6 +184,11 @@ def layer_table(result: Result) -> str:
     blank = [""] * (3 + len(names))
     rows.append(["geometric mean", "", *blank, _number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
     return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+
+
+def _optional(title: str, row: Row) -> str:
+    value = _OPTIONAL[title](row)
+    return _ms(value) if title == TRANSFORM else _number(value, 2)
 
 
 def _mean(value: float | None) -> str:
@@ -266,10 +284,13 @@ def plot(result: Result, path: Path) -> Path:
 
 
 def plot_all(folder: Path) -> list[Path]:
-    """Draws a PNG beside every result under `folder`."""
-    return [
-        (ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png") for name, result in load_all(folder).items()
-    ]
+    """Draws a PNG beside every result under `folder`, and for a GPU's its roofline; returns their paths."""
+    paths = []
+    for name, result in load_all(folder).items():
+        paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
+        if _on_gpu(result):
+            paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
+    return paths
 
 
 def _rate(row: Row, name: str) -> float:

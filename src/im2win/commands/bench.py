@@ -113,7 +113,9 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
             return
         ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
-        console.print(f"{head} {ours}  {row.algorithm}{'' if row.tuned else ' (untuned)'}; {peer}", soft_wrap=True)
+        how = f"{row.algorithm}{'' if row.tuned else ' (untuned)'}"
+        how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
+        console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
         if row.peak_failed:
             console.print(f"  peak memory: {escape(row.peak_failed)}", soft_wrap=True)
         for name, reason in row.peers_failed.items():
