@@ -231,7 +231,7 @@ def test_progress_shows_best_gain_and_time_left() -> None:
 
     with tune._progress(Console(quiet=True)) as progress:
         task = progress.add_task("1/1", total=64, note="")
-        report = tune._reporter(progress, task)
+        report = tune._reporter(progress, task, threading.Event())
         report(Progress(Conv2d.parse(SMALL), "im2win", 7, 64, None, None, 1.0, None))
         assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win"
         report(Progress(Conv2d.parse(SMALL), "im2win", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))

@@ -13,7 +13,7 @@ from test_cuda_parts import Module
 from im2win import cuda_bench, cuda_runtime
 from im2win.bench import OURS, spreads
 from im2win.commands.bench import _reporter
-from im2win.cuda_bench import TRANSFORM, Contender, _note, _rounds
+from im2win.cuda_bench import TRANSFORM, Contender, _note, interleaved, with_transform
 from im2win.cuda_packing import CudaPack
 from im2win.cuda_runtime import CudaLayer, Kernels
 from im2win.problem import Conv2d
@@ -36,8 +36,8 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
         OURS: Contender(call(1.0), 64, 1e-7, "im2win", True, transform),
         "torch_nchw": Contender(call(2.0), 0, 1e-7),
     }
-    samples = _rounds(None, ready, 3)  # type: ignore[arg-type]
-    assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 3
+    samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
+    assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 4  # once before the rounds
     row = Row("conv1", str(CONV))
     row.spread = spreads(samples)
     _note(row, CONV, ready, LIMITS)

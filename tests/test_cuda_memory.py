@@ -208,7 +208,7 @@ def test_tables() -> None:
 
 def test_a_marker_is_filled_where_the_result_is_there_and_else_left_empty() -> None:
     name = "nvidia-h200/memory-demo-b8"
-    empty = f"a\n<!-- table:{name} -->\n<!-- /table -->\nb\n"
+    empty = f"a\n<!-- table?:{name} -->\n<!-- /table -->\nb\n"
     assert report.fill(empty, {}) == empty
     result = result_of(LayerMemory("conv1", "n1-c1x1x1-k1x1x1", 0, {"direct": 0}))
     filled = report.fill(empty, {}, memory={name: result})

@@ -194,10 +194,7 @@ def time_layer(
         preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
         ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
-        if OURS in ready and (transform := ready[OURS].transform) is not None:
-            samples = interleaved(bench, {**ready, TRANSFORM: Contender(transform, None, 0.0)}, rounds)
-        else:
-            samples = interleaved(bench, ready, rounds)
+        samples = interleaved(bench, with_transform(ready), rounds)
     row.spread = spreads(samples)
     _note(row, layer.conv, ready, limits)
     return row
@@ -213,6 +210,12 @@ def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tup
         except Exception as error:
             failed[name] = (str(error).strip().splitlines() or [repr(error)])[-1][:300]
     return ready, failed
+
+
+def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
+    """And our transform by itself, where there is one."""
+    transform = ready[OURS].transform if OURS in ready else None
+    return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
 
 
 def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
