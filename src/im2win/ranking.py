@@ -28,7 +28,7 @@ def default_tile(
         ValueError: unknown algorithm, none supports the problem, or none has a legal tile for it.
     """
     backend = backend_for(machine or Machine.host(), accuracy)
-    rows = candidates(algorithm, conv, backend.target)
+    rows = candidates(algorithm, conv, backend.target, accuracy)
     spaces = [(row, [pair for pair in backend.ranked(conv, row) if backend.proven(conv, pair[1])]) for row in rows]
     best = [(*ranked[0], row.name) for row, ranked in spaces if ranked]
     if not best:
