@@ -117,7 +117,7 @@ def input_transform(conv: Conv2d, outputs: int, axes: str, data: te.Tensor) -> t
 
 def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
     """A form whose V and M are stored as wholes; V's axes are `axes`, M's the same with channel blocks instead of c, and k last."""
-    inputs, (down, across), (_, cols) = nest.placeholders(conv, pack), forms(conv, pack.outputs), tiles(conv, pack.outputs)
+    inputs, (_, cols) = nest.placeholders(conv, pack), tiles(conv, pack.outputs)  # type: ignore[arg-type]
     given = input_transform(conv, pack.outputs, axes, inputs["data"])
     per_group, channels, filters = pack.blocks_per_group(conv), conv.in_channels // conv.groups, inputs["filter"]
     c = te.reduce_axis((0, channels), "c")
@@ -206,7 +206,7 @@ def define(conv: Conv2d, pack: WinogradPack, strip: int = 1) -> list[te.Tensor]:
     """The kernel's arguments; see `nest` for their shapes. `strip` is rows of tiles, a divisor of an image's."""
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
     strips, blocks, per_group = rows // strip, pack.depth(conv) // lanes, pack.blocks_per_group(conv)
-    inputs = nest.placeholders(conv, pack)
+    inputs = nest.placeholders(conv, pack)  # type: ignore[arg-type]
     padded = _strip(conv, pack, inputs["data"], strips)
     extents, (_, _, channel_blocks, _, width, _) = (conv.batch, strips), padded.shape
     half = te.compute(

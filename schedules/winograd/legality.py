@@ -22,7 +22,7 @@ def unable(conv: Conv2d) -> str | None:
     rules = [
         (conv.stride == (1, 1), "tiles of neighbouring windows need stride 1"),
         (conv.dilation == (1, 1), "tiles of neighbouring windows need dilation 1"),
-        (2 <= min(conv.kernel) and max(conv.kernel) < LARGEST, f"transforms are for kernels of 2 to {LARGEST - 1} rows and columns"),
+        (min(conv.kernel) > 1 and max(conv.kernel) < LARGEST, f"transforms are for kernels of 2 to {LARGEST - 1} rows and columns"),
         (not conv.depthwise, "depthwise layers have no sums over channels, which transforms could pay for"),
         (conv.groups == 1 or filters % 4 == 0, f"a group's output channels (={filters}) must be a multiple of 4, the least vector"),
     ]

@@ -10,13 +10,14 @@ import functools
 import math
 from dataclasses import dataclass
 
-from im2win.compute import winograd
+from im2win.compute import nest, winograd
 from im2win.machine import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.problem import Conv2d
 from im2win.schedules.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TURN, Estimate
 from im2win.schedules.winograd.cpu import held_bytes
 from im2win.schedules.winograd.tile import WinogradTile
 from im2win.straight_line import program
+from im2win.winograd import transform
 
 TURN_IN = 5.0  # cycles a vector of inputs costs to be turned: four stages of shuffles, a load and a store
 SCALAR = 1.5  # cycles an element costs that no shuffle turns
@@ -38,7 +39,7 @@ class _Form:
 
 @functools.lru_cache(maxsize=64)
 def _form(kernel: tuple[int, int], outputs: int) -> _Form:
-    down, across = (winograd.transform(outputs, taps) for taps in kernel)
+    down, across = (transform(outputs, taps) for taps in kernel)
     operations = [program(matrix).operations for matrix in (down.bt, across.bt, down.at, across.at)]
     return _Form(down.size, across.size, *operations)
 
@@ -79,8 +80,32 @@ def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
         return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
     if not whole:
         return back + rows * width * tile.vectors * 2.0 * tile.lanes
-    turned = -(-width // tile.lanes) * tile.lanes
-    return back + rows * turned * tile.vectors * TURN / tile.lanes * max(tile.lanes / 16, 0.5) * 16 / tile.lanes + RUN * tile.block
+    turned = -(-width // tile.lanes)  # vectors of a row, the last one as dear as a whole one
+    return back + rows * turned * tile.block * TURN + RUN * tile.block
+
+
+def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
+    """Bytes of what a parallel step holds, by block: V of all its channels, M and outputs of one channel block, and the strip on its way."""
+    form, (_, cols), pack = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs), tile.pack
+    line, positions = tile.strip * cols, form.rows * form.cols
+    rows, width = (tile.strip - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
+    groups = max(tile.pass_blocks // pack.blocks_per_group(conv), 1)
+    elements = {
+        winograd.INPUT: groups * pack.depth(conv) * positions * line,
+        nest.CONV: positions * line * tile.block,
+        nest.ROWS: tile.outputs**2 * line * tile.block,
+        winograd.PADDED: tile.depth * rows * width,
+        winograd.DOWN: tile.depth * form.rows * width,
+        winograd.TURNED_IN: tile.depth * conv.width if conv.layout == "NCHW" else 0,
+    }
+    return {name: conv.itemsize * count for name, count in elements.items()}
+
+
+def strip_bytes(conv: Conv2d, tile: WinogradTile) -> int:
+    """Most bytes that a parallel step holds at once: M and outputs take the place of the strip."""
+    held = buffers(conv, tile)
+    strip = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
+    return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], strip)
 
 
 def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
@@ -113,9 +138,6 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
     if filters > 0.7 * machine.l3_bytes:
         memory += filters / MEMORY_BYTES * machine.threads
 
-    strip_rows, width = (tile.strip - 1) * tile.outputs + form.rows, (tile_cols - 1) * tile.outputs + form.cols
-    private = positions * (given * groups + 4.0 * line * tile.block)
-    private += 4.0 * tile.depth * width * (strip_rows + form.rows) + 4.0 * tile.strip * tile.outputs**2 * tile_cols * tile.block
     return Estimate(
         conv=conv,
         product=steps * tile.pass_blocks * sweep,
@@ -125,5 +147,5 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
         memory=memory,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
         threads=machine.threads,
-        held=min(machine.threads, steps) * private + held_bytes(conv, tile),
+        held=min(machine.threads, steps) * strip_bytes(conv, tile) + held_bytes(conv, tile),
     )

@@ -1,4 +1,4 @@
-"""Which Winograd tiles are worth a trial on a CPU: the legal ones that waste nothing in sight, for the tuner to sample and the model to rank."""
+"""Which Winograd tiles are worth a trial on a CPU: the legal ones that waste nothing in sight, for tuner and model."""
 
 from __future__ import annotations
 

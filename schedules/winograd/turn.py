@@ -4,7 +4,8 @@ before                                         after, into
     for x in cols, c in L:                         for q in cols / L:
         B[x, c] = A[c, x]                              v0..vL = A[0:L, q*L : q*L+L];  butterfly;  B[q*L + i, 0:L] = vi
 
-What is left of a row is the row's last L elements, some of them turned a second time; a row shorter than L is read in pieces of 8, 4, 2 and 1.
+What is left of a row are its last L elements, some of them turned a second time; a row shorter than L is read in pieces of 8, 4, 2
+and 1.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
@@ -72,7 +73,7 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
     call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=out)
     call()
     backend = backend_for(gpu, accuracy)
-    error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
+    error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile))))
     return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
 
 

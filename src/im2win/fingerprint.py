@@ -84,4 +84,5 @@ def fingerprint(algorithm: str, target: str = "cpu") -> str:
         return code_hash({**_cuda_sources(), "plan": repr(str(row.cuda))})
     definition = inspect.getmodule(row.define)
     assert definition is not None
-    return code_hash({module.__name__: inspect.getsource(module) for module in (*_PIPELINES[row.scheduler.family], *_definition(definition))})
+    modules = (*_PIPELINES[row.scheduler.family], *_definition(definition))
+    return code_hash({module.__name__: inspect.getsource(module) for module in modules})

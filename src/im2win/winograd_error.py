@@ -67,7 +67,9 @@ def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str
     return _both_ways(form.at, np.matmul(inputs, kernels)).astype(dtype)
 
 
-def measure(outputs: int, taps: int, channels: int, dtype: str = "float32", *, tiles: int = 64, seed: int = 0, points: Any = None) -> Measured:
+def measure(
+    outputs: int, taps: int, channels: int, dtype: str = "float32", *, tiles: int = 64, seed: int = 0, points: Any = None
+) -> Measured:
     """The error of F(outputs x outputs, taps x taps) on normally distributed tensors.
 
     Args:
