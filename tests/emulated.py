@@ -22,17 +22,12 @@ from im2win.reference import reference
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.kernel import pack_of
 from im2win.schedules.cuda.parts import InParts
-from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
-ROWS = {
-    **ALGORITHMS,
-    "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS),
-    "winograd": replace(ALGORITHMS["direct"], name="winograd", cuda=WinogradPlan()),
-}
+ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile]

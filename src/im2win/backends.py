@@ -18,7 +18,7 @@ Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.tile.Tile` or `schedules.cuda.tile.CudaTile`."""
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile` or `schedules.cuda.tile.CudaTile`."""
 
 
 def check_target(target: str) -> None:
@@ -55,7 +55,7 @@ class Backend(Protocol):
 
     def check_tools(self) -> None: ...
     def places(self) -> list[dict[str, str]]: ...
-    def tile(self, values: Mapping[str, Any]) -> Tile: ...
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
@@ -85,18 +85,12 @@ class CpuBackend:
         """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
         return [{"TVM_NUM_THREADS": str(self.threads)}]
 
-    def tile(self, values: Mapping[str, Any]) -> Tile:
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
-        from im2win.schedules.tile import Tile
-
-        return Tile.from_dict(values)
+        return row.scheduler.tile(values)
 
     def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
-        from im2win.schedules.model import estimate
-
-        plan = row.plan(conv)
-        staged = row.transform_bytes(conv) // conv.itemsize if plan.where == "root" else row.strip_elements(conv, tile.strip)
-        return estimate(conv, tile, self.machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+        return row.scheduler.estimate(conv, tile, self.machine, row.transform_bytes(conv) // conv.itemsize)
 
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
         """The model's estimate of a tile, memory priced in."""
@@ -104,9 +98,7 @@ class CpuBackend:
 
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
-        from im2win.schedules.space import space
-
-        tiles = space(conv, self.machine, matrix=row.plan(conv).matrix)
+        tiles = row.scheduler.space(conv, self.machine)
         return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
 
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
@@ -119,31 +111,30 @@ class CpuBackend:
         plain = [
             tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
             tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
+            getattr(tile, "outputs", 0),  # of a Winograd tile: its m
         ]  # fmt: skip
         names = [row.name == name for name in ALGORITHMS]
         return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
 
     def shape(self, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
-        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols
+        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.schedules.legality import problems
-
-        return problems(conv, tile, self.machine, matrix=row.plan(conv).matrix)
+        return row.scheduler.problems(conv, tile, self.machine)
 
     def pack(self, conv: Conv2d, tile: Tile) -> Any:
         """How filters are packed for a tile."""
         return tile.pack
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
-        """Compiles into the library `path`; bytes that a call allocates beside its arguments."""
-        from im2win.codegen import compile_module, lower
+        """Compiles into the library `path`; bytes that a call allocates beside its arguments, and that packed filters grow by."""
+        from im2win.codegen import compile_module
 
-        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
+        compiled = compile_module(row.scheduler.lower(conv, row, tile, self.machine), self.machine)
         compiled.export(path)
-        return compiled.allocated
+        return compiled.allocated + row.scheduler.held_bytes(conv, tile)
 
     def fingerprint(self, name: str) -> str:
         """Of the code behind an algorithm's kernels."""
@@ -194,7 +185,7 @@ class CudaBackend:
 
         return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
 
-    def tile(self, values: Mapping[str, Any]) -> Tile:
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
         from im2win.schedules.cuda.tile import CudaTile
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
@@ -73,7 +74,7 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
         name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
     backend = backend_for(gpu, accuracy)
-    return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
+    return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile))))
 
 
 def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:

@@ -13,13 +13,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import codegen, cuda_packing, packing
+from im2win import codegen, cuda_packing, packing, straight_line, winograd, winograd_packing
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
+from im2win.schedules.winograd import cpu as winograd_cpu
+from im2win.schedules.winograd import tile as winograd_tile
+from im2win.schedules.winograd import turn as winograd_turn
 
-# What every CPU kernel goes through. Files that only choose tiles (model, space) or other schedules (ladder) do not count.
-_PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
+# What every CPU kernel goes through, by the family of its scheduler. Files that only choose tiles (model, space) or other schedules
+# (ladder) do not count.
+_PIPELINES: dict[str, tuple[ModuleType, ...]] = {
+    "windows": (codegen, packing, cpu, registers, tails, tile, turn),
+    "winograd": (
+        codegen, registers, tails, turn, winograd_cpu, winograd_tile, winograd_turn, winograd, straight_line, winograd_packing,
+    ),
+}  # fmt: skip
 
 
 # And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
@@ -75,4 +84,5 @@ def fingerprint(algorithm: str, target: str = "cpu") -> str:
         return code_hash({**_cuda_sources(), "plan": repr(str(row.cuda))})
     definition = inspect.getmodule(row.define)
     assert definition is not None
-    return code_hash({module.__name__: inspect.getsource(module) for module in (*_PIPELINE, *_definition(definition))})
+    modules = (*_PIPELINES[row.scheduler.family], *_definition(definition))
+    return code_hash({module.__name__: inspect.getsource(module) for module in modules})

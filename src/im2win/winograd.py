@@ -35,6 +35,7 @@ _BEST_POINTS = {
     8: "0 3/4 -3/4 5/4 -5/4 2 -2 1/4",
     9: "0 1/2 -1/2 3/4 -3/4 5/4 -5/4 5/2 -5/2",
 }
+_MORE_POINTS = ("1", "-1", "7/4", "-7/4", "1/4", "-1/4", "4")
 _LARGEST = 16  # points: beyond, nothing is left of float64 either
 
 
@@ -62,6 +63,11 @@ class Transform:
     def size(self) -> int:
         """Inputs of a tile, and products: m + r - 1."""
         return self.outputs + self.taps - 1
+
+    @property
+    def dyadic(self) -> bool:
+        """Whether G's denominators are powers of two as well: then small integers are transformed and multiplied without rounding."""
+        return all(value.denominator & (value.denominator - 1) == 0 for row in self.g for value in row)
 
     @property
     def noise(self) -> float:
@@ -109,8 +115,7 @@ def default_points(count: int) -> tuple[Fraction, ...]:
         raise WinogradError(f"F(m, r): `outputs` + `taps` - 2 (={count}) points must be from 0 to {_LARGEST}.")
     if count == 0:
         return ()
-    chosen = _BEST_POINTS[min(count, 9)].split() + ["1", "-1", "7/4", "-7/4", "1/4", "-1/4", "4"]
-    return tuple(map(Fraction, chosen[:count]))
+    return tuple(map(Fraction, [*_BEST_POINTS[min(count, 9)].split(), *_MORE_POINTS][:count]))
 
 
 def _times(polynomial: Sequence[Fraction], root: Fraction) -> list[Fraction]:
@@ -137,7 +142,9 @@ def _odd_denominator(row: Sequence[Fraction]) -> Fraction:
 @functools.cache
 def _transform(outputs: int, taps: int, points: tuple[Fraction, ...]) -> Transform:
     size = len(points) + 1
-    at, g, bt = [], [], []
+    at: list[tuple[Fraction, ...]] = []
+    g: list[tuple[Fraction, ...]] = []
+    bt: list[tuple[Fraction, ...]] = []
     for place, point in enumerate(points):
         distance = math.prod((point - other for i, other in enumerate(points) if i != place), start=Fraction(1))
         rows = [[point**k for k in range(outputs)], [point**k / distance for k in range(taps)], [*_without(points, place), Fraction(0)]]

@@ -1,4 +1,4 @@
-"""Winograd's filters, transformed ahead of time (numpy only): U = G g G^T for every filter and channel, laid out for a kernel."""
+"""Winograd's filters, transformed ahead of time (numpy only, no compiler): U = G g G^T of every filter and channel."""
 
 from __future__ import annotations
 

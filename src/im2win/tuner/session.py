@@ -79,20 +79,25 @@ class Session:
         same = record.threads == self.backend.threads and record.target == self.backend.target
         return same and stale(record) is None
 
+    def _choice(self, conv: Conv2d, record: Record) -> Choice:
+        """What a record tried, with its estimate for a problem."""
+        tile = self.backend.tile(ALGORITHMS[record.algorithm], record.tile)
+        return with_cycles(conv, record.algorithm, tile, self.device)
+
     def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
         for conv in self.log.convs(self.backend.name):
             if conv == self.conv:
                 continue
             for record in self.log.read(conv, self.backend.name):
                 if record.seconds is not None and self._applies(record):
-                    yield conv, with_cycles(conv, record.algorithm, self.backend.tile(record.tile), self.device), record.cost
+                    yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:
         """Takes over the trials that the log already holds; the last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
         for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.algorithm in names:
-                choice = with_cycles(self.conv, record.algorithm, self.backend.tile(record.tile), self.device)
+                choice = self._choice(self.conv, record)
                 if self.backend.problems(self.conv, ALGORITHMS[record.algorithm], choice.tile):
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
@@ -304,8 +309,8 @@ def tune(
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
         patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
-        accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
-            "tf32" TF32 itself.
+        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
+            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU.
         progress: called after every trial.
         crew: worker processes to use, for several layers one after the other; of their own if None.
 
@@ -323,7 +328,7 @@ def tune(
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-    names = [row.name for row in candidates(algorithm, conv, target)]
+    names = [row.name for row in candidates(algorithm, conv, target, accuracy)]
     session = Session(conv, names, device, Log(logs), trials, seed, patience, accuracy)
     with contextlib.ExitStack() as stack:
         measurement = Measurement(session, crew or stack.enter_context(Crew(device)))
