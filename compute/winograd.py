@@ -9,14 +9,14 @@ Tensors are named by the order of their axes:
     n image    c input channel of all groups    y tile row    x tile column    i row in a tile    j column in a tile
     b block of output channels    k output channel in its block
 
-The product is the same sum in two forms (PKF, section 2 of the papers):
+The product is the same sum in two forms:
 
     EWMM     V ncyxij, M nbyxijk: element by element, tile by tile
     BGEMM    V ijcnyx, M ijbnyxk: t_h * t_w matrix products of channels and all tiles
 
-and `define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, channels in vectors. Tiles at the border see zeros beyond the
-input and its padding, and what they compute beyond the output is dropped. Transforms are straight-line programs (`straight_line`), written
-as one expression for each row: a compiler that unrolls the rows finds what they share.
+and `define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, or of a few small images, channels in vectors. Tiles at the
+border see zeros beyond the input and its padding, and what they compute beyond the output is dropped. Transforms are straight-line programs
+(`straight_line`), written as one expression for each row: a compiler that unrolls the rows finds what they share.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
         e = {"n": n, "b": b, "y": tile // cols, "x": tile % cols, "i": i, "j": j, "k": k}
         return sums(*(e[axis] for axis in order))
 
-    return _leave(conv, pack, inputs, 1, lambda n, strip, b, tile, i, j, k: at(n, b, tile, i, j, k))
+    return _leave(conv, pack, inputs, tiles(conv, pack.outputs)[0], 1, lambda n, strip, b, tile, i, j, k: at(n, b, tile, i, j, k))
 
 
 def ewmm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
@@ -148,84 +148,92 @@ def bgemm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
     return _whole(conv, pack, BGEMM)
 
 
-def _leave(conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], strips: int, product: Callable[..., Expr]) -> list[te.Tensor]:
-    """The output transform of product(n, strip, b, tile in the strip, i, j, k), and the way out of every algorithm."""
+def _leave(
+    conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], strip: int, images: int, product: Callable[..., Expr]
+) -> list[te.Tensor]:
+    """The output transform of product(images' number, strip, b, tile in the strip, i, j, k), and the way out of every algorithm."""
     m, (down, across), (rows, cols) = pack.outputs, forms(conv, pack.outputs), tiles(conv, pack.outputs)
-    strip = rows // strips
 
     def columns(n: Expr, s: Expr, b: Expr, tile: Expr, i: Expr, j: Expr, k: Expr) -> Expr:
         return applied(down.at, i, lambda u: product(n, s, b, tile, u, j, k), conv.dtype)
 
-    back = te.compute((conv.batch, strips, pack.blocks(conv), strip * cols, m, across.size, pack.block), columns, name=BACK)
+    extents = (conv.batch // images, rows // strip, pack.blocks(conv), images * strip * cols)
+    back = te.compute((*extents, m, across.size, pack.block), columns, name=BACK)
 
     def rows_(n: Expr, b: Expr, h: Expr, w: Expr, k: Expr) -> Expr:
         s, line = h // (strip * m), h % (strip * m)
-        return applied(across.at, w % m, lambda v: back[n, s, b, line // m * cols + w // m, line % m, v, k], conv.dtype)
+        tile = (n % images * strip + line // m) * cols + w // m
+        return applied(across.at, w % m, lambda v: back[n // images, s, b, tile, line % m, v, k], conv.dtype)
 
     output = te.compute((conv.batch, pack.blocks(conv), rows * m, cols * m, pack.block), rows_, name=OUTPUT)
     return nest._finish(conv, pack, inputs, output, lambda m, x: (m, x))  # type: ignore[arg-type]
 
 
-def _strip(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strips: int) -> te.Tensor:
-    """The input as strips with their zeros, [n, strip, channel block, row, column, channel in its vector]."""
+def _strips(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strip: int, images: int) -> te.Tensor:
+    """The input as strips with their zeros, [images' number, strip, channel block, image, row, column, channel in its vector]."""
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
     share, blocks = conv.in_channels // conv.groups, pack.depth(conv) // lanes
-    step, (top, left, _, _), zero = rows // strips * m, conv.padding, tirx.const(0, conv.dtype)
+    step, (top, left, _, _), zero = strip * m, conv.padding, tirx.const(0, conv.dtype)
     height, width = step - m + down.size, (cols - 1) * m + across.size
-    extents = (conv.batch, strips, conv.groups * blocks)
+    extents = (conv.batch // images, rows // strip, conv.groups * blocks, images)
 
     def channel(b: Expr, lane: Expr) -> tuple[Expr, Expr]:
         inside = b % blocks * lanes + lane
         return b // blocks * share + inside, inside < share
 
-    def nhwc(n: Expr, s: Expr, b: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
+    def nhwc(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
         (c, exists), row, col = channel(b, lane), s * step + h - top, w - left
         within = [row >= 0, row < conv.height, col >= 0, col < conv.width] + ([exists] if share % lanes else [])
-        return te.if_then_else(te.all(*within), data[n, row, col, c], zero)
+        return te.if_then_else(te.all(*within), data[n * images + e, row, col, c], zero)
 
     if conv.layout == "NHWC":
         return te.compute((*extents, height, width, lanes), nhwc, name=PADDED)
 
-    def turn(n: Expr, s: Expr, b: Expr, h: Expr, x: Expr, lane: Expr) -> Expr:
+    def turn(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, x: Expr, lane: Expr) -> Expr:
         c, exists = channel(b, lane)
         row = te.max(te.min(s * step + h - top, conv.height - 1), 0)  # a row outside is any row here, and zeros in PADDED
-        value = data[n, c, row, x]
+        value = data[n * images + e, c, row, x]
         return te.if_then_else(exists, value, zero) if share % lanes else value
 
     turned = te.compute((*extents, height, conv.width, lanes), turn, name=TURNED_IN)
 
-    def nchw(n: Expr, s: Expr, b: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
+    def nchw(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
         row, col = s * step + h - top, w - left
         within = te.all(row >= 0, row < conv.height, col >= 0, col < conv.width)
-        return te.if_then_else(within, turned[n, s, b, h, col, lane], zero)
+        return te.if_then_else(within, turned[n, s, b, e, h, col, lane], zero)
 
     return te.compute((*extents, height, width, lanes), nchw, name=PADDED)
 
 
-def define(conv: Conv2d, pack: WinogradPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes. `strip` is rows of tiles, a divisor of an image's."""
+def define(conv: Conv2d, pack: WinogradPack, strip: int = 1, images: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments; see `nest` for their shapes.
+
+    Args:
+        strip: rows of tiles that are transformed and multiplied together, a divisor of an image's.
+        images: of so many images at once, a divisor of the batch.
+    """
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
-    strips, blocks, per_group = rows // strip, pack.depth(conv) // lanes, pack.blocks_per_group(conv)
+    blocks, per_group, line = pack.depth(conv) // lanes, pack.blocks_per_group(conv), images * strip * cols
     inputs = nest.placeholders(conv, pack)  # type: ignore[arg-type]
-    padded = _strip(conv, pack, inputs["data"], strips)
-    extents, (_, _, channel_blocks, _, width, _) = (conv.batch, strips), padded.shape
+    padded = _strips(conv, pack, inputs["data"], strip, images)
+    extents, (_, _, channel_blocks, _, _, width, _) = (conv.batch // images, rows // strip), padded.shape
     half = te.compute(
-        (*extents, channel_blocks, strip, down.size, width, lanes),
-        lambda n, s, b, y, i, w, lane: applied(down.bt, i, lambda u: padded[n, s, b, y * m + u, w, lane], conv.dtype),
+        (*extents, channel_blocks, images * strip, down.size, width, lanes),
+        lambda n, s, b, y, i, w, lane: applied(down.bt, i, lambda u: padded[n, s, b, y // strip, y % strip * m + u, w, lane], conv.dtype),
         name=DOWN,
     )
     given = te.compute(
-        (*extents, channel_blocks, down.size, across.size, strip * cols, lanes),
+        (*extents, channel_blocks, down.size, across.size, line, lanes),
         lambda n, s, b, i, j, p, lane: applied(across.bt, j, lambda v: half[n, s, b, p // cols, i, p % cols * m + v, lane], conv.dtype),
         name=INPUT,
     )
     block, lane = te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, lanes), "lane")
     sums = te.compute(
-        (*extents, pack.blocks(conv), down.size, across.size, strip * cols, pack.block),
+        (*extents, pack.blocks(conv), down.size, across.size, line, pack.block),
         lambda n, s, b, i, j, p, k: te.sum(
             given[n, s, b // per_group * blocks + block, i, j, p, lane] * inputs["filter"][b, i, j, block * lanes + lane, k],
             axis=[block, lane],
         ),
         name=nest.CONV,
     )
-    return _leave(conv, pack, inputs, strips, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])
+    return _leave(conv, pack, inputs, strip, images, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])

@@ -1,11 +1,11 @@
 """Winograd on CPUs: a strip of tiles at a time, everything between input and output in a core's caches.
 
-A parallel step takes a strip of rows of tiles of one image and a pass of channel blocks. It turns the strip's input rows to vectors of
-channels, transforms them, and for every channel block multiplies position by position: a register tile of `cols` tiles x `vectors` vectors
-of output channels, one load of filters and `cols` broadcasts a step, as in `schedules.cpu`. Vectors of output channels are then transformed
-back and leave, turned to rows again where the layout is NCHW.
+A parallel step takes a strip of rows of tiles, or a few small images, and a pass of channel blocks. It turns the strip's input rows to
+vectors of channels, transforms them, and for every channel block multiplies position by position: a register tile of `cols` tiles x
+`vectors` vectors of output channels, `vectors` loads of filters and `cols` broadcasts a step, as in `schedules.cpu`. Vectors of output
+channels are then transformed back and leave, turned to rows again where the layout is NCHW.
 
-    parallel (channel pass, n, strip)
+    parallel (channel pass, images, strip)
         for channel vector
             turned, padded                                # input rows
             for tile row: down; input = down across       # V[channel vector][i][j][tile][channel]
@@ -57,8 +57,9 @@ def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV
     rows = sch.get_sblock(nest.ROWS)
     n, b, h, w, k = sch.get_loops(rows)
     passes, block = sch.split(b, [None, tile.pass_blocks])
+    n, image = sch.split(n, [None, tile.images])
     strips, h = sch.split(h, [None, tile.strip * tile.outputs])
-    sch.reorder(passes, n, strips, block, h, w, k)
+    sch.reorder(passes, n, strips, block, image, h, w, k)
     step = sch.fuse(passes, n, strips)
     sch.parallel(step)
     (row, i), (col, j) = sch.split(h, [None, tile.outputs]), sch.split(w, [None, tile.outputs])

@@ -57,7 +57,7 @@ def _register_tile(tile: WinogradTile, cols: int, depth: int, machine: Machine) 
 
 
 def _into(conv: Conv2d, tile: WinogradTile, form: _Form, strip_cols: int) -> float:
-    """Cycles to transform a strip's input, one vector of channels."""
+    """Cycles to transform a strip's input of one image, one vector of channels."""
     rows = (tile.strip - 1) * tile.outputs + form.rows
     width = (strip_cols - 1) * tile.outputs + form.cols
     whole = (conv.in_channels // conv.groups) % tile.depth == 0
@@ -74,27 +74,27 @@ def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
     """Cycles to transform a strip's sums back and to bring them out, one channel block."""
     operations = form.cols * form.back_rows + tile.outputs * form.back_cols
     back = line * tile.vectors * (_work(operations, tile.outputs**2) + form.rows * form.cols / LOADS)
-    rows, width = tile.strip * tile.outputs, conv.output_size[1]
+    rows, width = tile.images * tile.strip * tile.outputs, conv.output_size[1]
     whole = (conv.out_channels // conv.groups) % tile.block == 0
     if conv.layout == "NHWC":
         return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
     if not whole:
         return back + rows * width * tile.vectors * 2.0 * tile.lanes
     turned = -(-width // tile.lanes)  # vectors of a row, the last one as dear as a whole one
-    return back + rows * turned * tile.block * TURN + RUN * tile.block
+    return back + rows * turned * tile.block * TURN + RUN * tile.block * tile.images
 
 
 def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
-    """Bytes of what a parallel step holds, by block: V of all its channels, M and outputs of one channel block, and the strip on its way."""
+    """Bytes of what a parallel step holds, by block: V of all its channels, M and outputs of one channel block, the strip on its way."""
     form, (_, cols), pack = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs), tile.pack
-    line, positions = tile.strip * cols, form.rows * form.cols
+    line, positions = tile.images * tile.strip * cols, form.rows * form.cols
     rows, width = (tile.strip - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
     groups = max(tile.pass_blocks // pack.blocks_per_group(conv), 1)
     elements = {
         winograd.INPUT: groups * pack.depth(conv) * positions * line,
         nest.CONV: positions * line * tile.block,
         nest.ROWS: tile.outputs**2 * line * tile.block,
-        winograd.PADDED: tile.depth * rows * width,
+        winograd.PADDED: tile.images * tile.depth * rows * width,
         winograd.DOWN: tile.depth * form.rows * width,
         winograd.TURNED_IN: tile.depth * conv.width if conv.layout == "NCHW" else 0,
     }
@@ -111,9 +111,9 @@ def strip_bytes(conv: Conv2d, tile: WinogradTile) -> int:
 def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
     """The estimate of a legal tile."""
     form, (tile_rows, tile_cols) = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs)
-    pack, line, positions = tile.pack, tile.strip * tile_cols, form.rows * form.cols
+    pack, line, positions = tile.pack, tile.images * tile.strip * tile_cols, form.rows * form.cols
     depth, blocks = pack.depth(conv), pack.blocks(conv)
-    strips, passes = conv.batch * tile_rows // tile.strip, blocks // tile.pass_blocks
+    strips, passes = conv.batch // tile.images * tile_rows // tile.strip, blocks // tile.pass_blocks
     steps = strips * passes
 
     whole, rest = divmod(line, tile.cols)
@@ -142,7 +142,7 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
         conv=conv,
         product=steps * tile.pass_blocks * sweep,
         write_back=steps * tile.pass_blocks * _out_of(conv, tile, form, line),
-        stage=steps * vectors_in * _into(conv, tile, form, tile_cols),
+        stage=steps * vectors_in * tile.images * _into(conv, tile, form, tile_cols),
         cache=steps * tile.pass_blocks * cache,
         memory=memory,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,

@@ -14,6 +14,7 @@ from im2win.schedules.winograd.tile import WinogradTile
 from im2win.winograd_error import trusted
 
 MAX_STRIP = 8  # rows of tiles
+MAX_IMAGES, MAX_TILES = 16, 128  # images together, where their tiles are not more than this
 MAX_PASS = 16  # channel blocks
 MAX_VECTORS = 6
 
@@ -47,18 +48,27 @@ def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> It
                 yield vectors, cols
 
 
+def _strips(conv: Conv2d, rows: int, cols: int) -> Iterator[tuple[int, int]]:
+    """(rows of tiles, images): parts of an image, and several images that are small."""
+    for strip in _divisors(rows, MAX_STRIP):
+        yield strip, 1
+    for images in _divisors(conv.batch, MAX_IMAGES):
+        if images > 1 and images * rows * cols <= MAX_TILES:
+            yield rows, images
+
+
 def _candidates(conv: Conv2d, machine: Machine) -> Iterator[WinogradTile]:
     share, filters = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     for outputs in forms(conv):
         rows, cols_of_tiles = tiles(conv, outputs)
         for depth in widths(share, machine, 1):
             for lanes in widths(filters, machine, 4):
-                for strip in _divisors(rows, MAX_STRIP):
-                    for vectors, cols in _register_tiles(strip * cols_of_tiles, filters, lanes, machine):
+                for strip, images in _strips(conv, rows, cols_of_tiles):
+                    for vectors, cols in _register_tiles(strip * images * cols_of_tiles, filters, lanes, machine):
                         blocks = conv.groups * -(-filters // (lanes * vectors))
                         for pass_blocks in sorted({*_divisors(blocks, MAX_PASS), blocks}):
                             for unroll in sorted({1, min(depth, 4)}):
-                                yield WinogradTile(outputs, depth, lanes, vectors, cols, strip, pass_blocks, unroll)
+                                yield WinogradTile(outputs, depth, lanes, vectors, cols, strip, images, pass_blocks, unroll)
 
 
 def space(conv: Conv2d, machine: Machine) -> list[WinogradTile]:

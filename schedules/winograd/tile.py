@@ -18,6 +18,7 @@ class WinogradTile:
     lanes: output channels in a vector of the product and of the output transform.
     vectors, cols: of the register tile: vectors of output channels, and tiles of the strip.
     strip: rows of tiles that a parallel step computes.
+    images: of so many images; more than one where a strip is a whole image.
     pass_blocks: channel blocks computed per strip before the next strip; each pass transforms the input once more.
     unroll: input channels unrolled in the micro-kernel.
     """
@@ -28,6 +29,7 @@ class WinogradTile:
     vectors: int
     cols: int
     strip: int
+    images: int
     pass_blocks: int
     unroll: int
 

@@ -16,14 +16,14 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.winograd_tiles import refusal
 
-Define = Callable[[Conv2d, Any, int], list[Any]]
+Define = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """One way to compute a convolution.
 
-    define: the tensor-expression definition: (conv, pack, strip) -> the kernel's tensors, output last.
+    define: the tensor-expression definition: (conv, pack, strip, what else the scheduler says) -> the kernel's tensors, output last.
     scheduler: how it is scheduled on CPUs.
     transform_bytes: bytes of the whole transformed tensor, the formula of its paper; 0 where none is ever stored.
     cuda: how CUDA kernels take its windows; None where they do not know it.

@@ -135,7 +135,7 @@ class Winograd:
         broken = self.problems(conv, tile, machine)
         if broken:
             raise TileError(f"{row.name} on {conv}: " + "; ".join(broken) + ".")
-        return any_alignment(module(conv, row.define(conv, tile.pack, tile.strip), tile, SYMBOL), conv.itemsize)
+        return any_alignment(module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""

@@ -53,6 +53,7 @@ def bench(
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     from im2win import bench as benchmark
+    from im2win.reference import checked_accuracy
 
     names = _names(algorithms)
     for name in names:
@@ -66,6 +67,7 @@ def bench(
             threads=threads,
             logs=logs if logs.is_dir() else None,
             algorithm=name,
+            accuracy=checked_accuracy(accuracy),
             untuned=untuned,
             rounds=rounds,
             memory=memory,
