@@ -45,9 +45,11 @@ def bench(
 
     check_target(target)
     if target == "cuda":
-        given = {"against": against != PEERS, "threads": threads is not None, "memory": memory}
+        given = {"threads": threads is not None, "memory": memory}
         for name in (name for name, said in given.items() if said):
             raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
+        if against not in (PEERS, "tvm"):
+            raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
     chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     console = tables.console()
     for line in skipped:
@@ -58,7 +60,7 @@ def bench(
     names = _names(algorithms)
     for name in names:
         if target == "cuda":
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console)
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, tvm_trials if against == "tvm" else 0)
             _finish(console, result, json, name, len(names))
             continue
         result = benchmark.run(
@@ -86,7 +88,8 @@ def _finish(console: Console, result: Result, json: Path | None, name: str, runs
 
 
 def _on_gpu(
-    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console
+    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    tvm_trials: int,
 ) -> Result:
     from im2win import cuda_bench
     from im2win.reference import checked_accuracy
@@ -94,7 +97,7 @@ def _on_gpu(
     suite = Path(what).stem if what.endswith(".onnx") else what
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
-        rounds=rounds, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
+        rounds=rounds, tvm_trials=tvm_trials, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
     )  # fmt: skip
 
 
