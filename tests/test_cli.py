@@ -347,7 +347,7 @@ def test_numbers() -> None:
         (["--target", "gpu"], "`target` (='gpu') must be one of cpu, cuda."),
         (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
         (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
-        (["--target", "cuda", "--against", "tvm"], "`--against` is for target cpu"),
+        (["--target", "cuda", "--against", "onnxruntime"], "`--against` on a GPU must be tvm"),
     ],
 )
 def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:
