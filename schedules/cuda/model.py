@@ -24,7 +24,7 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.winograd_tiles import tiles_of
 
 SCHEDULERS = 4
-PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
+PRODUCT_CYCLES = 7.0  # of a scheduler, for one 16 x 8 product of 8 words
 GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
 STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
 BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
