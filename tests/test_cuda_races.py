@@ -141,7 +141,7 @@ def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
     assert goes_wrong(kind, edit)
 
 
-@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"wait_products<0>\(\);", r"wait_bulk\(.*\);"])
+@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"finish_products\(\);", r"wait_bulk\(.*\);"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
 def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:
     """Products run on behind their step: filters stay until they are read, and sums are not read before they are done."""

@@ -85,6 +85,13 @@ __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_g
 // Waits until at most the newest `left` groups of products are under way.
 template <int left>
 __device__ __forceinline__ void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
+// Waits for all. Within one basic block ptxas 13.0 may move conversions of sums before such a wait: a condition it cannot see through, and
+// that always holds, keeps them apart.
+__device__ __forceinline__ void finish_products() {
+  unsigned depth;
+  asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(depth));
+  if (depth) wait_products<0>();
+}
 // What is read of a sum is read behind this.
 __device__ __forceinline__ void hold(float* sum) { asm volatile("" : "+f"(*sum)::"memory"); }
 __device__ __forceinline__ void hold(int* sum) { asm volatile("" : "+r"(*sum)::"memory"); }
@@ -208,6 +215,7 @@ inline void begin_products() {}
 inline void commit_products() { emulator::commit_products(); }
 template <int left>
 void wait_products() { emulator::wait_products(left); }
+inline void finish_products() { emulator::wait_products(0); }
 template <typename Sum>
 void hold(Sum*) {}
 

@@ -41,7 +41,7 @@ class WarpgroupProduct(TensorProduct):
         return self._m + column(place[0], self._t * 2 + place[1], self._run if self._along_channels else 1)
 
     def _wait(self) -> None:
-        call("wait_products<0>")
+        call("finish_products")
         with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
             call("hold", pointer(self._sums, i, j, r))
 
