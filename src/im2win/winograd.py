@@ -69,7 +69,7 @@ class Transform:
         """Whether G's denominators are powers of two as well: then small integers are transformed and multiplied without rounding."""
         return all(value.denominator & (value.denominator - 1) == 0 for row in self.g for value in row)
 
-    @property
+    @functools.cached_property
     def noise(self) -> float:
         """How much more than a direct sum the products' rounding shows in an output, if errors are independent: a root mean square.
 
@@ -105,6 +105,7 @@ def minimal_operations(outputs: int, taps: int) -> int:
     return outputs + taps - 1
 
 
+@functools.cache
 def default_points(count: int) -> tuple[Fraction, ...]:
     """Finite points of little noise: the best found up to nine of them, then ever more fractions that lie between those.
 

@@ -5,6 +5,7 @@ And the rule that follows from it: which F(m, r) keep the project's tolerance, f
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ def table(sizes: Iterable[tuple[int, int]], channels: Iterable[int], dtype: str 
     return [measure(outputs, taps, depth, dtype, **how) for outputs, taps in sizes for depth in depths]
 
 
+@functools.lru_cache(maxsize=256)
 def expected(conv: Conv2d, outputs: int) -> float:
     """An estimate of the error, relative to the largest output, that Winograd's form with m = `outputs` has on a problem.
 

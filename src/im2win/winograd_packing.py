@@ -67,7 +67,13 @@ class WinogradPack:
         return tuple(extents[axis] for axis in self.order)
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
-        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous."""
+        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous.
+
+        Raises:
+            ValueError: filters of integers, which their transform is not.
+        """
+        if w.dtype.kind != "f":
+            raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         fill = ((0, self.blocks_per_group(conv) * self.block - per_group), (0, self.depth(conv) - w.shape[1]))
         form = transformed(conv, w, self.outputs).astype(w.dtype)
