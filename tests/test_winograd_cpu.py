@@ -228,8 +228,8 @@ def test_tiles_from_plain_values() -> None:
 
 
 REASONS = [
-    ("n1-c8x8x8-k8x3x3-s2", "tiles of neighbouring windows need stride 1"),
-    ("n1-c8x8x8-k8x3x3-d2", "tiles of neighbouring windows need dilation 1"),
+    ("n1-c8x8x8-k8x3x3-s2", "Winograd's form is for stride 1 and dilation 1"),
+    ("n1-c8x8x8-k8x3x3-d2", "Winograd's form is for stride 1 and dilation 1"),
     ("n1-c8x8x8-k8x1x3", "transforms are for kernels of 2 to 7 rows and columns"),
     ("n1-c8x12x12-k8x8x8", "transforms are for kernels of 2 to 7 rows and columns"),
     ("n1-c8x8x8-k8x3x3-g8", "depthwise layers have no sums over channels, which transforms could pay for"),

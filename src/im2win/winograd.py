@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from im2win.straight_line import dyadic
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Found by search over 0, pairs of opposite fractions and at most one more, all up to 4 with denominators up to 4: the least `noise` with
@@ -67,7 +69,7 @@ class Transform:
     @property
     def dyadic(self) -> bool:
         """Whether G's denominators are powers of two as well: then small integers are transformed and multiplied without rounding."""
-        return all(value.denominator & (value.denominator - 1) == 0 for row in self.g for value in row)
+        return all(dyadic(value) for row in self.g for value in row)
 
     @functools.cached_property
     def noise(self) -> float:

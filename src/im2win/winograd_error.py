@@ -19,6 +19,7 @@ from im2win.problem import Conv2d
 from im2win.reference import error, tolerance
 from im2win.straight_line import program
 from im2win.winograd import Matrix, Transform, transform
+from im2win.winograd_packing import floats
 
 Array = npt.NDArray[Any]
 
@@ -62,7 +63,7 @@ def _both_ways(matrix: Matrix, tiles: Array) -> Array:
 
 def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
     """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums of `dtype` products."""
-    g = np.array([[float(value) for value in row] for row in form.g])
+    g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
     return _both_ways(form.at, np.matmul(inputs, kernels)).astype(dtype)

@@ -16,13 +16,14 @@ Array = npt.NDArray[Any]
 AXES = "bkcij"
 
 
+def floats(matrix: Matrix) -> Array:
+    """A matrix of rationals in float64."""
+    return np.array([[float(value) for value in row] for row in matrix])
+
+
 def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
     """[out_channels, in_channels / groups, t_h, t_w] in float64: filters of `conv.filter_shape` in the form of F(outputs, kernel)."""
-
-    def matrix(rows: Matrix) -> Array:
-        return np.array([[float(value) for value in row] for row in rows])
-
-    down, across = (matrix(transform(outputs, taps).g) for taps in conv.kernel)
+    down, across = (floats(transform(outputs, taps).g) for taps in conv.kernel)
     return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
 
 
