@@ -33,6 +33,8 @@ FETCH_ISSUES = 24  # of an element that passes through registers
 PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
 LAUNCH_S = 2e-6  # between the end of a kernel and the work of the next
+SECTOR = 32  # bytes that level-2 cache hands out at least
+WASTE_SHARE = 0.5  # of sectors read for few of their bytes, so much is not hidden
 CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
 
 
@@ -86,6 +88,18 @@ def _copies(conv: Conv2d, tile: CudaTile, plan: CudaPlan, steps: int) -> tuple[f
     unit = most if conv.layout == "NHWC" and channels % most == 0 else 1
     issues = COPY_ISSUES if unit * conv.itemsize >= 4 else FETCH_ISSUES
     return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+
+
+def _sector_waste(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> float:
+    """How many times over level 1 reads what it copies by single elements of a stored tensor: a sector holds neighbours of one step only
+    where they are close, as windows of a row or as taps.
+    """
+    if not plan.axes or tile.patch or gather.unit_elements(conv, tile, plan) > 1:
+        return 1.0
+    strides, per_sector = plan.strides(conv), SECTOR / conv.itemsize
+    tap = strides.v if tile.order == "cuv" else strides.c
+    windows, taps = (min(stride, per_sector) for stride in (strides.x, tap))
+    return max(1.0, min(windows, taps))
 
 
 def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
@@ -154,9 +168,11 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * math.prod(conv.output_shape)
     stored = parts * plan.transform_bytes(conv)
     given = math.prod(conv.input_shape) * conv.itemsize
+    waste = _sector_waste(conv, tile, plan)
+    passed = CACHE_SHARE * (filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
-        cache=CACHE_SHARE * (parts * blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
+        cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
         memory=((stored or given) + output) / gpu.dram_bytes_s,
         transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
         occupancy=at_once * warps,

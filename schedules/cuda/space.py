@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from im2win.compute.lowered import oriented, transform_bytes
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import planes
@@ -58,10 +59,11 @@ def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, 
     return tuple(patch for _, patch in sorted(found, reverse=True)[:most])
 
 
-def _gathers(conv: Conv2d) -> list[tuple[str, tuple[int, int, int]]]:
-    """(order, no patch): ways to take windows tap by tap."""
-    few = conv.in_channels // conv.groups <= FEW_CHANNELS and conv.kernel != (1, 1)
-    return [(order, (0, 0, 0)) for order in (("cuv", "uvc") if few else ("uvc",))]
+def _gathers(conv: Conv2d, plan: CudaPlan) -> list[tuple[str, tuple[int, int, int]]]:
+    """(order, no patch): ways to take windows tap by tap. Where a channel's taps lie together, they are best taken one after the other."""
+    few = conv.in_channels // conv.groups <= FEW_CHANNELS
+    together = bool(plan.axes) and conv.layout == "NCHW"
+    return [(order, (0, 0, 0)) for order in (("cuv", "uvc") if (few or together) and conv.kernel != (1, 1) else ("uvc",))]
 
 
 def _blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -84,24 +86,29 @@ def _plane_tiles(conv: Conv2d) -> Iterator[CudaTile]:
                 yield CudaTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *patch)
 
 
-def _tiles(conv: Conv2d, product: str, patched: bool) -> Iterator[CudaTile]:
+def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
-    if patched and few:
+    if plan.patched and few:
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
     unit = PRODUCTS[product].unit
     stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
     for block in _blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
-        forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if patched else _gathers(conv)
+        forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if plan.patched else _gathers(conv, plan)
         for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
             yield CudaTile(product, *block, slabs, stages, order, *patch)
 
 
 def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:
-    """Tiles of the products of transformed tiles; bands that differ. Six outputs leave no room for other errors than float32's own."""
+    """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
+
+    Six outputs leave no room for other errors than float32's own.
+    """
+    most = transform_bytes(conv, oriented("ncmku", conv.layout))
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
     for outputs in FORMS[conv.kernel[0]]:
-        bands = {tiles_of(conv, outputs, band): band for band in reversed(BANDS)}
+        least = tiles_of(conv, outputs, BANDS[0])
+        bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
         problem = next(iter(bands)).problem
         for tile in space(problem, gpu, CudaPlan(), products if outputs <= 4 else exact):
             yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())
@@ -111,5 +118,5 @@ def space(conv: Conv2d, gpu: Gpu, plan: CudaPlan, products: Sequence[str]) -> li
     """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
     if isinstance(plan, WinogradPlan):
         return list(_winograd_tiles(conv, gpu, products))
-    tiles = (tile for product in products for tile in _tiles(conv, product, plan.patched))
+    tiles = (tile for product in products for tile in _tiles(conv, product, plan))
     return [tile for tile in tiles if not problems(conv, tile, gpu, plan)]
