@@ -13,13 +13,14 @@ MAX_STRIP = 16  # output rows; longer strips were never faster and stage more
 MAX_PASS = 16  # channel blocks
 
 
-def _divisors(number: int, most: int) -> list[int]:
+def divisors(number: int, most: int) -> list[int]:
+    """Divisors up to `most`, the least first."""
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def strips(conv: Conv2d) -> list[int]:
     """Strip heights: divisors of the output's rows."""
-    return _divisors(conv.output_size[0], MAX_STRIP)
+    return divisors(conv.output_size[0], MAX_STRIP)
 
 
 def even_tiles(line: int, most: int) -> list[int]:
@@ -53,7 +54,7 @@ def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tup
             room = machine.registers // vectors - 1  # windows: sums and one K step of filters fit the registers
             for strip in strips(conv):
                 line = out_w * (strip if matrix else 1)
-                for rows in [1] if matrix else _divisors(strip, 4):
+                for rows in [1] if matrix else divisors(strip, 4):
                     for cols in even_tiles(line, max(room // rows, 1)):
                         # eq. 3-1, unless the line itself is shorter
                         if rows * cols * vectors >= min(least, rows * line * vectors):
@@ -64,10 +65,10 @@ def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tupl
     """(lanes, vectors, rows, cols, strip) on the windows axis; cols counts channels there."""
     out_w = conv.output_size[1]
     lanes = next((w for w in VECTORS if w >= max(min(out_w, machine.lanes), 4)), machine.lanes)
-    for cols in _divisors(conv.out_channels // conv.groups, 16):
+    for cols in divisors(conv.out_channels // conv.groups, 16):
         for vectors in range(1, min(-(-out_w // lanes), 4) + 1):
             for strip in [1] if matrix else strips(conv):
-                for rows in [1] if matrix else _divisors(strip, 8):
+                for rows in [1] if matrix else divisors(strip, 8):
                     if rows * cols * vectors + vectors <= machine.registers:
                         yield lanes, vectors, rows, cols, strip
 
@@ -81,7 +82,7 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
     for axis, (lanes, vectors, rows, cols, strip) in shapes:
         block = lanes * vectors if axis == "channels" else cols
         blocks = conv.groups * -(-(conv.out_channels // conv.groups) // block)
-        passes = sorted({*_divisors(blocks, MAX_PASS), blocks})
+        passes = sorted({*divisors(blocks, MAX_PASS), blocks})
         if (conv.out_channels // conv.groups) % block and conv.batch * conv.output_size[0] > 1:
             passes = [blocks]  # split among steps, the smaller last block would be cut out of the parallel loop, and run on one thread
         for pass_blocks in passes:

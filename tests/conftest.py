@@ -26,6 +26,12 @@ class Done:
     err: str
 
 
+@pytest.fixture(autouse=True)
+def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests a timed process never has its CPUs to itself: starting it anew, seconds each time, would not help."""
+    monkeypatch.setattr("im2win.contest.RESTARTS", 0)
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
     """A log in a folder that does not exist yet."""

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from im2win import bench, ceilings
+from im2win import bench, ceilings, contest
 from im2win.contest import Worker, WorkerError, interleaved
 from im2win.memory import MeasureError, peak_of_library
 from im2win.peers import Array, Contender, OnnxRuntime, PeerError, Tensors, Torch, Trial, TvmDefault, peers
@@ -158,6 +158,30 @@ def test_worker_says_why_it_failed_and_serves_on(mood: str, message: str, timeou
         for _ in range(2):
             with pytest.raises(WorkerError, match=message):
                 worker.prepare(SMALL, seed=0)
+
+
+class Shares(Worker):
+    """Threads that get these shares of two CPUs, one warm-up after the other."""
+
+    def __init__(self, *shares: float) -> None:
+        super().__init__(Fake("fake"), threads=2)
+        self.shares, self.log, self._layer = list(shares), list[str](), (SMALL, 0)
+
+    def _ask(self, request: str, *arguments: Any) -> Any:
+        self.log.append(request)
+        return float(len(self.shares)), 2 * self.shares.pop(0)
+
+    def prepare(self, conv: Conv2d, seed: int) -> Any:
+        self.log.append("prepare")
+
+
+@pytest.mark.parametrize(("shares", "restarts"), [((0.9,), 0), ((0.5, 0.6, 0.8), 2), ((0.5,) * 4, 3)])
+def test_a_process_whose_threads_share_a_core_is_started_anew(
+    shares: tuple[float, ...], restarts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contest, "RESTARTS", 3)
+    worker = Shares(*shares)
+    assert worker.warm(0.5) == len(shares) - restarts and worker.log == ["warm", *["prepare", "warm"] * restarts]
 
 
 def test_rounds_time_what_was_asked() -> None:

@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm
 from emulated import ROWS, Emulated, Kernel, differences, expected, generated, tiles, typed
 from oracle import exact_tensors, normal_tensors
+from recorded import fill, ok
 
+from im2win.backends import backend_for
 from im2win.cuda_packing import CudaPack
+from im2win.fingerprint import fingerprint
 from im2win.gpu import H200
+from im2win.logs import Log
+from im2win.lookup import search
 from im2win.problem import Conv2d
+from im2win.ranking import default_tile
 from im2win.reference import error, reference, tolerance
 from im2win.schedules.cuda.kernel import pack_of, product_of
 from im2win.schedules.cuda.legality import problems
@@ -151,6 +158,22 @@ def test_fewer_products_are_estimated_to_be_faster() -> None:
     assert plan is not None
     winograd = min(estimate(conv, tile, H200, PLAN).seconds for tile in tiles(conv, "winograd", "fma"))
     assert winograd < min(estimate(conv, tile, H200, plan).seconds for tile in tiles(conv, "implicit_gemm", "fma"))
+
+
+def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log: Log) -> None:
+    """Neither by default nor from the record of another layer: relu6 cuts off outputs, and errors count for more."""
+    plain, clipped = (Conv2d.parse(f"n8-c64x28x28-k128x3x3-p1{end}") for end in ("", "-relu6"))
+    backend = backend_for(H200)
+    taken = {conv: [m for m in FORMS[3] if backend.proven(conv, kernel("fma", m)[1])] for conv in (plain, clipped)}
+    assert taken == {plain: [2, 4], clipped: [2]}
+    assert default_tile(plain, "winograd", H200)[1].outputs == 4 and default_tile(clipped, "winograd", H200)[1].outputs == 2
+    facts = {"algorithm": "winograd", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
+    facts["fingerprint"] = fingerprint("winograd", "cuda")
+    fill(log, *(ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]))
+    found = {conv: search(conv, H200, ["winograd"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
+    assert [(one.rung, one.record.tile["outputs"]) for one in found.values() if one.record] == [
+        ("exact", 6), ("nearest layer", 4), ("nearest layer", 2),
+    ]  # fmt: skip
 
 
 # --- filters and launches

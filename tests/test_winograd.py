@@ -270,3 +270,9 @@ def test_transformed_filters_are_rounded_once() -> None:
 def test_bad_packs(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WinogradPack(*arguments)
+
+
+def test_integers_are_not_transformed() -> None:
+    conv = Conv2d(1, 3, 8, 8, 4, 3, dtype="int8")
+    with pytest.raises(ValueError, match="`w` has dtype int8; Winograd's transformed filters are fractions"):
+        WinogradPack(2, 4).filter(conv, np.ones(conv.filter_shape, np.int8))

@@ -219,13 +219,17 @@ def test_tiles_from_plain_values() -> None:
     assert WinogradTile.from_dict(TILE.as_dict()) == TILE
     with pytest.raises(ValueError, match=r"`cols` \(='4'\) must be of type int"):
         im2win.build(PLAIN, algorithm="winograd", tile={**TILE.as_dict(), "cols": "4"})
-    with pytest.raises(ValueError, match=r"fields .* must be"):
-        im2win.build(PLAIN, algorithm="winograd", tile={"rows": 1})
+    other = default_tile(PLAIN, "direct")[1]
+    for algorithm, tile in (("winograd", {"rows": 1}), ("winograd", other), ("direct", TILE)):
+        with pytest.raises(ValueError, match=r"tile: fields .* must be"):
+            im2win.build(PLAIN, algorithm=algorithm, tile=tile)
+    with pytest.raises(ValueError, match=r"`tile` \(='F\(2, 3\)'\) must be a tile of `algorithm` winograd, or a mapping"):
+        im2win.build(PLAIN, algorithm="winograd", tile="F(2, 3)")
 
 
 REASONS = [
-    ("n1-c8x8x8-k8x3x3-s2", "tiles of neighbouring windows need stride 1"),
-    ("n1-c8x8x8-k8x3x3-d2", "tiles of neighbouring windows need dilation 1"),
+    ("n1-c8x8x8-k8x3x3-s2", "Winograd's form is for stride 1 and dilation 1"),
+    ("n1-c8x8x8-k8x3x3-d2", "Winograd's form is for stride 1 and dilation 1"),
     ("n1-c8x8x8-k8x1x3", "transforms are for kernels of 2 to 7 rows and columns"),
     ("n1-c8x12x12-k8x8x8", "transforms are for kernels of 2 to 7 rows and columns"),
     ("n1-c8x8x8-k8x3x3-g8", "depthwise layers have no sums over channels, which transforms could pay for"),

@@ -34,6 +34,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from im2win.compute import nest, winograd
 from im2win.problem import Conv2d
+from im2win.schedules import tails
 from im2win.schedules.winograd.tile import WinogradTile
 from im2win.schedules.winograd.turn import into_intrin, out_intrin
 
@@ -166,13 +167,6 @@ def _unroll(sch: Schedule, *loops: Any) -> None:
         sch.unroll(loop)
 
 
-def _likely(predicate: Any) -> Any:
-    """Each condition by itself, so that loops are cut one after the other."""
-    if isinstance(predicate, tirx.And):
-        return tirx.And(_likely(predicate.a), _likely(predicate.b))
-    return predicate if isinstance(predicate, tirx.IntImm) else tirx.likely(predicate)
-
-
 def mark_sums(stmt: Any) -> Any:
     """Marks the conditions of the register tile's blocks as likely, for LoopPartition to cut away.
 
@@ -182,7 +176,7 @@ def mark_sums(stmt: Any) -> Any:
         old = stmt.block
         inside = (old.init, old.alloc_buffers, old.match_buffers, old.annotations)
         block = SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, mark_sums(old.body), *inside)
-        return SBlockRealize(stmt.iter_values, _likely(stmt.predicate) if old.name_hint in _SUMS else stmt.predicate, block)
+        return SBlockRealize(stmt.iter_values, tails._likely(stmt.predicate) if old.name_hint in _SUMS else stmt.predicate, block)
     if isinstance(stmt, tirx.For):
         return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, mark_sums(stmt.body), stmt.thread_binding, stmt.annotations)
     if isinstance(stmt, tirx.SeqStmt):

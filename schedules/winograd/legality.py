@@ -12,16 +12,17 @@ from im2win.schedules.tile import VECTORS
 from im2win.schedules.winograd.tile import WinogradTile
 from im2win.winograd_error import TRUSTED, expected, trusted
 from im2win.winograd_packing import WinogradPack
+from im2win.winograd_tiles import spread
 
 LARGEST = 8  # rows and columns of an input tile: beyond, transforms cost more than products save
 
 
 def unable(conv: Conv2d) -> str | None:
     """Why no tile suits a problem; None if one does."""
+    if (reason := spread(conv)) is not None:
+        return reason
     filters = conv.out_channels // conv.groups
     rules = [
-        (conv.stride == (1, 1), "tiles of neighbouring windows need stride 1"),
-        (conv.dilation == (1, 1), "tiles of neighbouring windows need dilation 1"),
         (min(conv.kernel) > 1 and max(conv.kernel) < LARGEST, f"transforms are for kernels of 2 to {LARGEST - 1} rows and columns"),
         (not conv.depthwise, "depthwise layers have no sums over channels, which transforms could pay for"),
         (conv.groups == 1 or filters % 4 == 0, f"a group's output channels (={filters}) must be a multiple of 4, the least vector"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from im2win.compute.winograd import tiles
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.schedules.space import even_tiles
+from im2win.schedules.space import MAX_PASS, divisors, even_tiles
 from im2win.schedules.tile import VECTORS
 from im2win.schedules.winograd.legality import LARGEST, problems
 from im2win.schedules.winograd.tile import WinogradTile
@@ -15,7 +15,6 @@ from im2win.winograd_error import trusted
 
 MAX_STRIP = 8  # rows of tiles
 MAX_IMAGES, MAX_TILES = 16, 128  # images together, where their tiles are not more than this
-MAX_PASS = 16  # channel blocks
 MAX_VECTORS = 6
 
 
@@ -26,10 +25,6 @@ def forms(conv: Conv2d) -> list[int]:
         if trusted(conv, outputs) and all(tiles(conv, outputs) != tiles(conv, smaller) for smaller in found):
             found.append(outputs)
     return found
-
-
-def _divisors(number: int, most: int) -> list[int]:
-    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def widths(channels: int, machine: Machine, least: int) -> list[int]:
@@ -50,9 +45,9 @@ def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> It
 
 def _strips(conv: Conv2d, rows: int, cols: int) -> Iterator[tuple[int, int]]:
     """(rows of tiles, images): parts of an image, and several images that are small."""
-    for strip in _divisors(rows, MAX_STRIP):
+    for strip in divisors(rows, MAX_STRIP):
         yield strip, 1
-    for images in _divisors(conv.batch, MAX_IMAGES):
+    for images in divisors(conv.batch, MAX_IMAGES):
         if images > 1 and images * rows * cols <= MAX_TILES:
             yield rows, images
 
@@ -66,7 +61,7 @@ def _candidates(conv: Conv2d, machine: Machine) -> Iterator[WinogradTile]:
                 for strip, images in _strips(conv, rows, cols_of_tiles):
                     for vectors, cols in _register_tiles(strip * images * cols_of_tiles, filters, lanes, machine):
                         blocks = conv.groups * -(-filters // (lanes * vectors))
-                        for pass_blocks in sorted({*_divisors(blocks, MAX_PASS), blocks}):
+                        for pass_blocks in sorted({*divisors(blocks, MAX_PASS), blocks}):
                             for unroll in sorted({1, min(depth, 4)}):
                                 yield WinogradTile(outputs, depth, lanes, vectors, cols, strip, images, pass_blocks, unroll)
 

@@ -13,6 +13,7 @@ from im2win.gpu import Gpu, device_gpu
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
+from im2win.winograd_error import trusted
 
 Device = Machine | Gpu
 
@@ -65,7 +66,7 @@ class Backend(Protocol):
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
     def fingerprint(self, name: str) -> str: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
-    def proven(self, tile: Tile) -> bool: ...
+    def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
 
 
 class CpuBackend:
@@ -144,8 +145,8 @@ class CpuBackend:
         """The arithmetic of a tile's kernel."""
         return "float32"
 
-    def proven(self, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned may be used."""
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned for this problem may be used."""
         return True
 
 
@@ -266,9 +267,9 @@ class CudaBackend:
         accuracy: Accuracy = tile.arithmetic.accuracy
         return accuracy
 
-    def proven(self, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned may be used: not Winograd's form of six outputs, whose errors are near the tolerance."""
-        return bool(tile.outputs <= 4)
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned for this problem may be used: not Winograd's form where its errors are near the tolerance."""
+        return tile.outputs == 0 or (tile.outputs <= 4 and trusted(conv, tile.outputs))
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

@@ -14,7 +14,7 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import algorithm, candidates
-from im2win.backends import Device, backend_for, device_for
+from im2win.backends import Device, Tile, backend_for, device_for
 from im2win.codegen import Compiled, compile_module
 from im2win.gpu import Gpu
 from im2win.lookup import choose
@@ -24,7 +24,6 @@ from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.reference import Accuracy
 from im2win.runtime import Manifest, Op
-from im2win.schedules.tile import Tile
 
 
 def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:
@@ -115,7 +114,7 @@ def build(
         target: "cpu" or "cuda".
         logs: a folder of tuning records looked up before those that ship with the package; None for these only.
         algorithm: a name of the registry, or "auto" for the fastest known.
-        tile: build exactly this (then `algorithm` must be named).
+        tile: build exactly this, a tile of the algorithm's or its plain values (then `algorithm` must be named).
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
             TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU.
@@ -130,7 +129,9 @@ def build(
         if algorithm == "auto":
             raise ValueError("`tile` needs a named `algorithm`: the same numbers mean different kernels.")
         row = candidates(algorithm, conv, target, accuracy)[0]
-        chosen = backend_for(device).tile(row, tile) if isinstance(tile, Mapping) else tile
+        if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
+            raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
+        chosen = backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict())
         return build_tile(conv, row.name, chosen, device)
     rows = candidates(algorithm, conv, target, accuracy)
     found = choose(conv, device, [row.name for row in rows], logs, accuracy)

@@ -21,14 +21,14 @@ from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
 
+_FORM = (winograd, straight_line, winograd_packing)  # of Winograd's convolution: what CPU and CUDA share
+
 # What every CPU kernel goes through, by the family of its scheduler. Files that only choose tiles (model, space) or other schedules
 # (ladder) do not count.
 _PIPELINES: dict[str, tuple[ModuleType, ...]] = {
     "windows": (codegen, packing, cpu, registers, tails, tile, turn),
-    "winograd": (
-        codegen, registers, tails, turn, winograd_cpu, winograd_tile, winograd_turn, winograd, straight_line, winograd_packing,
-    ),
-}  # fmt: skip
+    "winograd": (codegen, registers, tails, turn, winograd_cpu, winograd_tile, winograd_turn, *_FORM),
+}
 
 
 # And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
@@ -75,7 +75,7 @@ def _cuda_sources(algorithm: str) -> dict[str, str]:
     paths = [path for path in folder.glob("*.py") if path.stem not in _NOT_TUNED and _OF_ONE.get(path.stem, algorithm) == algorithm]
     sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in paths}
     sources["device"] = repr((folder / "device.hpp").read_text())
-    of_one = (winograd, straight_line, winograd_packing, winograd_tiles) if algorithm == "winograd" else ()
+    of_one = (*_FORM, winograd_tiles) if algorithm == "winograd" else ()
     return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest, *of_one)}
 
 

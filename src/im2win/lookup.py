@@ -190,12 +190,18 @@ def search(
             return "; ".join(broken)
         return None
 
+    def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
+        broken = tile_problems(problem, name, tile, device, accuracy)
+        if broken or backend.proven(problem, backend.tile(ALGORITHMS[name], tile)):
+            return broken
+        return ["its errors may be above the tolerance: only tuning, which measures them, takes it"]
+
     return find(
         conv,
         backend.name,
         logs=open_logs(logs),
         accepts=accepts,
-        legal=lambda problem, name, tile: tile_problems(problem, name, tile, device, accuracy),
+        legal=legal,
         target=backend.target,
         threads=backend.threads,
     )

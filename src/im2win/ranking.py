@@ -16,9 +16,9 @@ def ranked_tiles(conv: Conv2d, row: Algorithm, device: Device, accuracy: Accurac
     return backend_for(device, accuracy).ranked(conv, row)
 
 
-def _usable(ranked: list[tuple[float, Any]], backend: Backend, named: bool) -> list[tuple[float, Any]]:
+def _usable(conv: Conv2d, ranked: list[tuple[float, Any]], backend: Backend, named: bool) -> list[tuple[float, Any]]:
     """The proven tiles; if there are none, all of them for an algorithm that the user named."""
-    proven = [pair for pair in ranked if backend.proven(pair[1])]
+    proven = [pair for pair in ranked if backend.proven(conv, pair[1])]
     return proven or (ranked if named else [])
 
 
@@ -35,7 +35,7 @@ def default_tile(
     """
     backend = backend_for(machine or Machine.host(), accuracy)
     rows = candidates(algorithm, conv, backend.target, accuracy)
-    spaces = [(row, _usable(backend.ranked(conv, row), backend, algorithm != "auto")) for row in rows]
+    spaces = [(row, _usable(conv, backend.ranked(conv, row), backend, algorithm != "auto")) for row in rows]
     best = [(*ranked[0], row.name) for row, ranked in spaces if ranked]
     if not best:
         raise ValueError(f"no tile of `algorithm` (={algorithm}) is legal for {conv} on {backend.name}.")

@@ -71,7 +71,8 @@ def _cost(row: _Row) -> int:
     return len(row) - (1 in row.values())
 
 
-def _dyadic(value: Fraction) -> bool:
+def dyadic(value: Fraction) -> bool:
+    """Whether a denominator is a power of two: binary floats hold such numbers exactly."""
     return value.denominator & (value.denominator - 1) == 0
 
 
@@ -79,7 +80,7 @@ def _normalised(row: _Row) -> tuple[Fraction, _Row]:
     """factor, row / factor: with a factor 1 in it, and with denominators that are powers of two where the row's own are."""
     for factor in sorted(row.values(), key=lambda value: (abs(value) != 1, value < 0)):
         scaled = {place: value / factor for place, value in row.items()}
-        if all(map(_dyadic, scaled.values())) or not all(map(_dyadic, row.values())):
+        if all(map(dyadic, scaled.values())) or not all(map(dyadic, row.values())):
             return factor, scaled
     return Fraction(1), row
 

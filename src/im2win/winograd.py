@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from im2win.straight_line import dyadic
+
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 # Found by search over 0, pairs of opposite fractions and at most one more, all up to 4 with denominators up to 4: the least `noise` with
@@ -67,9 +69,9 @@ class Transform:
     @property
     def dyadic(self) -> bool:
         """Whether G's denominators are powers of two as well: then small integers are transformed and multiplied without rounding."""
-        return all(value.denominator & (value.denominator - 1) == 0 for row in self.g for value in row)
+        return all(dyadic(value) for row in self.g for value in row)
 
-    @property
+    @functools.cached_property
     def noise(self) -> float:
         """How much more than a direct sum the products' rounding shows in an output, if errors are independent: a root mean square.
 
@@ -105,6 +107,7 @@ def minimal_operations(outputs: int, taps: int) -> int:
     return outputs + taps - 1
 
 
+@functools.cache
 def default_points(count: int) -> tuple[Fraction, ...]:
     """Finite points of little noise: the best found up to nine of them, then ever more fractions that lie between those.
 

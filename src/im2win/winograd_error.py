@@ -5,6 +5,7 @@ And the rule that follows from it: which F(m, r) keep the project's tolerance, f
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from im2win.problem import Conv2d
 from im2win.reference import error, tolerance
 from im2win.straight_line import program
 from im2win.winograd import Matrix, Transform, transform
+from im2win.winograd_packing import floats
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +63,7 @@ def _both_ways(matrix: Matrix, tiles: Array) -> Array:
 
 def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
     """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums of `dtype` products."""
-    g = np.array([[float(value) for value in row] for row in form.g])
+    g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
     return _both_ways(form.at, np.matmul(inputs, kernels)).astype(dtype)
@@ -103,6 +105,7 @@ def table(sizes: Iterable[tuple[int, int]], channels: Iterable[int], dtype: str 
     return [measure(outputs, taps, depth, dtype, **how) for outputs, taps in sizes for depth in depths]
 
 
+@functools.lru_cache(maxsize=256)
 def expected(conv: Conv2d, outputs: int) -> float:
     """An estimate of the error, relative to the largest output, that Winograd's form with m = `outputs` has on a problem.
 

@@ -16,13 +16,14 @@ Array = npt.NDArray[Any]
 AXES = "bkcij"
 
 
+def floats(matrix: Matrix) -> Array:
+    """A matrix of rationals in float64."""
+    return np.array([[float(value) for value in row] for row in matrix])
+
+
 def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
     """[out_channels, in_channels / groups, t_h, t_w] in float64: filters of `conv.filter_shape` in the form of F(outputs, kernel)."""
-
-    def matrix(rows: Matrix) -> Array:
-        return np.array([[float(value) for value in row] for row in rows])
-
-    down, across = (matrix(transform(outputs, taps).g) for taps in conv.kernel)
+    down, across = (floats(transform(outputs, taps).g) for taps in conv.kernel)
     return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
 
 
@@ -67,7 +68,13 @@ class WinogradPack:
         return tuple(extents[axis] for axis in self.order)
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
-        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous."""
+        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous.
+
+        Raises:
+            ValueError: filters of integers, which their transform is not.
+        """
+        if w.dtype.kind != "f":
+            raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         fill = ((0, self.blocks_per_group(conv) * self.block - per_group), (0, self.depth(conv) - w.shape[1]))
         form = transformed(conv, w, self.outputs).astype(w.dtype)

@@ -82,13 +82,18 @@ def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
     return Tiles(conv, outputs, 1, math.ceil(row.counts[0] / count))
 
 
+def spread(conv: Conv2d) -> str | None:
+    """Why windows do not share inputs as Winograd's form has them; None if they do. On every target."""
+    return None if conv.stride == conv.dilation == (1, 1) else "Winograd's form is for stride 1 and dilation 1"
+
+
 def refusal(conv: Conv2d) -> str | None:
-    """Why Winograd's form cannot compute a convolution; None if it can."""
+    """Why no CUDA kernel computes a convolution in Winograd's form; None if one does."""
     down, across = conv.kernel
     if down != across or down not in FORMS:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
-    if conv.stride != (1, 1) or conv.dilation != (1, 1):
-        return "Winograd's form is for stride 1 and dilation 1"
+    if (reason := spread(conv)) is not None:
+        return reason
     if conv.dtype != "float32":
         return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks"
     return None
