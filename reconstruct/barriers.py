@@ -1,0 +1,178 @@
+"""Which barriers a kernel needs: decided by an argument about indices, barrier by barrier, and never by trying.
+
+For every barrier, with all earlier decisions in force: without it two epochs become one. If no two threads of different warps meet in it, a
+barrier of the warp is enough; if no two threads of a warp meet, either, none is. Threads meet at a byte that both touch and one writes;
+every address of every thread and iteration is enumerated (`trace`, `footprints`). Global memory that the kernel writes counts like shared
+memory. A fence or an atomic operation keeps its barriers: other blocks see in which order things happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from im2win.reconstruct.footprints import Ledger, Meeting
+from im2win.reconstruct.rules import Match
+from im2win.reconstruct.trace import NotShown, Trace, Waited, written
+from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
+
+Needed = Literal["needed", "not shown", "warp", "none"]
+ORDER = "barriers"
+BLOCKS = 4096  # of a grid that are looked at one by one where places depend on the block
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one barrier.
+
+    number: counts the kernel's barriers in the order of the text. line: in the source. scope: "block" or "warp", what it is.
+    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of a warp meet; "none": no threads meet.
+    """
+
+    kernel: str
+    number: int
+    line: int
+    span: tuple[int, int]
+    scope: str
+    outcome: Needed
+    why: str
+
+    @property
+    def replacement(self) -> str | None:
+        """The text in its place; None where it stays."""
+        if self.outcome == "none":
+            return ""
+        return "__syncwarp();" if self.outcome == "warp" and self.scope == "block" else None
+
+
+def judge(kernel: Kernel) -> list[Verdict]:
+    """A verdict on every barrier of a kernel, in the order of the text.
+
+    Raises:
+        ReconstructError: the kernel's launch is not known.
+    """
+    if not kernel.barriers:
+        return []
+    try:
+        ledgers = _ledgers(kernel)
+    except NotShown as error:
+        return [_verdict(kernel, number, "not shown", str(error)) for number in range(len(kernel.barriers))]
+    state = [barrier.scope for barrier in kernel.barriers]
+    found = []
+    for number in range(len(state)):
+        outcome, why = _decide(kernel, ledgers, state, number)
+        if outcome in ("warp", "none"):
+            state[number] = outcome
+        found.append(_verdict(kernel, number, outcome, why))
+    return found
+
+
+def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:
+    barrier = kernel.barriers[number]
+    return Verdict(kernel.name, number, kernel.line(barrier.span[0]), barrier.span, barrier.scope, outcome, why)
+
+
+def _ledgers(kernel: Kernel) -> list[Ledger]:
+    """One for every block that must be looked at: the first, where nothing depends on the block."""
+    outputs = written(kernel)
+    loose = [parameter.name for parameter in kernel.parameters if parameter.element and not parameter.restrict]
+    if outputs and loose:
+        raise NotShown(f"parameter {loose[0]} is not __restrict__: what it points to may be what the kernel writes")
+    tracked = {array.name for array in kernel.shared} | outputs
+    try:
+        return [Ledger(Trace(kernel, tracked), kernel.threads)]
+    except NotShown as error:
+        count = math.prod(kernel.launch.grid)
+        if count > BLOCKS:
+            raise
+        first = error
+    x, y, _ = kernel.launch.grid
+    try:
+        return [
+            Ledger(Trace(kernel, tracked, (np.array([i % x]), np.array([i // x % y]), np.array([i // (x * y)]))), kernel.threads)
+            for i in range(count)
+        ]
+    except NotShown:
+        raise first from None
+
+
+def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], number: int) -> tuple[Needed, str]:
+    """Block barriers first: without this one, do warps meet? Then barriers of any kind: do threads?"""
+    if state[number] == "block":
+        held = _held(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
+        if held is not None:
+            return held
+    held = _held(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
+    if held is None:
+        return "none", "no thread touches what another writes"
+    if held[0] == "needed" and state[number] == "block" and "other blocks" not in held[1]:
+        return "warp", f"only threads of one warp meet: {held[1]}"
+    return held
+
+
+def _held(
+    kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int
+) -> tuple[Needed, str] | None:
+    """Why a barrier must stay among those that are `apart`; None if without it no threads of different groups of `per` meet."""
+    for ledger in ledgers:
+        for group in ledger.groups(lambda wait: wait.number != number and apart(wait)):
+            if not any(epoch.ended and epoch.ended.number == number for epoch in group[:-1]):
+                continue
+            fence = next((epoch.fence for epoch in group if epoch.fence), None)
+            if fence:
+                return "needed", f"it orders {fence.text} in line {kernel.line(fence.span[0])}, which other blocks take part in"
+            meeting = next(ledger.meetings(group, per), None)
+            if meeting is not None:
+                sure = meeting.certain and meeting.parted
+                return ("needed" if sure else "not shown"), _described(kernel, meeting)
+    return None
+
+
+def _described(kernel: Kernel, meeting: Meeting) -> str:
+    """The meeting in words."""
+    one, other = meeting.one, meeting.other
+    does = "writes" if other.write else "reads"
+    place = f"byte {meeting.byte} of {meeting.buffer}"
+    first, second = (_thread(kernel, thread) for thread in (meeting.thread, meeting.another))
+    may = "" if meeting.certain else "may "
+    text = f"{first} {may}writes {place} in line {kernel.line(one.span[0])}, {second} {may}{does} it in line {kernel.line(other.span[0])}"
+    return text + ("" if meeting.parted else ", and no barrier is between them even now")
+
+
+def _thread(kernel: Kernel, thread: int) -> str:
+    x, y, z = kernel.launch.block
+    index = (thread % x, thread // x % y, thread // (x * y)) if y * z > 1 else thread
+    return f"thread {index} of warp {thread // WARP}"
+
+
+def edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
+    """The changes that verdicts allow."""
+    return [
+        Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, ORDER, verdict.why)
+        for verdict in verdicts
+        if verdict.replacement is not None
+    ]
+
+
+def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
+    """The whole line of a barrier that stands alone in it, else the barrier."""
+    start = kernel.source.rfind("\n", 0, verdict.span[0]) + 1
+    end = kernel.source.find("\n", verdict.span[1]) + 1
+    alone = kernel.source[start:end].strip() == kernel.source[slice(*verdict.span)]
+    return (start, end) if alone else verdict.span
+
+
+def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
+    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts.
+
+    A verdict holds for the source it was made of; each kernel is judged once, with all its barriers.
+    """
+    verdicts = {name: judge(kernel) for name, kernel in unit.kernels.items()}
+    made = [edit for name, kernel in unit.kernels.items() for edit in edits(kernel, verdicts[name])]
+    result, matches = unit.edited(made)
+    return result, matches, [verdict for found in verdicts.values() for verdict in found]
+

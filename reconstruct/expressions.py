@@ -1,0 +1,351 @@
+"""Expressions of generated CUDA: read into trees, and evaluated for many threads, blocks and iterations at once.
+
+C's integer rules hold: division truncates, `%` has the dividend's sign, `>>` keeps the sign. What has no value here (data from memory,
+floating point, a type that would wrap) is unknown, which is None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[Any]
+
+
+class ExpressionError(ValueError):
+    """Text that is no expression of the kind that TVM writes; the message shows it."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A literal; None for one of floating point."""
+
+    value: int | None
+
+
+@dataclass(frozen=True)
+class Name:
+    """A variable, a parameter, or a built-in such as threadIdx."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """`base.field`"""
+
+    base: Expr
+    field: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """`base[index]`"""
+
+    base: Expr
+    index: Expr
+
+
+@dataclass(frozen=True)
+class Call:
+    """`function<template>(arguments)`"""
+
+    function: str
+    template: str
+    arguments: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """`(type)operand`"""
+
+    type: str
+    operand: Expr
+
+
+@dataclass(frozen=True)
+class Unary:
+    """`-x`, `!x`, `~x`, `*pointer`, `&place`"""
+
+    operator: str
+    operand: Expr
+
+
+@dataclass(frozen=True)
+class Binary:
+    """`left operator right`"""
+
+    operator: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`condition ? then : other`"""
+
+    condition: Expr
+    then: Expr
+    other: Expr
+
+
+Expr = Number | Name | Member | Index | Call | Cast | Unary | Binary | Choice
+
+_SCALARS = {
+    "bool": 1, "char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "half_t": 2, "nv_bfloat16": 2,
+    "int16_t": 2, "uint16_t": 2, "int": 4, "uint": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "double": 8, "int64_t": 8,
+    "uint64_t": 8, "longlong": 8, "void": 1, "size_t": 8,
+}  # fmt: skip
+_LONG = {"unsigned int": "uint", "unsigned char": "uchar", "signed char": "char", "unsigned short": "ushort", "long long": "int64_t",
+         "unsigned long long": "uint64_t", "__half": "half", "__nv_bfloat16": "nv_bfloat16"}  # fmt: skip
+_VECTORS = {f"{name}{lanes}": size * lanes for name, size in _SCALARS.items() for lanes in (1, 2, 3, 4) if name[-1].isalpha()}
+_RANGES = {"int": (-(2**31), 2**31), "uint": (0, 2**32), "char": (-128, 128), "uchar": (0, 256), "short": (-(2**15), 2**15),
+           "ushort": (0, 2**16), "bool": (0, 2)}  # fmt: skip
+
+
+def plain_type(text: str) -> str:
+    """A type's name without qualifiers, in one of its spellings: "const unsigned int *" is "uint*"."""
+    words = re.sub(r"\b(const|volatile|__restrict__)\b", " ", text)
+    stars = words.count("*")
+    name = " ".join(words.replace("*", " ").split())
+    return _LONG.get(name, name) + "*" * stars
+
+
+def size_of(name: str) -> int | None:
+    """Bytes of a type, None for one that is not known."""
+    return 8 if name.endswith("*") else _SCALARS.get(name) or _VECTORS.get(name)
+
+
+_TYPE = r"(?:(?:const|volatile|unsigned|signed|long)\s+)*[A-Za-z_]\w*"
+_TOKEN = re.compile(
+    rf"""\s*(?:
+    (?P<cast>\(\s*(?:{_TYPE}\s*\*+|(?:const\s+)?(?:unsigned\ int|unsigned\ char|signed\ char|long\ long|
+        {"|".join(sorted({*_SCALARS, *_VECTORS}, key=len, reverse=True))}))\s*\)(?=\s*[\w(*&~!+-]))
+  | (?P<number>0[xX][0-9a-fA-F.]+(?:[pP][+-]?\d+)?[a-zA-Z]*|\d+\.?\d*(?:[eE][+-]?\d+)?[a-zA-Z]*)
+  | (?P<template>[A-Za-z_][\w:]*<[\w:,\ *]*>(?=\())
+  | (?P<name>[A-Za-z_][\w]*(?:::\w+)*)
+  | (?P<operator><<|>>|<=|>=|==|!=|&&|\|\||[-+*/%<>&|^~!?:.,()\[\]])
+    )""",
+    re.VERBOSE,
+)
+_LEVELS = {
+    operator: level
+    for level, operators in enumerate(("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %"))
+    for operator in operators.split()
+}
+
+
+class _Parser:
+    """Precedence climbing over the tokens of one expression."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens, at = text, list[tuple[str, str]](), 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise ExpressionError(f"not an expression that is understood: {text.strip()[:200]}")
+            self.tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
+            at = match.end()
+        self.tokens.append(("end", ""))
+        self.at = 0
+
+    def fail(self) -> ExpressionError:
+        return ExpressionError(f"not an expression that is understood: {self.text.strip()[:200]}")
+
+    def take(self, value: str = "") -> str:
+        kind, token = self.tokens[self.at]
+        if value and token != value or kind == "end":
+            raise self.fail()
+        self.at += 1
+        return token
+
+    def peek(self) -> str:
+        return self.tokens[self.at][1]
+
+    def whole(self) -> Expr:
+        found = self.choice()
+        if self.tokens[self.at][0] != "end":
+            raise self.fail()
+        return found
+
+    def choice(self) -> Expr:
+        condition = self.binary(0)
+        if self.peek() != "?":
+            return condition
+        self.take("?")
+        then = self.choice()
+        self.take(":")
+        return Choice(condition, then, self.choice())
+
+    def binary(self, level: int) -> Expr:
+        left = self.unary()
+        while self.tokens[self.at][0] == "operator" and _LEVELS.get(self.peek(), -1) >= level:
+            operator = self.take()
+            left = Binary(operator, left, self.binary(_LEVELS[operator] + 1))
+        return left
+
+    def unary(self) -> Expr:
+        kind, token = self.tokens[self.at]
+        if kind == "cast":
+            self.take()
+            return Cast(plain_type(token.strip("() \t\n")), self.unary())
+        if kind == "operator" and token in "-+!~*&":
+            self.take()
+            operand = self.unary()
+            return operand if token == "+" else Unary(token, operand)
+        return self.postfix(self.primary())
+
+    def postfix(self, base: Expr) -> Expr:
+        while self.peek() in (".", "["):
+            if self.take() == ".":
+                base = Member(base, self.take())
+            else:
+                base = Index(base, self.choice())
+                self.take("]")
+        return base
+
+    def primary(self) -> Expr:
+        kind, token = self.tokens[self.at]
+        self.take()
+        if kind == "number":
+            return Number(_integer(token))
+        if kind == "template" or kind == "name" and self.peek() == "(":
+            function, _, template = token.partition("<")
+            return Call(function, template.rstrip(">"), self.arguments())
+        if kind == "name":
+            return Name(token)
+        if token != "(":
+            raise self.fail()
+        inner = self.choice()
+        self.take(")")
+        return inner
+
+    def arguments(self) -> tuple[Expr, ...]:
+        self.take("(")
+        found = []
+        while self.peek() != ")":
+            found.append(self.choice())
+            if self.peek() != ")":
+                self.take(",")
+        self.take(")")
+        return tuple(found)
+
+
+def _integer(token: str) -> int | None:
+    match = re.fullmatch(r"(0[xX][0-9a-fA-F]+|\d+)[uUlL]*", token)
+    return int(match[1], 0) if match and not re.fullmatch(r"0\d+", match[1]) else None
+
+
+def parse(text: str) -> Expr:
+    """The tree of an expression.
+
+    Raises:
+        ExpressionError: it is none, or not of the kind that TVM writes.
+    """
+    return _Parser(text).whole()
+
+
+# --- values
+
+
+def _divide(a: Values, b: Values) -> Values:
+    quotient = np.abs(a) // np.abs(b)
+    return np.where((a < 0) != (b < 0), -quotient, quotient)
+
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": _divide, "%": lambda a, b: a - _divide(a, b) * b, "<<": np.left_shift,
+    ">>": np.right_shift, "&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "<": np.less, ">": np.greater,
+    "<=": np.less_equal, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal, "&&": lambda a, b: (a != 0) & (b != 0),
+    "||": lambda a, b: (a != 0) | (b != 0),
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum, "abs": np.abs}
+Scope = Mapping[str, Values | None]
+
+
+def evaluate(expr: Expr, scope: Scope) -> Values | None:
+    """Integer values of an expression, for all elements of the scope's arrays at once; None where it has none.
+
+    Args:
+        scope: values by name; of built-ins by "threadIdx.x" and the like. They broadcast against each other.
+    """
+    match expr:
+        case Number(value):
+            return None if value is None else np.int64(value)  # type: ignore[return-value]
+        case Name(name):
+            return scope.get(name)
+        case Member(Name(base), field):
+            return scope.get(f"{base}.{field}")
+        case Cast(type_, operand):
+            return _converted(type_, evaluate(operand, scope))
+        case Unary(operator, operand) if operator in "-!~":
+            value = evaluate(operand, scope)
+            return None if value is None else {"-": np.negative, "!": lambda x: x == 0, "~": np.invert}[operator](value)  # type: ignore[operator]
+        case Binary(operator, left, right):
+            a, b = evaluate(left, scope), evaluate(right, scope)
+            if a is None or b is None or (operator in "/%" and not np.all(b)):
+                return None
+            value = _OPERATIONS[operator](_number(a), _number(b))
+            return None if (_wraps(left) or _wraps(right)) and np.any(value < 0) else value
+        case Choice(condition, then, other):
+            chosen, a, b = (evaluate(part, scope) for part in (condition, then, other))
+            return None if chosen is None or a is None or b is None else np.where(chosen != 0, _number(a), _number(b))
+        case Call(function, _, arguments) if function in _FUNCTIONS:
+            values = [evaluate(argument, scope) for argument in arguments]
+            known = [value for value in values if value is not None]
+            return _FUNCTIONS[function](*known) if len(known) == len(values) else None
+    return None
+
+
+def _number(value: Values) -> Values:
+    return value.astype(np.int64) if value.dtype == bool else value
+
+
+def _converted(type_: str, value: Values | None) -> Values | None:
+    if value is None or type_ in ("int64_t", "uint64_t", "size_t", "longlong"):
+        return value
+    low, high = _RANGES.get(type_, (1, 0))
+    return value if np.all(_number(value) >= low) and np.all(_number(value) < high) else None
+
+
+def _wraps(expr: Expr) -> bool:
+    """Whether it is of an unsigned type, whose differences wrap: what threadIdx and its like are until they are converted."""
+    match expr:
+        case Member(Name("threadIdx" | "blockIdx" | "blockDim" | "gridDim"), _):
+            return True
+        case Cast(type_, operand):
+            return type_.startswith("u")
+        case Binary(_, left, right):
+            return _wraps(left) or _wraps(right)
+    return False
+
+
+def walk(expr: Expr) -> list[Expr]:
+    """The expression and everything in it, outermost first."""
+    children: tuple[Expr, ...] = ()
+    match expr:
+        case Member(base, _):
+            children = (base,)
+        case Index(base, index):
+            children = (base, index)
+        case Call(_, _, arguments):
+            children = arguments
+        case Cast(_, operand) | Unary(_, operand):
+            children = (operand,)
+        case Binary(_, left, right):
+            children = (left, right)
+        case Choice(condition, then, other):
+            children = (condition, then, other)
+    return [expr, *(inner for child in children for inner in walk(child))]
+
+
+def names(expr: Expr) -> set[str]:
+    """Variables and built-ins of an expression, the latter as "threadIdx.x"."""
+    found = {part.name for part in walk(expr) if isinstance(part, Name)}
+    members = {(part.base.name, part.field) for part in walk(expr) if isinstance(part, Member) and isinstance(part.base, Name)}
+    return (found - {base for base, _ in members}) | {f"{base}.{field}" for base, field in members}

@@ -1,0 +1,516 @@
+"""What the threads of a kernel read and write, in order: every address of every thread, block and iteration, as numbers.
+
+Indices of generated code are integer expressions of threadIdx, blockIdx, loop variables and constants, so all of them can be enumerated. A
+condition on data counts as one that may hold. What cannot be enumerated raises `NotShown`; nothing is guessed.
+
+Arrays of values have the axes (loops..., blocks, threads), the innermost loop first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from im2win.reconstruct.expressions import (
+    Binary,
+    Call,
+    Cast,
+    Choice,
+    Expr,
+    Index,
+    Member,
+    Name,
+    Unary,
+    Values,
+    evaluate,
+    names,
+    size_of,
+    walk,
+)
+from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.statements import (
+    Assignment,
+    Barrier,
+    Declaration,
+    Effect,
+    If,
+    Loop,
+    Opaque,
+    Scope,
+    Span,
+    Statement,
+    blanked,
+    closing,
+    every,
+)
+from im2win.reconstruct.unit import Kernel
+
+CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
+
+
+class NotShown(ReconstructError):
+    """Code that the argument by indices does not cover; the message says which line and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """Bytes of a buffer that threads read or write.
+
+    start: offsets of the first byte, (loops..., blocks, threads). mask: where it happens, None for everywhere. certain: whether it does
+    happen there, rather than only may. pending: an asynchronous copy, under way until it is waited for.
+    """
+
+    buffer: str
+    write: bool
+    width: int
+    start: Values
+    mask: Values | None
+    certain: bool
+    span: Span
+    pending: bool = False
+
+
+@dataclass(frozen=True)
+class Waited:
+    """A barrier that is reached; `number` counts the kernel's barriers in the order of the text."""
+
+    number: int
+    scope: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Closes a group of asynchronous copies."""
+
+
+@dataclass(frozen=True)
+class Landed:
+    """All groups but the newest `left` have landed."""
+
+    left: int
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A fence, an atomic operation or a wait that other blocks take part in."""
+
+    span: Span
+    text: str
+
+
+Event = Access | Waited | Commit | Landed | Fence
+
+_FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|ticket)\w*|__nanosleep)$")
+_REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
+_SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies|signal|await|ticket)|__threadfence|atomic")
+_POINTER_CASTS = ("static_cast", "reinterpret_cast")
+_FRAGMENT = re.compile(
+    r"nvcuda::wmma::fragment<nvcuda::wmma::(?P<use>matrix_a|matrix_b|accumulator), (?P<m>\d+), (?P<n>\d+), (?P<k>\d+), "
+    r"\w+(?:, nvcuda::wmma::(?P<layout>row|col)_major)?> (?P<name>\w+)\["
+)
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """Where an expression points: a buffer, an offset in bytes (None: unknown), and the size of what is there."""
+
+    buffer: str
+    offset: Values | None
+    size: int
+
+
+def written(kernel: Kernel) -> set[str]:
+    """Parameters that a kernel may write: those on the left of an assignment, and those it hands to functions."""
+    found = set[str]()
+    for part in every(kernel.statements):
+        if isinstance(part, Assignment):
+            found |= _base(part.target)
+        for expr in expressions(part):
+            for call in (inner for inner in walk(expr) if isinstance(inner, Call)):
+                copies = call.function == "im2win::copy_async"
+                for argument in call.arguments[:1] if copies else call.arguments:
+                    found |= _base(argument) if isinstance(argument, Unary | Name | Cast | Binary) else set()
+    return found & {parameter.name for parameter in kernel.parameters}
+
+
+def _base(expr: Expr) -> set[str]:
+    """What an expression that names a place begins at."""
+    match expr:
+        case Name(name):
+            return {name}
+        case Index(base, _) | Member(base, _) | Cast(_, base) | Unary("*" | "&", base):
+            return _base(base)
+        case Binary("+" | "-", left, right):
+            return _base(left) | _base(right)
+        case Call(function, _, arguments) if function in _POINTER_CASTS:
+            return _base(arguments[0])
+    return set()
+
+
+def expressions(part: Statement) -> list[Expr]:
+    """The expressions of one statement, not of those inside it."""
+    match part:
+        case Declaration(value=value):
+            return [value] if value is not None else []
+        case Assignment(target=target, value=value):
+            return [target, value]
+        case Effect(value=value):
+            return [value]
+        case Loop(start=start, stop=stop):
+            return [start, stop]
+        case If(condition=condition):
+            return [condition]
+    return []
+
+
+def functions(kernel: Kernel) -> dict[str, str]:
+    """Bodies of the functions that a source defines beside its kernels, by name."""
+    text = blanked(kernel.source)
+    found: dict[str, str] = {}
+    for match in re.finditer(r"\b(\w+)\s*\([^()]*\)\s*(?:const\s*)?\{", text):
+        if match[1] not in ("if", "for", "while", "switch") and not kernel.inner[0] <= match.start() < kernel.inner[1]:
+            found[match[1]] = found.get(match[1], "") + kernel.source[match.end() : closing(text, match.end() - 1)]
+    return found
+
+
+def synchronizes(part: Statement) -> bool:
+    """Whether a statement holds something whose order among others must be kept exactly."""
+    for inner in every([part]):
+        if isinstance(inner, Barrier):
+            return True
+        for expr in expressions(inner):
+            if any(isinstance(call, Call) and _SYNCHRONIZING.match(call.function) for call in walk(expr)):
+                return True
+    return False
+
+
+class Trace:
+    """The events of one kernel, for some of its blocks.
+
+    Args:
+        kernel: with its launch.
+        tracked: buffers whose accesses are wanted: names of parameters and shared arrays.
+        blocks: (x, y, z) of the blocks to run, each an array; None for the first, with blockIdx unknown.
+    """
+
+    def __init__(self, kernel: Kernel, tracked: set[str], blocks: tuple[Values, Values, Values] | None = None) -> None:
+        self.kernel, self.tracked = kernel, tracked
+        self._functions = functions(kernel)
+        self._sizes: dict[str, int] = {}
+        for parameter in kernel.parameters:
+            self._sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
+        self._mutated = {
+            part.target.name for part in every(kernel.statements) if isinstance(part, Assignment) and isinstance(part.target, Name)
+        }
+        self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
+        self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[Event]:
+        """The events, in the order in which a thread goes through them.
+
+        Raises:
+            NotShown: code that cannot be enumerated.
+        """
+        self._events: list[Event] = []
+        yield from self._run(self.kernel.statements, self._start(), None, True)
+
+    def _start(self) -> dict[str, Any]:
+        launch = self.kernel.launch
+        x, y, z = launch.block
+        lane = np.arange(x * y * z)
+        scope: dict[str, Any] = {"threadIdx.x": lane % x, "threadIdx.y": lane // x % y, "threadIdx.z": lane // (x * y)}
+        for axis, extent, count in zip("xyz", launch.block, launch.grid, strict=True):
+            scope[f"blockDim.{axis}"], scope[f"gridDim.{axis}"] = np.int64(extent), np.int64(count)
+        for axis, count, index in zip("xyz", launch.grid, self._blocks or (None,) * 3, strict=True):
+            one = np.int64(0) if count == 1 else None
+            scope[f"blockIdx.{axis}"] = one if index is None else np.asarray(index).reshape(-1, 1)
+        return scope
+
+    # --- statements
+
+    def _run(self, body: Sequence[Statement], scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
+        for part in body:
+            match part:
+                case Declaration():
+                    yield from self._declare(part, scope, mask, certain)
+                case Assignment():
+                    yield from self._reads(part.value, scope, mask, certain, part.span)
+                    yield from self._store(part, scope, mask, certain)
+                case Effect():
+                    yield from self._reads(part.value, scope, mask, certain, part.span)
+                case Barrier():
+                    yield Waited(self._barriers[part.span], part.scope)
+                case Loop():
+                    yield from self._loop(part, scope, mask, certain)
+                case If():
+                    yield from self._if(part, scope, mask, certain)
+                case Scope():
+                    yield from self._run(part.body, dict(scope), mask, certain)
+                case Opaque():
+                    if part.text.startswith("nvcuda::wmma::fragment<"):
+                        continue
+                    raise self._not_shown(part.span, f"`{' '.join(part.text.split())[:80]}` is {part.why}")
+
+    def _not_shown(self, span: Span, why: str) -> NotShown:
+        return NotShown(f"line {self.kernel.line(span[0])}: {why}")
+
+    def _declare(self, part: Declaration, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
+        if part.space or part.count is not None:
+            size = size_of(part.type)
+            if size is None and (part.space or part.name in self.tracked):
+                raise self._not_shown(part.span, f"{part.name} is of {part.type}, whose size is not known")
+            self._sizes[part.name] = size or 0
+            return
+        scope.pop(part.name, None)
+        if part.value is None:
+            return
+        if part.type.endswith("*"):
+            pointer = self._pointer(part.value, scope)
+            if pointer is None and self._mentions(part.value):
+                raise self._not_shown(part.span, f"where {part.name} points is not known")
+            scope[part.name] = pointer
+            return
+        yield from self._reads(part.value, scope, mask, certain, part.span)
+        integer = part.name not in self._mutated and (part.type in ("int", "uint", "bool", "int64_t", "size_t"))
+        scope[part.name] = evaluate(Cast(part.type, part.value), scope) if integer else None
+
+    def _store(self, part: Assignment, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
+        if isinstance(part.target, Name):
+            return
+        if part.operator:
+            yield from self._reads(part.target, scope, mask, certain, part.span)
+        else:
+            yield from self._inside(part.target, scope, mask, certain, part.span)
+        place = self._place(part.target, scope)
+        if place is not None and place.buffer in self.tracked:
+            yield self._access(place, True, mask, certain, part.span)
+        elif place is None and self._mentions(part.target):
+            raise self._not_shown(part.span, "where it writes is not known")
+
+    def _loop(self, part: Loop, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
+        start, stop = evaluate(part.start, scope), evaluate(part.stop, scope)
+        if start is None or stop is None:
+            raise self._not_shown(part.span, f"how often the loop over {part.name} runs depends on data")
+        first, last = int(np.min(start)), int(np.max(stop))
+        even = np.size(start) == 1 and np.size(stop) == 1
+        if not even and (synchronizes(part) or part.step != 1):
+            raise self._not_shown(part.span, f"how often the loop over {part.name} runs differs between threads or blocks")
+        count = len(range(first, last, part.step))
+        width = max((np.size(value) for value in scope.values() if isinstance(value, np.ndarray)), default=1)
+        if synchronizes(part) or count * width > CAP:
+            for value in range(first, last, part.step):
+                inner = mask if even else _both(mask, (value >= np.asarray(start)) & (value < np.asarray(stop)))
+                yield from self._run(part.body, {**scope, part.name: np.int64(value)}, inner, certain)
+            return
+        depth = max([2, *(np.ndim(value) for value in scope.values() if isinstance(value, np.ndarray))])
+        values = np.arange(first, last, part.step).reshape((-1,) + (1,) * depth)
+        inner = mask if even else _both(mask, (values >= start) & (values < stop))
+        if count:
+            yield from self._run(part.body, {**scope, part.name: values}, inner, certain)
+
+    def _if(self, part: If, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
+        yield from self._reads(part.condition, scope, mask, certain, part.span)
+        value = evaluate(part.condition, scope)
+        if synchronizes(part) and (value is None or np.any(value) != np.all(value)):
+            raise self._not_shown(part.span, "a barrier or a wait behind a condition that not all threads and blocks share")
+        if value is None:
+            yield from self._run(part.then, dict(scope), mask, False)
+            yield from self._run(part.other, dict(scope), mask, False)
+            return
+        for body, holds in ((part.then, np.asarray(value != 0)), (part.other, np.asarray(value == 0))):
+            inner = _both(mask, holds)
+            if body and (inner is None or inner.any()):
+                yield from self._run(body, dict(scope), inner, certain)
+
+    # --- expressions
+
+    def _mentions(self, expr: Expr) -> bool:
+        return bool(names(expr) & self.tracked)
+
+    def _access(self, place: _Pointer, write: bool, mask: Values | None, certain: bool, span: Span, **more: Any) -> Access:
+        if place.offset is None:
+            what = "writes" if write else "reads"
+            raise self._not_shown(span, f"the place in {place.buffer} that it {what} depends on data, or on the block")
+        return Access(place.buffer, write, place.size, np.asarray(place.offset), mask, certain, span, **more)
+
+    def _reads(self, expr: Expr, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        """What evaluating an expression reads, and what its calls do."""
+        match expr:
+            case Index() | Unary("*", _) | Member(Index() | Unary("*", _) | Member(), _):
+                yield from self._inside(expr, scope, mask, certain, span)
+                place = self._place(expr, scope)
+                if place is None and self._mentions(expr):
+                    raise self._not_shown(span, "what it reads is not known")
+                if place is not None and place.buffer in self.tracked:
+                    yield self._access(place, False, mask, certain, span)
+            case Choice(condition, then, other):
+                yield from self._reads(condition, scope, mask, certain, span)
+                value = evaluate(condition, scope)
+                for branch, holds in ((then, lambda v: v != 0), (other, lambda v: v == 0)):
+                    inner = mask if value is None else _both(mask, np.asarray(holds(value)))
+                    yield from self._reads(branch, scope, inner, certain and value is not None, span)
+            case Binary(operator, left, right):
+                yield from self._reads(left, scope, mask, certain, span)
+                yield from self._reads(right, scope, mask, certain and operator not in ("&&", "||"), span)
+            case Cast(_, operand) | Unary(_, operand) | Member(operand, _):
+                if isinstance(expr, Unary) and expr.operator == "&" and self._mentions(expr):
+                    raise self._not_shown(span, "an address goes where it is not followed")
+                yield from self._reads(operand, scope, mask, certain, span)
+            case Name(name) if name in self.tracked:
+                raise self._not_shown(span, f"the address of {name} goes where it is not followed")
+            case Call():
+                yield from self._call(expr, scope, mask, certain, span)
+
+    def _inside(self, expr: Expr, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        """What finding a place reads: its indices."""
+        match expr:
+            case Index(base, index):
+                yield from self._inside(base, scope, mask, certain, span)
+                yield from self._reads(index, scope, mask, certain, span)
+            case Unary("*" | "&", base) | Cast(_, base) | Member(base, _):
+                yield from self._inside(base, scope, mask, certain, span)
+            case Binary("+" | "-", left, right):
+                for side in (left, right):
+                    yield from self._inside(side, scope, mask, certain, span) if self._points(side, scope) else self._reads(
+                        side, scope, mask, certain, span
+                    )
+            case Name():
+                return
+            case Call(function, _, arguments) if function in _POINTER_CASTS:
+                yield from self._inside(arguments[0], scope, mask, certain, span)
+            case _:
+                yield from self._reads(expr, scope, mask, certain, span)
+
+    def _points(self, expr: Expr, scope: dict[str, Any]) -> bool:
+        return self._pointer(expr, scope) is not None
+
+    def _place(self, expr: Expr, scope: dict[str, Any]) -> _Pointer | None:
+        """The place that an expression names, None if that is not memory of a buffer."""
+        match expr:
+            case Index(base, index):
+                pointer = self._pointer(base, scope)
+                return pointer and _moved(pointer, evaluate(index, scope), 1)
+            case Unary("*", pointed):
+                return self._pointer(pointed, scope)
+            case Member(base, _):
+                return self._place(base, scope)
+        return None
+
+    def _pointer(self, expr: Expr, scope: dict[str, Any]) -> _Pointer | None:
+        match expr:
+            case Name(name):
+                alias = scope.get(name)
+                if isinstance(alias, _Pointer):
+                    return alias
+                return _Pointer(name, np.int64(0), self._sizes[name]) if name in self._sizes else None  # type: ignore[arg-type]
+            case Cast(type_, operand) if type_.endswith("*"):
+                return self._recast(type_, self._pointer(operand, scope))
+            case Call(function, template, (operand,)) if function in _POINTER_CASTS:
+                return self._recast(template.replace("const ", "").replace(" ", ""), self._pointer(operand, scope))
+            case Unary("&", place):
+                return self._place(place, scope)
+            case Binary("+", left, right):
+                pointer = self._pointer(left, scope)
+                if pointer is not None:
+                    return _moved(pointer, evaluate(right, scope), 1)
+                pointer = self._pointer(right, scope)
+                return pointer and _moved(pointer, evaluate(left, scope), 1)
+            case Binary("-", left, right):
+                pointer = self._pointer(left, scope)
+                return pointer and _moved(pointer, evaluate(right, scope), -1)
+        return None
+
+    @staticmethod
+    def _recast(type_: str, pointer: _Pointer | None) -> _Pointer | None:
+        size = size_of(type_[:-1])
+        return None if pointer is None or size is None else _Pointer(pointer.buffer, pointer.offset, size)
+
+    # --- calls
+
+    def _call(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        known: dict[str, Callable[..., Iterator[Event]]] = {
+            "im2win::copy_async": self._copy_async, "im2win::commit_copies": self._commit, "im2win::wait_copies": self._wait,
+            "im2win::load_words": self._load_words, "nvcuda::wmma::load_matrix_sync": self._fragment,
+            "nvcuda::wmma::store_matrix_sync": self._fragment,
+        }  # fmt: skip
+        if call.function in known:
+            yield from known[call.function](call, scope, mask, certain, span)
+            return
+        body = self._functions.get(call.function.rpartition("::")[2])
+        if _FENCE.match(call.function):
+            yield Fence(span, call.function)
+            for argument in call.arguments:
+                place = self._pointer(argument, scope) if self._mentions(argument) else None
+                if place is not None and place.buffer in self.tracked:
+                    yield self._access(place, True, mask, certain, span)
+            return
+        if _REFUSED.search(call.function) or (body is not None and _REFUSED.search(body) and not call.function.startswith("im2win::product_")):
+            raise self._not_shown(span, f"what {call.function} waits for or does to memory is not known")
+        for argument in call.arguments:
+            pointer = self._pointer(argument, scope)
+            if pointer is not None and pointer.buffer in self.tracked:
+                raise self._not_shown(span, f"what {call.function} does to {pointer.buffer} is not known")
+            if pointer is not None:
+                yield from self._inside(argument, scope, mask, certain, span)
+            else:
+                yield from self._reads(argument, scope, mask, certain, span)
+
+    def _copy_async(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        to, source, *condition = call.arguments
+        for expr in condition:
+            yield from self._reads(expr, scope, mask, certain, span)
+        for expr, write in ((source, False), (to, True)):
+            yield from self._inside(expr, scope, mask, certain, span)
+            pointer = self._pointer(expr, scope)
+            if pointer is None:
+                raise self._not_shown(span, f"what {call.function} copies is not known")
+            if pointer.buffer in self.tracked:
+                place = _Pointer(pointer.buffer, pointer.offset, int(call.template))
+                yield self._access(place, write, mask, certain, span, pending=True)
+
+    def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        yield Commit()
+
+    def _wait(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        yield Landed(int(call.template))
+
+    def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        to, source = (self._pointer(argument, scope) for argument in call.arguments)
+        if to is None or source is None or to.buffer in self.tracked:
+            raise self._not_shown(span, f"what {call.function} reads or writes is not known")
+        for argument in call.arguments:
+            yield from self._inside(argument, scope, mask, certain, span)
+        if source.buffer in self.tracked:
+            yield self._access(_Pointer(source.buffer, source.offset, 16), False, mask, certain, span)
+
+    def _fragment(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
+        """A matrix of a warp: all its lanes count as reading or writing all of it."""
+        write = call.function.endswith("store_matrix_sync")
+        fragment, pointed = (call.arguments[1], call.arguments[0]) if write else call.arguments[:2]
+        pointer, leading = self._pointer(pointed, scope), evaluate(call.arguments[2], scope)
+        shape = self._fragments.get(next(iter(_base(fragment)), ""))
+        if pointer is None or leading is None or shape is None:
+            raise self._not_shown(span, f"what {call.function} reads or writes is not known")
+        yield from self._inside(pointed, scope, mask, certain, span)
+        if pointer.buffer not in self.tracked:
+            return
+        rows, columns = {"matrix_a": ("m", "k"), "matrix_b": ("k", "n"), "accumulator": ("m", "n")}[shape["use"]]
+        layout = shape["layout"] or str(getattr(call.arguments[-1], "name", "")).removesuffix("_major").rpartition("_")[2]
+        outer, inner = (int(shape[part]) for part in ((rows, columns) if layout == "row" else (columns, rows)))
+        for line in range(outer):
+            place = _moved(pointer, leading * line, 1)
+            yield self._access(_Pointer(place.buffer, place.offset, pointer.size * inner), write, mask, certain, span)
+
+
+def _moved(pointer: _Pointer, steps: Values | None, sign: int) -> _Pointer:
+    offset = None if steps is None or pointer.offset is None else pointer.offset + sign * steps * pointer.size
+    return _Pointer(pointer.buffer, offset, pointer.size)
+
+
+def _both(mask: Values | None, holds: Values) -> Values:
+    return holds if mask is None else mask & holds
