@@ -7,7 +7,7 @@ floating point, a type that would wrap) is unknown, which is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -349,3 +349,56 @@ def names(expr: Expr) -> set[str]:
     found = {part.name for part in walk(expr) if isinstance(part, Name)}
     members = {(part.base.name, part.field) for part in walk(expr) if isinstance(part, Member) and isinstance(part.base, Name)}
     return (found - {base for base, _ in members}) | {f"{base}.{field}" for base, field in members}
+
+
+def text(expr: Expr) -> str:
+    """The expression as TVM writes it: every operation in brackets.
+
+    Raises:
+        ExpressionError: a literal of floating point, whose text is not kept.
+    """
+    match expr:
+        case Number(None):
+            raise ExpressionError("a literal of floating point has no text")
+        case Number(value):
+            return str(value)
+        case Name(name):
+            return name
+        case Member(base, field):
+            return f"{text(base)}.{field}"
+        case Index(base, index):
+            return f"{text(base)}[{text(index)}]"
+        case Call(function, template, arguments):
+            return f"{function}{f'<{template}>' if template else ''}({', '.join(map(text, arguments))})"
+        case Cast(type_, operand):
+            return f"(({type_}){text(operand)})"
+        case Unary(operator, operand):
+            return f"({operator}{text(operand)})"
+        case Binary(operator, left, right):
+            return f"({text(left)} {operator} {text(right)})"
+        case Choice(condition, then, other):
+            return f"({text(condition)} ? {text(then)} : {text(other)})"
+
+
+def terms(expr: Expr) -> list[tuple[int, Expr | None]]:
+    """A sum as (factor, rest) pairs; the rest of a constant is None."""
+    match expr:
+        case Number(int(value)):
+            return [(value, None)]
+        case Binary("+", left, right):
+            return terms(left) + terms(right)
+        case Binary("-", left, right):
+            return terms(left) + [(-factor, rest) for factor, rest in terms(right)]
+        case Binary("*", left, Number(int(factor))) | Binary("*", Number(int(factor)), left):
+            return [(factor * inner, rest) for inner, rest in terms(left)]
+        case Binary("<<", left, Number(int(bits))):
+            return [(inner << bits, rest) for inner, rest in terms(left)]
+    return [(1, expr)]
+
+
+def total(parts: Sequence[tuple[int, Expr | None]]) -> str:
+    """The text of a sum."""
+    constant = sum(factor for factor, rest in parts if rest is None)
+    words = [text(rest) if factor == 1 else f"({text(rest)} * {factor})" for factor, rest in parts if rest is not None and factor]
+    words += [str(constant)] if constant or not words else []
+    return words[0] if len(words) == 1 else f"({' + '.join(words)})"

@@ -6,6 +6,7 @@ that kind becomes `Opaque`, and whoever reads the tree must not conclude anythin
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ def closing(text: str, start: int) -> int:
     raise ExpressionError(f"a bracket that nothing closes: {text[start : start + 80]!r}")
 
 
+@functools.lru_cache(maxsize=64)
 def blanked(source: str) -> str:
     """The source with comments and string literals as blanks, every character where it was."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)

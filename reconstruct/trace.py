@@ -8,8 +8,10 @@ Arrays of values have the axes (loops..., blocks, threads), the innermost loop f
 
 from __future__ import annotations
 
+import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,13 +169,13 @@ def expressions(part: Statement) -> list[Expr]:
     return []
 
 
-def functions(kernel: Kernel) -> dict[str, str]:
-    """Bodies of the functions that a source defines beside its kernels, by name."""
-    text = blanked(kernel.source)
-    found: dict[str, str] = {}
+@functools.lru_cache(maxsize=64)
+def functions(head: str) -> dict[str, str]:
+    """Bodies of the functions that stand before a source's kernels, by name."""
+    text, found = blanked(head), dict[str, str]()
     for match in re.finditer(r"\b(\w+)\s*\([^()]*\)\s*(?:const\s*)?\{", text):
-        if match[1] not in ("if", "for", "while", "switch") and not kernel.inner[0] <= match.start() < kernel.inner[1]:
-            found[match[1]] = found.get(match[1], "") + kernel.source[match.end() : closing(text, match.end() - 1)]
+        if match[1] not in ("if", "for", "while", "switch"):
+            found[match[1]] = found.get(match[1], "") + head[match.end() : closing(text, match.end() - 1)]
     return found
 
 
@@ -194,12 +196,15 @@ class Trace:
     Args:
         kernel: with its launch.
         tracked: buffers whose accesses are wanted: names of parameters and shared arrays.
-        blocks: (x, y, z) of the blocks to run, each an array; None for the first, with blockIdx unknown.
+        blocks: (x, y, z) of the blocks to run, each an array; None for one of them, with blockIdx unknown.
+        names: values of more names, an array with one for each block.
     """
 
-    def __init__(self, kernel: Kernel, tracked: set[str], blocks: tuple[Values, Values, Values] | None = None) -> None:
+    def __init__(
+        self, kernel: Kernel, tracked: set[str], blocks: tuple[Values, Values, Values] | None = None, names: Mapping[str, Values] | None = None
+    ) -> None:
         self.kernel, self.tracked = kernel, tracked
-        self._functions = functions(kernel)
+        self._functions = functions(kernel.source[: kernel.source.find('extern "C"')])
         self._sizes: dict[str, int] = {}
         for parameter in kernel.parameters:
             self._sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
@@ -208,7 +213,7 @@ class Trace:
         }
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
-        self._blocks = blocks
+        self._blocks, self._names = blocks, names or {}
 
     def __iter__(self) -> Iterator[Event]:
         """The events, in the order in which a thread goes through them.
@@ -229,7 +234,7 @@ class Trace:
         for axis, count, index in zip("xyz", launch.grid, self._blocks or (None,) * 3, strict=True):
             one = np.int64(0) if count == 1 else None
             scope[f"blockIdx.{axis}"] = one if index is None else np.asarray(index).reshape(-1, 1)
-        return scope
+        return scope | {name: np.asarray(value).reshape(-1, 1) for name, value in self._names.items()}
 
     # --- statements
 
@@ -301,14 +306,14 @@ class Trace:
         if not even and (synchronizes(part) or part.step != 1):
             raise self._not_shown(part.span, f"how often the loop over {part.name} runs differs between threads or blocks")
         count = len(range(first, last, part.step))
-        width = max((np.size(value) for value in scope.values() if isinstance(value, np.ndarray)), default=1)
+        shape = np.broadcast_shapes(*(value.shape for value in scope.values() if isinstance(value, np.ndarray)))
+        width = math.prod(shape)
         if synchronizes(part) or count * width > CAP:
             for value in range(first, last, part.step):
                 inner = mask if even else _both(mask, (value >= np.asarray(start)) & (value < np.asarray(stop)))
                 yield from self._run(part.body, {**scope, part.name: np.int64(value)}, inner, certain)
             return
-        depth = max([2, *(np.ndim(value) for value in scope.values() if isinstance(value, np.ndarray))])
-        values = np.arange(first, last, part.step).reshape((-1,) + (1,) * depth)
+        values = np.arange(first, last, part.step).reshape((-1,) + (1,) * max(2, len(shape)))
         inner = mask if even else _both(mask, (values >= start) & (values < stop))
         if count:
             yield from self._run(part.body, {**scope, part.name: values}, inner, certain)

@@ -3,15 +3,16 @@
 Found with regular expressions, so it is a model of what TVM writes, not of C++. A launch is not in the source; TVM's host code has it, and
 `emulator.generate` reads it there. A source that stands alone carries its launches in comments, one a kernel, in the order of execution:
 
-    // launch: main_kernel(data, filter, output) grid 4 1 1 block 32 4 1 dynamic 0
+    // launch: main_kernel(V, data) grid 4 1 1 block 32 4 1 dynamic 0
+    // workspace: V float32 2048
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.expressions import plain_type, size_of
@@ -25,9 +26,13 @@ _KERNEL = re.compile(
 )
 _PARAMETER = re.compile(r"\s*(?P<type>.*?[\s*])(?:(?P<restrict>__restrict__)\s+)?(?P<name>\w+)\s*$", re.DOTALL)
 _LAUNCH = re.compile(
-    r"^// launch: (?P<kernel>\w+)\((?P<arguments>[\w., ]*)\) grid (?P<grid>\d+ \d+ \d+) block (?P<block>\d+ \d+ \d+) dynamic (?P<dynamic>\d+)$",
+    r"^// launch: (?P<kernel>\w+)\((?P<arguments>[\w., ]*)\) "
+    r"grid (?P<grid>\d+ \d+ \d+) block (?P<block>\d+ \d+ \d+) dynamic (?P<dynamic>\d+)$",
     re.MULTILINE,
 )
+_WORKSPACE = re.compile(r"^// workspace: (?P<name>\w+) (?P<dtype>\w+) (?P<shape>\d+(?: \d+)*)$", re.MULTILINE)
+Workspace = Mapping[str, tuple[tuple[int, ...], str]]
+"""Tensors that only launches see: shape and type by name."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +155,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source, its kernels in order of definition, and their launches in order of execution."""
+    """A source, its kernels in order of definition, their launches in order of execution, and the tensors between these."""
 
     source: str
     launches: tuple[Launch, ...] = ()
+    workspace: Workspace = field(default_factory=dict)
 
     @functools.cached_property
     def kernels(self) -> dict[str, Kernel]:
@@ -209,7 +215,9 @@ class Unit:
 
     def annotated(self) -> str:
         """The source with its launches as comments before it."""
-        return "".join(launch_comment(launch) + "\n" for launch in self.launches) + self.source
+        lines = [launch_comment(launch) for launch in self.launches]
+        lines += [f"// workspace: {name} {dtype} {' '.join(map(str, shape))}" for name, (shape, dtype) in self.workspace.items()]
+        return "".join(line + "\n" for line in lines) + self.source
 
 
 def launch_comment(launch: Launch) -> str:
@@ -218,15 +226,16 @@ def launch_comment(launch: Launch) -> str:
     return f"// launch: {launch.kernel}({', '.join(launch.arguments)}) grid {grid} block {block} dynamic {launch.dynamic_bytes}"
 
 
-def read(text: str, launches: Sequence[Launch] = ()) -> Unit:
-    """A source with its launches, which are in its comments unless they are given.
+def read(text: str) -> Unit:
+    """A source whose launches and workspaces are in its comments.
 
     Raises:
         ReconstructError: a launch of a kernel that the source does not have.
     """
-    found = tuple(launches) or tuple(_launch(match) for match in _LAUNCH.finditer(text))
-    unit = Unit(_LAUNCH.sub("", text).lstrip("\n") if not launches else text, found)
-    for launch in found:
+    launches = tuple(_launch(match) for match in _LAUNCH.finditer(text))
+    workspace = {match["name"]: (tuple(map(int, match["shape"].split())), match["dtype"]) for match in _WORKSPACE.finditer(text)}
+    unit = Unit(_WORKSPACE.sub("", _LAUNCH.sub("", text)).lstrip("\n"), launches, workspace)
+    for launch in launches:
         unit.kernel(launch.kernel)
     return unit
 

@@ -5,6 +5,9 @@
 // code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies land at once
 // or when they are waited for, drawn from the seed, too: who reads before the wait, or writes what is still to be read, is found out.
 //
+// Blocks run one after the other, or a few of them in turns ("resident"). A block that waits for another calls emulator::pause in its loop;
+// if all of them only wait, they wait for each other, or for a block that has not started: an error.
+//
 // The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in types.hpp, and nothing else.
 #pragma once
 
@@ -114,6 +117,7 @@ struct Thread {
   Stack stack;
   State state = State::ready;
   dim3 index;
+  bool paused = false;                          // it ran only to find that it must wait for another block
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
   void* argument = nullptr;                     // what it brings to that operation
@@ -191,8 +195,14 @@ inline void warp_operation(int site, unsigned mask, void* argument, const WarpOp
     if (other != lane && mask >> other & 1) block.threads[first + other].state = State::ready;
 }
 
-// Runs one block to its end; "" or what went wrong.
-inline std::string run_block(unsigned seed) {
+// In a loop that waits for another block: lets others run.
+inline void pause(int site) {
+  block.current->site = site;
+  block.current->paused = true;
+  wait(State::ready);
+}
+
+inline void begin_block(unsigned seed) {
   const size_t count = size_t(blockDim.x) * blockDim.y * blockDim.z;
   block.threads.resize(count);
   if (block.memory.size() < count * Block::stack_bytes) block.memory.resize(count * Block::stack_bytes);
@@ -206,61 +216,116 @@ inline std::string run_block(unsigned seed) {
     thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
     thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
   }
-  std::vector<size_t> ready(count);
-  for (;;) {
-    ready.clear();
-    size_t waiting = 0, done = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (block.threads[i].state == State::ready) ready.push_back(i);
-      waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
-    }
-    if (!block.failure.empty()) return block.failure;
-    if (done == count) return "";
-    if (ready.empty()) {
-      if (waiting + done < count) return "a warp operation that some of its lanes never reach";
-      int site = 0;
-      for (auto& thread : block.threads) {
-        if (thread.state != State::barrier) continue;
-        if (site && thread.site != site)
-          return "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
-        site = thread.site, thread.state = State::ready;
-      }
-      continue;
-    }
-    // whole warps one after the other, or all threads in any order: both happen
-    std::shuffle(ready.begin(), ready.end(), block.random);
-    if (block.random() & 1) {
-      const size_t warps = (count + 31) / 32;
-      std::vector<size_t> rank(warps);
-      for (size_t i = 0; i < warps; ++i) rank[i] = i;
-      std::shuffle(rank.begin(), rank.end(), block.random);
-      std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
-    }
-    for (size_t i : ready) {
-      Thread& thread = block.threads[i];
-      if (thread.state != State::ready) continue;
-      block.current = &thread;
-      threadIdx = thread.index;
-      switch_fiber(block.scheduler, thread.stack);
-    }
-  }
 }
 
-// Runs a grid, its blocks in an order drawn from the seed; "" or what went wrong.
-inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, std::function<void()> kernel) {
+enum class Turn { progress, waiting, done };
+
+// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure.
+inline Turn step_block() {
+  const size_t count = block.threads.size();
+  std::vector<size_t> ready;
+  size_t waiting = 0, done = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (block.threads[i].state == State::ready) ready.push_back(i);
+    waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
+  }
+  if (!block.failure.empty() || done == count) return Turn::done;
+  if (ready.empty()) {
+    if (waiting + done < count) {
+      block.failure = "a warp operation that some of its lanes never reach";
+      return Turn::done;
+    }
+    int site = 0;
+    for (auto& thread : block.threads) {
+      if (thread.state != State::barrier) continue;
+      if (site && thread.site != site) {
+        block.failure = "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
+        return Turn::done;
+      }
+      site = thread.site, thread.state = State::ready;
+    }
+    return Turn::progress;
+  }
+  // whole warps one after the other, or all threads in any order: both happen
+  std::shuffle(ready.begin(), ready.end(), block.random);
+  if (block.random() & 1) {
+    const size_t warps = (count + 31) / 32;
+    std::vector<size_t> rank(warps);
+    for (size_t i = 0; i < warps; ++i) rank[i] = i;
+    std::shuffle(rank.begin(), rank.end(), block.random);
+    std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
+  }
+  Turn turn = Turn::waiting;
+  for (size_t i : ready) {
+    Thread& thread = block.threads[i];
+    if (thread.state != State::ready) continue;
+    block.current = &thread;
+    thread.paused = false;
+    threadIdx = thread.index;
+    switch_fiber(block.scheduler, thread.stack);
+    if (!thread.paused) turn = Turn::progress;
+  }
+  return turn;
+}
+
+// A block that has started, while another one has its turn.
+struct Resident {
+  Block state;
+  std::vector<char> shared, dynamic;
+  dim3 index;
+  bool active = false, stalled = false;
+
+  // Takes its turn, or gives it back: what is the block's is exchanged with what is global.
+  void swap(bool begins) {
+    std::swap(block, state);
+    std::swap(dynamic_shared, dynamic);
+    const size_t bytes = __start_emulated_shared ? __stop_emulated_shared - __start_emulated_shared : 0;
+    shared.resize(bytes);
+    if (bytes && begins) std::memcpy(__start_emulated_shared, shared.data(), bytes);
+    if (bytes && !begins) std::memcpy(shared.data(), __start_emulated_shared, bytes);
+    blockIdx = index;
+  }
+};
+
+// Runs a grid, its blocks in an order drawn from the seed, at most `resident` of them in turns; "" or what went wrong.
+inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, size_t resident, std::function<void()> kernel) {
   if (size_t(threads.x) * threads.y * threads.z > 1024) return "more than 1024 threads a block";
-  gridDim = grid, blockDim = threads, block.kernel = std::move(kernel);
-  dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
+  gridDim = grid, blockDim = threads;
   std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937_64 random(seed);
   std::shuffle(order.begin(), order.end(), random);
-  for (size_t i : order) {
-    blockIdx = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-    const std::string failure = run_block(unsigned(random()));
-    if (failure.empty()) continue;
-    const auto [x, y, z] = blockIdx;
-    return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + failure;
+  std::vector<Resident> slots(std::min(std::max(resident, size_t(1)), order.size()));
+  for (auto& slot : slots) slot.dynamic.assign(dynamic_bytes + 1024, char(0xff)), slot.state.kernel = kernel;
+  for (size_t next = 0, done = 0; done < order.size();) {
+    for (auto& slot : slots) {
+      if (slot.active || next == order.size()) continue;
+      const size_t i = order[next++];
+      slot.index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
+      slot.active = true, slot.stalled = false;
+      slot.swap(true);
+      begin_block(unsigned(random()));
+      slot.swap(false);
+    }
+    std::vector<Resident*> able;
+    for (auto& slot : slots)
+      if (slot.active && !slot.stalled) able.push_back(&slot);
+    if (able.empty()) return "blocks wait for each other, or for one that has not started";
+    Resident& slot = *able[able.size() > 1 ? random() % able.size() : 0];
+    slot.swap(true);
+    const Turn turn = step_block();
+    const std::string failure = block.failure;
+    slot.swap(false);
+    if (!failure.empty()) {
+      const auto [x, y, z] = slot.index;
+      return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + failure;
+    }
+    if (turn == Turn::waiting) {
+      slot.stalled = true;
+      continue;
+    }
+    for (auto& other : slots) other.stalled = false;
+    if (turn == Turn::done) slot.active = false, ++done;
   }
   return "";
 }
