@@ -21,7 +21,7 @@ from im2win.reconstruct.trace import NotShown, Trace, Waited, written
 from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
 
 Needed = Literal["needed", "not shown", "warp", "none"]
-ORDER = "barriers"
+RULE = "barriers"
 BLOCKS = 4096  # of a grid that are looked at one by one where places depend on the block
 
 
@@ -152,7 +152,7 @@ def _thread(kernel: Kernel, thread: int) -> str:
 def edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
     """The changes that verdicts allow."""
     return [
-        Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, ORDER, verdict.why)
+        Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, RULE, verdict.why)
         for verdict in verdicts
         if verdict.replacement is not None
     ]
