@@ -105,7 +105,7 @@ _FOR = re.compile(r"for\s*\(int (\w+) = ([^;]+);\s*\1 < ([^;]+);\s*(?:\+\+\1|\1\
 _IF, _ELSE = re.compile(r"if\s*\("), re.compile(r"\s*else\s*(?:(\{)|(?=if\b))")
 _EXTERN = re.compile(rf"extern\s+__shared__\s+{_ALIGN}{_TYPE}\s*(?P<name>\w+)\[\];")
 _ARRAY = re.compile(rf"(?P<shared>__shared__\s+)?{_ALIGN}(?P<again>__shared__\s+)?{_TYPE}\s*\b(?P<name>\w+)\[(?P<count>\d+)\];")
-_SCALAR = re.compile(rf"(?P<shared>__shared__\s+)?{_ALIGN}{_TYPE}(?<=[\s*])(?P<name>\w+)(?:\s*=\s*(?P<value>[^;]*))?;")
+_SCALAR = re.compile(rf"(?P<shared>__shared__\s+)?{_ALIGN}{_TYPE}\s*(?<=[\s*])(?P<name>\w+)(?:\s*=\s*(?P<value>[^;]*))?;")
 _ASSIGN = re.compile(r"(?P<target>[^;={}]+?)\s*(?P<operator>[-+*/|&^]?)(?<![<>=!])=(?!=)\s*(?P<value>[^;{}]*);")
 _STATEMENT = re.compile(r"[^;{}]*;")
 _KEYWORDS = re.compile(r"(?:return|break|continue|goto|while|do|switch|asm|__asm__|case|delete|new)\b")
