@@ -265,7 +265,41 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "||": lambda a, b: (a != 0) | (b != 0),
 }  # fmt: skip
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum, "abs": np.abs}
-Scope = Mapping[str, Values | None]
+Scope = Mapping[str, Any]
+
+
+class Table:
+    """The values of a thread's own array of integers, as far as they are known: [elements, blocks, threads]."""
+
+    def __init__(self, count: int) -> None:
+        self.known = np.zeros(count, np.bool_)
+        self.values: Values = np.zeros((count, 1, 1), np.int64)
+        self.pending = False  # written in a loop all of whose iterations run at once: nothing is known until it ends
+
+    def store(self, index: Values, value: Values) -> None:
+        """Sets elements, one for each combination of loop variables; an element that gets several values is unknown."""
+        index, value = (np.reshape(part, (1,) * (2 - np.ndim(part)) + np.shape(part)) for part in (index, value))
+        if index.shape[-2:] != (1, 1):  # a place that threads do not share
+            self.known[:] = False
+            return
+        loops = np.broadcast_shapes(index.shape[:-2], value.shape[:-2])
+        places = np.broadcast_to(index[..., 0, 0], loops).reshape(-1)
+        values = np.broadcast_to(value, loops + value.shape[-2:]).reshape(-1, *value.shape[-2:])
+        shape = np.broadcast_shapes(self.values.shape[1:], value.shape[-2:])
+        self.values = np.broadcast_to(self.values, (len(self.known), *shape)).copy()
+        if np.min(places) < 0 or np.max(places) >= len(self.known):
+            self.known[:] = False
+            return
+        self.values[places] = values
+        self.known[places] = True
+        self.known[places[(self.values[places] != values).any(axis=(1, 2))]] = False
+
+    def load(self, index: Values) -> Values | None:
+        """The values of elements, None if one is unknown."""
+        if self.pending or np.min(index) < 0 or np.max(index) >= len(self.known) or not np.all(self.known[index]):
+            return None
+        _, blocks, threads = self.values.shape
+        return np.asarray(self.values[index, np.arange(blocks)[:, None] if blocks > 1 else 0, np.arange(threads) if threads > 1 else 0])
 
 
 def evaluate(expr: Expr, scope: Scope) -> Values | None:
@@ -281,6 +315,9 @@ def evaluate(expr: Expr, scope: Scope) -> Values | None:
             return scope.get(name)
         case Member(Name(base), field):
             return scope.get(f"{base}.{field}")
+        case Index(Name(array), index):
+            table, place = scope.get(f"{array}[]"), evaluate(index, scope)
+            return table.load(place) if isinstance(table, Table) and place is not None else None
         case Cast(type_, operand):
             return _converted(type_, evaluate(operand, scope))
         case Unary(operator, operand) if operator in "-!~":

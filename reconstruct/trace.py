@@ -26,6 +26,7 @@ from im2win.reconstruct.expressions import (
     Index,
     Member,
     Name,
+    Table,
     Unary,
     Values,
     evaluate,
@@ -153,6 +154,26 @@ def _base(expr: Expr) -> set[str]:
     return set()
 
 
+def _settled(kernel: Kernel) -> set[str]:
+    """Arrays of integers of a thread's own that one statement sets, and no function gets the address of."""
+    counts, other = dict[str, int](), set[str]()
+    for part in every(kernel.statements):
+        if isinstance(part, Assignment) and isinstance(part.target, Index) and isinstance(part.target.base, Name):
+            name = part.target.base.name
+            counts[name] = counts.get(name, 0) + (2 if part.operator else 1)
+        for expr in expressions(part):
+            other |= {name for inner in walk(expr) if isinstance(inner, Unary) and inner.operator == "&" for name in _base(inner)}
+    integers = {part.name for part in every(kernel.statements) if isinstance(part, Declaration) and part.type == "int" and part.count}
+    return {name for name, count in counts.items() if count == 1 and name in integers} - other
+
+
+def _lanes(part: Declaration) -> tuple[Expr, ...]:
+    """The parts of a vector of integers that is put together where it is declared."""
+    if isinstance(part.value, Call) and re.fullmatch(r"make_int[234]", part.value.function):
+        return part.value.arguments
+    return ()
+
+
 def expressions(part: Statement) -> list[Expr]:
     """The expressions of one statement, not of those inside it."""
     match part:
@@ -208,9 +229,10 @@ class Trace:
         self._sizes: dict[str, int] = {}
         for parameter in kernel.parameters:
             self._sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
-        self._mutated = {
-            part.target.name for part in every(kernel.statements) if isinstance(part, Assignment) and isinstance(part.target, Name)
-        }
+        targets = [part.target for part in every(kernel.statements) if isinstance(part, Assignment)]
+        targets = [target.base if isinstance(target, Member) else target for target in targets]
+        self._mutated = {target.name for target in targets if isinstance(target, Name)}
+        self._tables = _settled(kernel)
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
@@ -270,8 +292,10 @@ class Trace:
             if size is None and (part.space or part.name in self.tracked):
                 raise self._not_shown(part.span, f"{part.name} is of {part.type}, whose size is not known")
             self._sizes[part.name] = size or 0
+            scope[f"{part.name}[]"] = Table(part.count) if part.count and not part.space and part.name in self._tables else None
             return
-        scope.pop(part.name, None)
+        for name in (part.name, *(f"{part.name}.{field}" for field in "xyzw")):
+            scope.pop(name, None)
         if part.value is None:
             return
         if part.type.endswith("*"):
@@ -281,6 +305,8 @@ class Trace:
             scope[part.name] = pointer
             return
         yield from self._reads(part.value, scope, mask, certain, part.span)
+        for field, lane in zip("xyzw", _lanes(part), strict=False):
+            scope[f"{part.name}.{field}"] = evaluate(lane, scope) if part.name not in self._mutated else None
         integer = part.name not in self._mutated and (part.type in ("int", "uint", "bool", "int64_t", "size_t"))
         scope[part.name] = evaluate(Cast(part.type, part.value), scope) if integer else None
 
@@ -291,11 +317,22 @@ class Trace:
             yield from self._reads(part.target, scope, mask, certain, part.span)
         else:
             yield from self._inside(part.target, scope, mask, certain, part.span)
+        self._settle(part.target, part.value, scope, mask, certain)
         place = self._place(part.target, scope)
         if place is not None and place.buffer in self.tracked:
             yield self._access(place, True, mask, certain, part.span)
         elif place is None and self._mentions(part.target):
             raise self._not_shown(part.span, "where it writes is not known")
+
+    def _settle(self, target: Expr, value: Expr, scope: dict[str, Any], mask: Values | None, certain: bool) -> None:
+        """Keeps what goes into a thread's own array of integers."""
+        match target:
+            case Index(Name(array), index) if isinstance(scope.get(f"{array}[]"), Table):
+                place, found = evaluate(index, scope), evaluate(value, scope)
+                if place is None or found is None or mask is not None or not certain:
+                    scope[f"{array}[]"].known[:] = False
+                else:
+                    scope[f"{array}[]"].store(place, found)
 
     def _loop(self, part: Loop, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
         start, stop = evaluate(part.start, scope), evaluate(part.stop, scope)
@@ -315,8 +352,14 @@ class Trace:
             return
         values = np.arange(first, last, part.step).reshape((-1,) + (1,) * max(2, len(shape)))
         inner = mask if even else _both(mask, (values >= start) & (values < stop))
+        inside = {next(iter(_base(one.target)), "") for one in every([part]) if isinstance(one, Assignment)}
+        tables = [table for name in inside if isinstance(table := scope.get(f"{name}[]"), Table) and not table.pending]
+        for table in tables:
+            table.known[:], table.pending = False, True
         if count:
             yield from self._run(part.body, {**scope, part.name: values}, inner, certain)
+        for table in tables:
+            table.pending = False
 
     def _if(self, part: If, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
         yield from self._reads(part.condition, scope, mask, certain, part.span)
