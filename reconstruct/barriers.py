@@ -17,7 +17,8 @@ import numpy as np
 
 from im2win.reconstruct.footprints import Ledger, Meeting
 from im2win.reconstruct.rules import Match
-from im2win.reconstruct.trace import NotShown, Trace, Waited, written
+from im2win.reconstruct.scan import written
+from im2win.reconstruct.trace import NotShown, Trace, Waited
 from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
 
 Needed = Literal["needed", "not shown", "warp", "none"]
@@ -114,9 +115,7 @@ def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], num
     return held
 
 
-def _held(
-    kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int
-) -> tuple[Needed, str] | None:
+def _held(kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int) -> tuple[Needed, str] | None:
     """Why a barrier must stay among those that are `apart`; None if without it no threads of different groups of `per` meet."""
     for ledger in ledgers:
         for group in ledger.groups(lambda wait: wait.number != number and apart(wait)):
@@ -175,4 +174,3 @@ def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
     made = [edit for name, kernel in unit.kernels.items() for edit in edits(kernel, verdicts[name])]
     result, matches = unit.edited(made)
     return result, matches, [verdict for found in verdicts.values() for verdict in found]
-

@@ -38,7 +38,7 @@ class Touched:
 
     def met(self, per: int) -> npt.NDArray[np.bool_]:
         """Units where threads of different groups of `per` threads meet."""
-        return self.wrote & (self.first // per != self.last // per)
+        return np.asarray(self.wrote & (self.first // per != self.last // per))
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Ledger:
 
     def _touches(self, access: Access) -> tuple[Ints, Ints]:
         """The units of an access and the threads that touch them, one beside the other, in the order of threads."""
-        shape = np.broadcast_shapes(access.start.shape, np.shape(access.mask), (self.threads,))
+        shape = np.broadcast_shapes(access.start.shape, () if access.mask is None else access.mask.shape, (self.threads,))
         starts = np.broadcast_to(access.start, shape)
         threads = np.broadcast_to(np.arange(self.threads), shape)
         if access.mask is not None:

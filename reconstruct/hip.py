@@ -37,7 +37,7 @@ REFUSED = (
 _FULL = r"\(\s*(?:0xffffffffu?|0xFFFFFFFFu?|4294967295u?|\(uint\)-1|-1)\s*,"
 ANY = (0, 1 << 20)
 RULES = (
-    Rule("hip-fp16-header", r"^([ \t]*)#include <cuda_fp16\.h>", r"\1#include <hip/hip_fp16.h>", "HIP has half in a header of its own", ANY),
+    Rule("hip-fp16-header", r"^([ \t]*)#include <cuda_fp16\.h>", r"\1#include <hip/hip_fp16.h>", "half has its own header", ANY),
     Rule("hip-runtime-header", r"^([ \t]*)#include <cuda(?:_runtime)?\.h>", r"\1#include <hip/hip_runtime.h>", "HIP's runtime", ANY),
     Rule("hip-align", r"(__shared__\s+)(?:alignas|__align__)\((\d+)\)", r"\1__attribute__((aligned(\2)))",
          "clang takes no alignas behind __shared__", ANY),

@@ -1,6 +1,6 @@
 """Who confirms that a rewritten source still computes the same: the emulator with shuffled orders, and racecheck where there is a GPU.
 
-A judge can only object. What an order of threads did not show may still be a race; that is why nothing is rewritten on a judge's word alone.
+A judge can only object. What an order of threads did not show may still be a race: nothing is rewritten on a judge's word alone.
 """
 
 from __future__ import annotations
@@ -213,5 +213,3 @@ class RacecheckJudge:
             return None
         lines = [line for line in (done.stdout + done.stderr).splitlines() if "hazard" in line.lower() or "error" in line.lower()]
         return lines[0].strip(" =") if lines else f"exit status {done.returncode}"
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Layout:
                 return None
             rest = rest[::run]
         layout = cls(tuple(digits))
-        if any(bigger % stride or bigger < stride * extent for (stride, extent), (bigger, _) in zip(digits, digits[1:], strict=False)):
+        if any(bigger % stride or bigger < stride * extent for (stride, extent), (bigger, _) in itertools.pairwise(digits)):
             return None
         return layout if np.array_equal(layout.places, places) else None
 
@@ -93,5 +94,3 @@ class Layout:
             if factor % stride == 0:
                 return factor // stride * held
         return factor
-
-

@@ -13,8 +13,8 @@ import math
 from dataclasses import replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.fusion import ALIGNMENT, check_names, fused_block, merged_parameters, pair, rebased, replaced
 from im2win.reconstruct.order import flags, order
+from im2win.reconstruct.pairs import ALIGNMENT, check_names, fused_block, merged_parameters, pair, rebased, replaced
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused
@@ -86,13 +86,15 @@ def fuse(unit: Unit, limit: int, wave: int = 0, producer: str | None = None, con
     # No __restrict__ for the tensor between the parts: one block reads what another has written.
     rows = [row.replace(" __restrict__", "") if tensor == found.tensor else row for tensor, row in merged.parameters]
     threads = min(1024, -(-signals.count // 32) * 32)
-    head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({", ".join([*rows, f"unsigned int* {counters}"])}) {{\n'
+    parameters = ", ".join([*rows, f"unsigned int* {counters}"])
+    head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({parameters}) {{\n'
     text = _clear(f"{name}_clear", counters, signals.count, threads) + "\n" + head + indented(body) + "}\n"
     launches = [
         Launch(f"{name}_clear", (counters,), (1, 1, 1), (threads, 1, 1)),
         Launch(name, (*(tensor for tensor, _ in merged.parameters), counters), (work.blocks, 1, 1), block, dynamic),
     ]
-    why = f"a block of {found.consumer.name} waits for the {math.prod(tiles.counts)} block(s) of {found.producer.name} whose {found.tensor} it reads"
+    many = math.prod(tiles.counts)
+    why = f"a block of {found.consumer.name} waits for the {many} block(s) of {found.producer.name} whose {found.tensor} it reads"
     result, matches = replaced(unit, found, {found.producer.name: [], found.consumer.name: launches}, text, RULE, why)
     if SIGNALS not in result.source:
         result = replace(result, source=result.head + SIGNALS + result.source[len(result.head) :])

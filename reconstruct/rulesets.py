@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from im2win.reconstruct import barriers, fusion, hip, llc
+from im2win.reconstruct import barriers, hip, llc, shmem
 from im2win.reconstruct.judges import Judge
 from im2win.reconstruct.rules import Match, ReconstructError
 from im2win.reconstruct.search import search
@@ -69,7 +69,7 @@ def _judged(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
 
 
 def _shared(unit: Unit, settings: Settings) -> Applied:
-    return _judged(fusion.fuse(unit, settings.shared), settings)
+    return _judged(shmem.fuse(unit, settings.shared), settings)
 
 
 def _cached(unit: Unit, settings: Settings) -> Applied:
@@ -85,7 +85,7 @@ RULE_SETS: dict[str, RuleSet] = {
     row.name: row
     for row in (
         RuleSet(barriers.RULE, "drops or weakens barriers that an argument about indices shows to be needless", _barriers),
-        RuleSet(fusion.RULE, "fuses a kernel with the one that reads its result, held in shared memory", _shared),
+        RuleSet(shmem.RULE, "fuses a kernel with the one that reads its result, held in shared memory", _shared),
         RuleSet(llc.RULE, "fuses a kernel with the one that reads its result, through the last-level cache", _cached),
         RuleSet(hip.RULE, "translates to HIP", _hip, must=True),
     )

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from im2win.reconstruct.expressions import Index, Unary, walk
 from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.scan import expressions
 from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, every, statements
-from im2win.reconstruct.trace import expressions
 from im2win.reconstruct.unit import WARP, Kernel
 
 AXES = "xyz"

@@ -1,7 +1,7 @@
 """The body of a kernel as a tree of statements, found with regular expressions and matching brackets.
 
-Generated code is regular: one statement a line, loops that count up to a bound, scalars that are set where they are declared. What is not of
-that kind becomes `Opaque`, and whoever reads the tree must not conclude anything about it.
+Generated code is regular: one statement a line, loops that count up to a bound, scalars that are set where they are declared. What is not
+of that kind becomes `Opaque`, and whoever reads the tree must not conclude anything about it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Declaration:
-    """`type name = value;`; `count` is the extent of an array, None for a scalar. `space` is "shared", "dynamic" or "" for a thread's own."""
+    """`type name = value;`, or an array of `count` elements; `space` is "shared", "dynamic" or "" for a thread's own."""
 
     span: Span
     type: str

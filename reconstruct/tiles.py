@@ -180,7 +180,7 @@ def tiling(producer: Kernel, written: str, consumer: Kernel, read: str, size: in
     if not needed.any(axis=1).all():
         raise NotFused(f"a block of {consumer.name} reads nothing of {read}")
     boxes = needed.reshape(len(needed), grid[2], grid[1], grid[0])
-    along = tuple(_along(boxes.any(axis=tuple({1, 2, 3} - {3 - axis})), consumer, AXES[axis]) for axis in range(3))
+    along = tuple(_along(np.asarray(boxes.any(axis=tuple({1, 2, 3} - {3 - axis}))), consumer, AXES[axis]) for axis in range(3))
     origin = _origin(owner, grid)
     x, y, z = along
     return Tiling((x, y, z), origin, _layout(owner, grid, origin, (x, y, z)), element_size(producer, written), owner)
@@ -218,7 +218,7 @@ def _origin(owner: Ints, grid: tuple[int, int, int]) -> tuple[int, int, int, int
     """The first element of the first block, and what one block along each axis adds to it."""
     least = np.full(math.prod(grid), np.iinfo(np.int64).max)
     np.minimum.at(least, owner[owner >= 0], np.flatnonzero(owner >= 0))
-    x, y, z = grid
+    x, y, _ = grid
     steps = [int(least[number] - least[0]) if extent > 1 else 0 for number, extent in zip((1, x, x * y), grid, strict=True)]
     return int(least[0]), steps[0], steps[1], steps[2]
 

@@ -8,33 +8,18 @@ Arrays of values have the axes (loops..., blocks, threads), the innermost loop f
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from im2win.reconstruct.expressions import (
-    Binary,
-    Call,
-    Cast,
-    Choice,
-    Expr,
-    Index,
-    Member,
-    Name,
-    Table,
-    Unary,
-    Values,
-    evaluate,
-    names,
-    size_of,
-    walk,
-)
+from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
+from im2win.reconstruct.pointers import Memory, Pointer, moved
 from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
 from im2win.reconstruct.statements import (
     Assignment,
     Barrier,
@@ -46,11 +31,10 @@ from im2win.reconstruct.statements import (
     Scope,
     Span,
     Statement,
-    blanked,
-    closing,
     every,
 )
 from im2win.reconstruct.unit import Kernel
+from im2win.reconstruct.values import Table, Values, evaluate
 
 CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
 
@@ -109,106 +93,10 @@ Event = Access | Waited | Commit | Landed | Fence
 
 _FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|ticket)\w*|__nanosleep)$")
 _REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
-_SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies|signal|await|ticket)|__threadfence|atomic")
-_POINTER_CASTS = ("static_cast", "reinterpret_cast")
 _FRAGMENT = re.compile(
     r"nvcuda::wmma::fragment<nvcuda::wmma::(?P<use>matrix_a|matrix_b|accumulator), (?P<m>\d+), (?P<n>\d+), (?P<k>\d+), "
     r"\w+(?:, nvcuda::wmma::(?P<layout>row|col)_major)?> (?P<name>\w+)\["
 )
-
-
-@dataclass(frozen=True)
-class _Pointer:
-    """Where an expression points: a buffer, an offset in bytes (None: unknown), and the size of what is there."""
-
-    buffer: str
-    offset: Values | None
-    size: int
-
-
-def written(kernel: Kernel) -> set[str]:
-    """Parameters that a kernel may write: those on the left of an assignment, and those it hands to functions."""
-    found = set[str]()
-    for part in every(kernel.statements):
-        if isinstance(part, Assignment):
-            found |= _base(part.target)
-        for expr in expressions(part):
-            for call in (inner for inner in walk(expr) if isinstance(inner, Call)):
-                copies = call.function == "im2win::copy_async"
-                for argument in call.arguments[:1] if copies else call.arguments:
-                    found |= _base(argument) if isinstance(argument, Unary | Name | Cast | Binary) else set()
-    return found & {parameter.name for parameter in kernel.parameters}
-
-
-def _base(expr: Expr) -> set[str]:
-    """What an expression that names a place begins at."""
-    match expr:
-        case Name(name):
-            return {name}
-        case Index(base, _) | Member(base, _) | Cast(_, base) | Unary("*" | "&", base):
-            return _base(base)
-        case Binary("+" | "-", left, right):
-            return _base(left) | _base(right)
-        case Call(function, _, arguments) if function in _POINTER_CASTS:
-            return _base(arguments[0])
-    return set()
-
-
-def _settled(kernel: Kernel) -> set[str]:
-    """Arrays of integers of a thread's own that one statement sets, and no function gets the address of."""
-    counts, other = dict[str, int](), set[str]()
-    for part in every(kernel.statements):
-        if isinstance(part, Assignment) and isinstance(part.target, Index) and isinstance(part.target.base, Name):
-            name = part.target.base.name
-            counts[name] = counts.get(name, 0) + (2 if part.operator else 1)
-        for expr in expressions(part):
-            other |= {name for inner in walk(expr) if isinstance(inner, Unary) and inner.operator == "&" for name in _base(inner)}
-    integers = {part.name for part in every(kernel.statements) if isinstance(part, Declaration) and part.type == "int" and part.count}
-    return {name for name, count in counts.items() if count == 1 and name in integers} - other
-
-
-def _lanes(part: Declaration) -> tuple[Expr, ...]:
-    """The parts of a vector of integers that is put together where it is declared."""
-    if isinstance(part.value, Call) and re.fullmatch(r"make_int[234]", part.value.function):
-        return part.value.arguments
-    return ()
-
-
-def expressions(part: Statement) -> list[Expr]:
-    """The expressions of one statement, not of those inside it."""
-    match part:
-        case Declaration(value=value):
-            return [value] if value is not None else []
-        case Assignment(target=target, value=value):
-            return [target, value]
-        case Effect(value=value):
-            return [value]
-        case Loop(start=start, stop=stop):
-            return [start, stop]
-        case If(condition=condition):
-            return [condition]
-    return []
-
-
-@functools.lru_cache(maxsize=64)
-def functions(head: str) -> dict[str, str]:
-    """Bodies of the functions that stand before a source's kernels, by name."""
-    text, found = blanked(head), dict[str, str]()
-    for match in re.finditer(r"\b(\w+)\s*\([^()]*\)\s*(?:const\s*)?\{", text):
-        if match[1] not in ("if", "for", "while", "switch"):
-            found[match[1]] = found.get(match[1], "") + head[match.end() : closing(text, match.end() - 1)]
-    return found
-
-
-def synchronizes(part: Statement) -> bool:
-    """Whether a statement holds something whose order among others must be kept exactly."""
-    for inner in every([part]):
-        if isinstance(inner, Barrier):
-            return True
-        for expr in expressions(inner):
-            if any(isinstance(call, Call) and _SYNCHRONIZING.match(call.function) for call in walk(expr)):
-                return True
-    return False
 
 
 class Trace:
@@ -222,17 +110,21 @@ class Trace:
     """
 
     def __init__(
-        self, kernel: Kernel, tracked: set[str], blocks: tuple[Values, Values, Values] | None = None, names: Mapping[str, Values] | None = None
+        self,
+        kernel: Kernel,
+        tracked: set[str],
+        blocks: tuple[Values, Values, Values] | None = None,
+        names: Mapping[str, Values] | None = None,
     ) -> None:
         self.kernel, self.tracked = kernel, tracked
         self._functions = functions(kernel.source[: kernel.source.find('extern "C"')])
-        self._sizes: dict[str, int] = {}
+        self.memory = Memory(blocks is not None)
         for parameter in kernel.parameters:
-            self._sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
+            self.memory.sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
         targets = [part.target for part in every(kernel.statements) if isinstance(part, Assignment)]
         targets = [target.base if isinstance(target, Member) else target for target in targets]
         self._mutated = {target.name for target in targets if isinstance(target, Name)}
-        self._tables = _settled(kernel)
+        self._tables = settled(kernel)
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
@@ -243,7 +135,7 @@ class Trace:
         Raises:
             NotShown: code that cannot be enumerated.
         """
-        self._events: list[Event] = []
+        self._apart: dict[str, str] = {}
         yield from self._run(self.kernel.statements, self._start(), None, True)
 
     def _start(self) -> dict[str, Any]:
@@ -291,7 +183,7 @@ class Trace:
             size = size_of(part.type)
             if size is None and (part.space or part.name in self.tracked):
                 raise self._not_shown(part.span, f"{part.name} is of {part.type}, whose size is not known")
-            self._sizes[part.name] = size or 0
+            self.memory.sizes[part.name] = size or 0
             scope[f"{part.name}[]"] = Table(part.count) if part.count and not part.space and part.name in self._tables else None
             return
         for name in (part.name, *(f"{part.name}.{field}" for field in "xyzw")):
@@ -299,13 +191,13 @@ class Trace:
         if part.value is None:
             return
         if part.type.endswith("*"):
-            pointer = self._pointer(part.value, scope)
+            pointer = self.memory.pointer(part.value, scope)
             if pointer is None and self._mentions(part.value):
                 raise self._not_shown(part.span, f"where {part.name} points is not known")
             scope[part.name] = pointer
             return
         yield from self._reads(part.value, scope, mask, certain, part.span)
-        for field, lane in zip("xyzw", _lanes(part), strict=False):
+        for field, lane in zip("xyzw", lanes(part), strict=False):
             scope[f"{part.name}.{field}"] = evaluate(lane, scope) if part.name not in self._mutated else None
         integer = part.name not in self._mutated and (part.type in ("int", "uint", "bool", "int64_t", "size_t"))
         scope[part.name] = evaluate(Cast(part.type, part.value), scope) if integer else None
@@ -318,7 +210,7 @@ class Trace:
         else:
             yield from self._inside(part.target, scope, mask, certain, part.span)
         self._settle(part.target, part.value, scope, mask, certain)
-        place = self._place(part.target, scope)
+        place = self.memory.place(part.target, scope)
         if place is not None and place.buffer in self.tracked:
             yield self._access(place, True, mask, certain, part.span)
         elif place is None and self._mentions(part.target):
@@ -352,7 +244,7 @@ class Trace:
             return
         values = np.arange(first, last, part.step).reshape((-1,) + (1,) * max(2, len(shape)))
         inner = mask if even else _both(mask, (values >= start) & (values < stop))
-        inside = {next(iter(_base(one.target)), "") for one in every([part]) if isinstance(one, Assignment)}
+        inside = {next(iter(base(one.target)), "") for one in every([part]) if isinstance(one, Assignment)}
         tables = [table for name in inside if isinstance(table := scope.get(f"{name}[]"), Table) and not table.pending]
         for table in tables:
             table.known[:], table.pending = False, True
@@ -380,10 +272,12 @@ class Trace:
     def _mentions(self, expr: Expr) -> bool:
         return bool(names(expr) & self.tracked)
 
-    def _access(self, place: _Pointer, write: bool, mask: Values | None, certain: bool, span: Span, **more: Any) -> Access:
+    def _access(self, place: Pointer, write: bool, mask: Values | None, certain: bool, span: Span, **more: Any) -> Access:
         if place.offset is None:
             what = "writes" if write else "reads"
             raise self._not_shown(span, f"the place in {place.buffer} that it {what} depends on data, or on the block")
+        if self._apart.setdefault(place.buffer, place.apart) != place.apart:
+            raise self._not_shown(span, f"places in {place.buffer} depend on the block in several ways")
         return Access(place.buffer, write, place.size, np.asarray(place.offset), mask, certain, span, **more)
 
     def _reads(self, expr: Expr, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
@@ -391,7 +285,7 @@ class Trace:
         match expr:
             case Index() | Unary("*", _) | Member(Index() | Unary("*", _) | Member(), _):
                 yield from self._inside(expr, scope, mask, certain, span)
-                place = self._place(expr, scope)
+                place = self.memory.place(expr, scope)
                 if place is None and self._mentions(expr):
                     raise self._not_shown(span, "what it reads is not known")
                 if place is not None and place.buffer in self.tracked:
@@ -399,8 +293,8 @@ class Trace:
             case Choice(condition, then, other):
                 yield from self._reads(condition, scope, mask, certain, span)
                 value = evaluate(condition, scope)
-                for branch, holds in ((then, lambda v: v != 0), (other, lambda v: v == 0)):
-                    inner = mask if value is None else _both(mask, np.asarray(holds(value)))
+                for branch, chosen in ((then, True), (other, False)):
+                    inner = mask if value is None else _both(mask, np.asarray((value != 0) == chosen))
                     yield from self._reads(branch, scope, inner, certain and value is not None, span)
             case Binary(operator, left, right):
                 yield from self._reads(left, scope, mask, certain, span)
@@ -424,59 +318,20 @@ class Trace:
                 yield from self._inside(base, scope, mask, certain, span)
             case Binary("+" | "-", left, right):
                 for side in (left, right):
-                    yield from self._inside(side, scope, mask, certain, span) if self._points(side, scope) else self._reads(
-                        side, scope, mask, certain, span
+                    yield from (
+                        self._inside(side, scope, mask, certain, span)
+                        if self._points(side, scope)
+                        else self._reads(side, scope, mask, certain, span)
                     )
             case Name():
                 return
-            case Call(function, _, arguments) if function in _POINTER_CASTS:
+            case Call(function, _, arguments) if function in POINTER_CASTS:
                 yield from self._inside(arguments[0], scope, mask, certain, span)
             case _:
                 yield from self._reads(expr, scope, mask, certain, span)
 
     def _points(self, expr: Expr, scope: dict[str, Any]) -> bool:
-        return self._pointer(expr, scope) is not None
-
-    def _place(self, expr: Expr, scope: dict[str, Any]) -> _Pointer | None:
-        """The place that an expression names, None if that is not memory of a buffer."""
-        match expr:
-            case Index(base, index):
-                pointer = self._pointer(base, scope)
-                return pointer and _moved(pointer, evaluate(index, scope), 1)
-            case Unary("*", pointed):
-                return self._pointer(pointed, scope)
-            case Member(base, _):
-                return self._place(base, scope)
-        return None
-
-    def _pointer(self, expr: Expr, scope: dict[str, Any]) -> _Pointer | None:
-        match expr:
-            case Name(name):
-                alias = scope.get(name)
-                if isinstance(alias, _Pointer):
-                    return alias
-                return _Pointer(name, np.int64(0), self._sizes[name]) if name in self._sizes else None  # type: ignore[arg-type]
-            case Cast(type_, operand) if type_.endswith("*"):
-                return self._recast(type_, self._pointer(operand, scope))
-            case Call(function, template, (operand,)) if function in _POINTER_CASTS:
-                return self._recast(template.replace("const ", "").replace(" ", ""), self._pointer(operand, scope))
-            case Unary("&", place):
-                return self._place(place, scope)
-            case Binary("+", left, right):
-                pointer = self._pointer(left, scope)
-                if pointer is not None:
-                    return _moved(pointer, evaluate(right, scope), 1)
-                pointer = self._pointer(right, scope)
-                return pointer and _moved(pointer, evaluate(left, scope), 1)
-            case Binary("-", left, right):
-                pointer = self._pointer(left, scope)
-                return pointer and _moved(pointer, evaluate(right, scope), -1)
-        return None
-
-    @staticmethod
-    def _recast(type_: str, pointer: _Pointer | None) -> _Pointer | None:
-        size = size_of(type_[:-1])
-        return None if pointer is None or size is None else _Pointer(pointer.buffer, pointer.offset, size)
+        return self.memory.pointer(expr, scope) is not None
 
     # --- calls
 
@@ -493,14 +348,15 @@ class Trace:
         if _FENCE.match(call.function):
             yield Fence(span, call.function)
             for argument in call.arguments:
-                place = self._pointer(argument, scope) if self._mentions(argument) else None
+                place = self.memory.pointer(argument, scope) if self._mentions(argument) else None
                 if place is not None and place.buffer in self.tracked:
                     yield self._access(place, True, mask, certain, span)
             return
-        if _REFUSED.search(call.function) or (body is not None and _REFUSED.search(body) and not call.function.startswith("im2win::product_")):
+        product = call.function.startswith("im2win::product_")  # of registers alone, in assembly
+        if _REFUSED.search(call.function) or (body is not None and _REFUSED.search(body) and not product):
             raise self._not_shown(span, f"what {call.function} waits for or does to memory is not known")
         for argument in call.arguments:
-            pointer = self._pointer(argument, scope)
+            pointer = self.memory.pointer(argument, scope)
             if pointer is not None and pointer.buffer in self.tracked:
                 raise self._not_shown(span, f"what {call.function} does to {pointer.buffer} is not known")
             if pointer is not None:
@@ -514,11 +370,11 @@ class Trace:
             yield from self._reads(expr, scope, mask, certain, span)
         for expr, write in ((source, False), (to, True)):
             yield from self._inside(expr, scope, mask, certain, span)
-            pointer = self._pointer(expr, scope)
+            pointer = self.memory.pointer(expr, scope)
             if pointer is None:
                 raise self._not_shown(span, f"what {call.function} copies is not known")
             if pointer.buffer in self.tracked:
-                place = _Pointer(pointer.buffer, pointer.offset, int(call.template))
+                place = replace(pointer, size=int(call.template))
                 yield self._access(place, write, mask, certain, span, pending=True)
 
     def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
@@ -528,20 +384,20 @@ class Trace:
         yield Landed(int(call.template))
 
     def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        to, source = (self._pointer(argument, scope) for argument in call.arguments)
+        to, source = (self.memory.pointer(argument, scope) for argument in call.arguments)
         if to is None or source is None or to.buffer in self.tracked:
             raise self._not_shown(span, f"what {call.function} reads or writes is not known")
         for argument in call.arguments:
             yield from self._inside(argument, scope, mask, certain, span)
         if source.buffer in self.tracked:
-            yield self._access(_Pointer(source.buffer, source.offset, 16), False, mask, certain, span)
+            yield self._access(replace(source, size=16), False, mask, certain, span)
 
     def _fragment(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         """A matrix of a warp: all its lanes count as reading or writing all of it."""
         write = call.function.endswith("store_matrix_sync")
         fragment, pointed = (call.arguments[1], call.arguments[0]) if write else call.arguments[:2]
-        pointer, leading = self._pointer(pointed, scope), evaluate(call.arguments[2], scope)
-        shape = self._fragments.get(next(iter(_base(fragment)), ""))
+        pointer, leading = self.memory.pointer(pointed, scope), evaluate(call.arguments[2], scope)
+        shape = self._fragments.get(next(iter(base(fragment)), ""))
         if pointer is None or leading is None or shape is None:
             raise self._not_shown(span, f"what {call.function} reads or writes is not known")
         yield from self._inside(pointed, scope, mask, certain, span)
@@ -551,13 +407,8 @@ class Trace:
         layout = shape["layout"] or str(getattr(call.arguments[-1], "name", "")).removesuffix("_major").rpartition("_")[2]
         outer, inner = (int(shape[part]) for part in ((rows, columns) if layout == "row" else (columns, rows)))
         for line in range(outer):
-            place = _moved(pointer, leading * line, 1)
-            yield self._access(_Pointer(place.buffer, place.offset, pointer.size * inner), write, mask, certain, span)
-
-
-def _moved(pointer: _Pointer, steps: Values | None, sign: int) -> _Pointer:
-    offset = None if steps is None or pointer.offset is None else pointer.offset + sign * steps * pointer.size
-    return _Pointer(pointer.buffer, offset, pointer.size)
+            place = moved(pointer, leading * line, 1)
+            yield self._access(replace(place, size=pointer.size * inner), write, mask, certain, span)
 
 
 def _both(mask: Values | None, holds: Values) -> Values:

@@ -24,7 +24,9 @@ _STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 def reconstruct(
     source: Annotated[Path, typer.Argument(metavar="IN.cu", help="CUDA that TVM generated, with its launches in comments.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="Where the result goes; after split, one file for each kernel.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="OUT.cu", help="Where the result goes; after split, one file for each kernel.")
+    ],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Let the emulator confirm every change; slow.")] = False,
@@ -74,7 +76,9 @@ def _trial(console: Console, unit: Unit, judges: tuple[Judge, ...]) -> None:
     for tried in story:
         console.print(str(tried), markup=False, soft_wrap=True)
     unsound = sum(tried.unsound for tried in story)
-    console.print(f"trial and error would delete {sum(tried.deleted for tried in story)} of {len(story)} barriers, {unsound} of them needed.")
+    console.print(
+        f"trial and error would delete {sum(tried.deleted for tried in story)} of {len(story)} barriers, {unsound} of them needed."
+    )
 
 
 def _explain(console: Console, name: str, before: Unit, after: Unit, matches: list[Match], notes: list[str]) -> None:
@@ -84,7 +88,9 @@ def _explain(console: Console, name: str, before: Unit, after: Unit, matches: li
     console.print(Text(f"{name}: {RULE_SETS[name].why}; {len(matches)} matches", "bold"), soft_wrap=True)
     for note in notes:
         console.print(Text(f"  {note}"), soft_wrap=True)
-    lines = difflib.unified_diff(before.annotated().splitlines(), after.annotated().splitlines(), "before", f"after {name}", lineterm="", n=2)
+    lines = difflib.unified_diff(
+        before.annotated().splitlines(), after.annotated().splitlines(), "before", f"after {name}", lineterm="", n=2
+    )
     for line in lines:
         style = next((style for start, style in _STYLES.items() if line.startswith(start)), "")
         console.print(Text(line, style), soft_wrap=True)

@@ -1,0 +1,98 @@
+"""What the text of a kernel says without being run: what it may write, which functions it calls, what must keep its order."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
+from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Statement, blanked, closing, every
+from im2win.reconstruct.unit import Kernel
+
+POINTER_CASTS = ("static_cast", "reinterpret_cast")
+_SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies|signal|await|ticket)|__threadfence|atomic")
+
+
+def written(kernel: Kernel) -> set[str]:
+    """Parameters that a kernel may write: those on the left of an assignment, and those it hands to functions."""
+    found = set[str]()
+    for part in every(kernel.statements):
+        if isinstance(part, Assignment):
+            found |= base(part.target)
+        for expr in expressions(part):
+            for call in (inner for inner in walk(expr) if isinstance(inner, Call)):
+                copies = call.function == "im2win::copy_async"
+                for argument in call.arguments[:1] if copies else call.arguments:
+                    found |= base(argument) if isinstance(argument, Unary | Name | Cast | Binary) else set()
+    return found & {parameter.name for parameter in kernel.parameters}
+
+
+def base(expr: Expr) -> set[str]:
+    """What an expression that names a place begins at."""
+    match expr:
+        case Name(name):
+            return {name}
+        case Index(inner, _) | Member(inner, _) | Cast(_, inner) | Unary("*" | "&", inner):
+            return base(inner)
+        case Binary("+" | "-", left, right):
+            return base(left) | base(right)
+        case Call(function, _, arguments) if function in POINTER_CASTS:
+            return base(arguments[0])
+    return set()
+
+
+def settled(kernel: Kernel) -> set[str]:
+    """Arrays of integers of a thread's own that one statement sets, and no function gets the address of."""
+    counts, other = dict[str, int](), set[str]()
+    for part in every(kernel.statements):
+        if isinstance(part, Assignment) and isinstance(part.target, Index) and isinstance(part.target.base, Name):
+            name = part.target.base.name
+            counts[name] = counts.get(name, 0) + (2 if part.operator else 1)
+        for expr in expressions(part):
+            other |= {name for inner in walk(expr) if isinstance(inner, Unary) and inner.operator == "&" for name in base(inner)}
+    integers = {part.name for part in every(kernel.statements) if isinstance(part, Declaration) and part.type == "int" and part.count}
+    return {name for name, count in counts.items() if count == 1 and name in integers} - other
+
+
+def lanes(part: Declaration) -> tuple[Expr, ...]:
+    """The parts of a vector of integers that is put together where it is declared."""
+    if isinstance(part.value, Call) and re.fullmatch(r"make_int[234]", part.value.function):
+        return part.value.arguments
+    return ()
+
+
+def expressions(part: Statement) -> list[Expr]:
+    """The expressions of one statement, not of those inside it."""
+    match part:
+        case Declaration(value=value):
+            return [value] if value is not None else []
+        case Assignment(target=target, value=value):
+            return [target, value]
+        case Effect(value=value):
+            return [value]
+        case Loop(start=start, stop=stop):
+            return [start, stop]
+        case If(condition=condition):
+            return [condition]
+    return []
+
+
+@functools.lru_cache(maxsize=64)
+def functions(head: str) -> dict[str, str]:
+    """Bodies of the functions that stand before a source's kernels, by name."""
+    text, found = blanked(head), dict[str, str]()
+    for match in re.finditer(r"\b(\w+)\s*\([^()]*\)\s*(?:const\s*)?\{", text):
+        if match[1] not in ("if", "for", "while", "switch"):
+            found[match[1]] = found.get(match[1], "") + head[match.end() : closing(text, match.end() - 1)]
+    return found
+
+
+def synchronizes(part: Statement) -> bool:
+    """Whether a statement holds something whose order among others must be kept exactly."""
+    for inner in every([part]):
+        if isinstance(inner, Barrier):
+            return True
+        for expr in expressions(inner):
+            if any(isinstance(call, Call) and _SYNCHRONIZING.match(call.function) for call in walk(expr)):
+                return True
+    return False
