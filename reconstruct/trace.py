@@ -125,6 +125,7 @@ class Trace:
         targets = [target.base if isinstance(target, Member) else target for target in targets]
         self._mutated = {target.name for target in targets if isinstance(target, Name)}
         self._tables = settled(kernel)
+        self._dynamic = next((array.name for array in kernel.shared if array.space == "dynamic"), "")
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
@@ -184,6 +185,8 @@ class Trace:
             if size is None and (part.space or part.name in self.tracked):
                 raise self._not_shown(part.span, f"{part.name} is of {part.type}, whose size is not known")
             self.memory.sizes[part.name] = size or 0
+            if part.space == "dynamic":  # all of them are the same memory
+                scope[part.name] = Pointer(self._dynamic, np.asarray(0), size or 0)
             scope[f"{part.name}[]"] = Table(part.count) if part.count and not part.space and part.name in self._tables else None
             return
         for name in (part.name, *(f"{part.name}.{field}" for field in "xyzw")):
