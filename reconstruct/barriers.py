@@ -1,6 +1,6 @@
 """Which barriers a kernel needs: decided by an argument about indices, barrier by barrier, and never by trying.
 
-For every barrier, with all earlier decisions in force: without it two epochs become one. If no two threads of different warps meet in it, a
+For every barrier, with all decisions so far in force: without it two epochs become one. If no two threads of different warps meet in it, a
 barrier of the warp is enough; if no two threads of a warp meet, either, none is. Threads meet at a byte that both touch and one writes;
 every address of every thread and iteration is enumerated (`trace`, `footprints`). Global memory that the kernel writes counts like shared
 memory. A fence or an atomic operation keeps its barriers: other blocks see in which order things happen.
@@ -9,6 +9,7 @@ memory. A fence or an atomic operation keeps its barriers: other blocks see in w
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -51,25 +52,27 @@ class Verdict:
 
 
 def judge(kernel: Kernel) -> list[Verdict]:
-    """A verdict on every barrier of a kernel, in the order of the text.
+    """A verdict on every barrier of a kernel, in the order of the text; those that are met most often are decided first.
 
     Raises:
         ReconstructError: the kernel's launch is not known.
     """
-    if not kernel.barriers:
+    count = len(kernel.barriers)
+    if not count:
         return []
     try:
         ledgers = _ledgers(kernel)
     except NotShown as error:
-        return [_verdict(kernel, number, "not shown", str(error)) for number in range(len(kernel.barriers))]
+        return [_verdict(kernel, number, "not shown", str(error)) for number in range(count)]
     state = [barrier.scope for barrier in kernel.barriers]
-    found = []
-    for number in range(len(state)):
+    met = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
+    found = dict[int, Verdict]()
+    for number in sorted(range(count), key=lambda number: (-met[number], number)):
         outcome, why = _decide(kernel, ledgers, state, number)
         if outcome in ("warp", "none"):
             state[number] = outcome
-        found.append(_verdict(kernel, number, outcome, why))
-    return found
+        found[number] = _verdict(kernel, number, outcome, why)
+    return [found[number] for number in range(count)]
 
 
 def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:

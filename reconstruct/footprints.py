@@ -131,13 +131,14 @@ class Ledger:
         touched.add(Touched(wrote, first, last))
 
     def meetings(self, group: Sequence[Epoch], per: int) -> Iterator[Meeting]:
-        """A meeting of threads of different groups of `per`, for every buffer of these epochs that has one."""
+        """A meeting of threads of different groups of `per`, for every buffer that has one where several of these epochs touch it."""
         for buffer in sorted({buffer for epoch in group for buffer in epoch.touched}):
             touched = Touched.nothing(len(self._places[buffer]))
-            for epoch in group:
-                if buffer in epoch.touched:
-                    touched.add(epoch.touched[buffer])
-            met = touched.met(per)
+            times = np.zeros(len(self._places[buffer]), np.int64)
+            for part in (epoch.touched[buffer] for epoch in group if buffer in epoch.touched):
+                touched.add(part)
+                times += part.last >= 0
+            met = touched.met(per) & (times > 1)
             if met.any():
                 yield self._meeting(group, per, buffer, int(np.argmax(met)))
 

@@ -10,7 +10,7 @@ from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effe
 from im2win.reconstruct.unit import Kernel
 
 POINTER_CASTS = ("static_cast", "reinterpret_cast")
-_SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies|signal|await|ticket)|__threadfence|atomic")
+_SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies)$")
 
 
 def written(kernel: Kernel) -> set[str]:

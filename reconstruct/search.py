@@ -54,15 +54,18 @@ def _changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]
 def search(unit: Unit, judges: Sequence[Judge]) -> tuple[Unit, list[Match], list[Tried]]:
     """The unit without the barriers that indices show to be needless and that no judge misses, what was changed, and the whole story.
 
-    If a judge objects to what indices show, one of the two is wrong: the barrier stays, and the log says so loudly.
+    Judges see all changes at once; if one objects, one after the other. What indices show and a judge objects to is a mistake of one of
+    them: the barrier stays, and the log says so loudly.
     """
     verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    shown = [verdict for verdict in verdicts if verdict.replacement is not None]
     allowed, story = list[Verdict](), list[Tried]()
+    whole = not shown or _objection(judges, _changed(unit, shown)[0]) is None
     for verdict in verdicts:
         if verdict.replacement is None:
             story.append(Tried(verdict, None, False))
             continue
-        objection = _objection(judges, _changed(unit, [*allowed, verdict])[0])
+        objection = None if whole else _objection(judges, _changed(unit, [*allowed, verdict])[0])
         story.append(Tried(verdict, objection, objection is None))
         if objection is None:
             allowed.append(verdict)
