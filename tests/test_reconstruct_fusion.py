@@ -152,7 +152,8 @@ REFUSED: dict[str, tuple[Unit, str]] = {
     "an output": (replace(BASE, workspace={}), "no workspace lies between any two kernels"),
     "read twice": (replace(BASE, launches=(*BASE.launches, BASE.launches[1])), "no workspace lies between"),
     "disturbed": (
-        replace(BASE, launches=(BASE.launches[0], replace(BASE.launches[0], arguments=("data", "other")), BASE.launches[1])), "no workspace"
+        replace(BASE, launches=(BASE.launches[0], replace(BASE.launches[0], arguments=("data", "other")), BASE.launches[1])),
+        "no workspace",
     ),
     "two blocks write": (changed(("(((int)blockIdx.x) * 16)", "(((int)blockIdx.x) * 8)")), "two blocks of produce write one element of V"),
     "no formula": (fusable.unit_of(PAIRS["fewer threads"][0], sums(f"(3 - {X})", Y, (4, 2, 1))), "is no formula of its index"),

@@ -87,7 +87,12 @@ def test_statements() -> None:
 def test_tvms_source() -> None:
     unit = winograd_pair.unit(Pair())
     transform, product = unit.kernels.values()
-    assert (transform.name, transform.bounds, transform.threads, transform.bound) == ("winograd_kernel", 128, 128, ["blockIdx.x", "threadIdx.x"])
+    assert (transform.name, transform.bounds, transform.threads, transform.bound) == (
+        "winograd_kernel",
+        128,
+        128,
+        ["blockIdx.x", "threadIdx.x"],
+    )
     assert product.bound == ["blockIdx.x", "blockIdx.y", "threadIdx.x", "threadIdx.y"] and product.static_bytes == 2 * 256 * 4
     assert [parameter.name for parameter in product.parameters] == ["V_ptr", "filter_ptr", "output_ptr"]
     assert all(parameter.restrict and parameter.element == "float" for parameter in product.parameters)

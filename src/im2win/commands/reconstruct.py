@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from im2win.reconstruct.unit import Unit
 
 SPLIT = "split"
+LAUNCH = "`// launch: NAME(TENSOR, ...) grid X Y Z block X Y Z dynamic BYTES`"
 _STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 
 def reconstruct(
     source: Annotated[Path, typer.Argument(metavar="IN.cu", help="CUDA that TVM generated, with its launches in comments.")],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="OUT.cu", help="Where the result goes; after split, one file for each kernel.")
+        Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")
     ],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
@@ -46,6 +47,9 @@ def reconstruct(
     if out.resolve() == source.resolve():
         raise ReconstructError(f"`--out` (={str(out)!r}) must not be the source itself.")
     unit, console = read(source.read_text()), tables.console()
+    needing = [name for name in names if name not in (SPLIT, "hip")]
+    if needing and not unit.launches:
+        raise ReconstructError(f"{source} has no launches; {needing[0]} needs them, each as a comment: {LAUNCH}.")
     judges = _judges(unit) if judge or trial else ()
     if trial:
         _trial(console, unit, judges)
