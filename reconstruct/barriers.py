@@ -16,10 +16,11 @@ from typing import Literal
 
 import numpy as np
 
+from im2win.reconstruct.events import NotShown, Waited
 from im2win.reconstruct.footprints import Ledger, Meeting
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.scan import written
-from im2win.reconstruct.trace import NotShown, Trace, Waited
+from im2win.reconstruct.trace import Trace
 from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
 
 Needed = Literal["needed", "not shown", "warp", "none"]
@@ -113,7 +114,7 @@ def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], num
     held = _held(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
     if held is None:
         return "none", "no thread touches what another writes"
-    if held[0] == "needed" and state[number] == "block" and "other blocks" not in held[1]:
+    if state[number] == "block":
         return "warp", f"only threads of one warp meet: {held[1]}"
     return held
 
@@ -137,11 +138,11 @@ def _held(kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callabl
 def _described(kernel: Kernel, meeting: Meeting) -> str:
     """The meeting in words."""
     one, other = meeting.one, meeting.other
-    does = "writes" if other.write else "reads"
+    write, read = ("writes", "reads") if meeting.certain else ("may write", "may read")
     place = f"byte {meeting.byte} of {meeting.buffer}"
     first, second = (_thread(kernel, thread) for thread in (meeting.thread, meeting.another))
-    may = "" if meeting.certain else "may "
-    text = f"{first} {may}writes {place} in line {kernel.line(one.span[0])}, {second} {may}{does} it in line {kernel.line(other.span[0])}"
+    lines = [kernel.line(access.span[0]) for access in (one, other)]
+    text = f"{first} {write} {place} in line {lines[0]}, {second} {write if other.write else read} it in line {lines[1]}"
     return text + ("" if meeting.parted else ", and no barrier is between them even now")
 
 

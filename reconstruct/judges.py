@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.emulator import Emulation, EmulationError
+from im2win.reconstruct.events import Access
 from im2win.reconstruct.expressions import size_of
 from im2win.reconstruct.rules import ReconstructError
 from im2win.reconstruct.tiles import grid_blocks
-from im2win.reconstruct.trace import Access, Trace
+from im2win.reconstruct.trace import Trace
 from im2win.reconstruct.unit import Unit
 
 Tensors = Mapping[str, npt.NDArray[Any]]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from im2win.emulator import Launch
+from im2win.reconstruct.events import NotShown
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.scan import written
 from im2win.reconstruct.statements import blanked, every
 from im2win.reconstruct.tiles import NotFused, Tiling, tiling
-from im2win.reconstruct.trace import NotShown
 from im2win.reconstruct.unit import Kernel, Parameter, Unit
 
 ALIGNMENT = 128  # bytes, of what is put into dynamic shared memory

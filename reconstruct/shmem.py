@@ -43,13 +43,13 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     check_names(found, merged)
     element = found.read.element
     head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({", ".join(row for _, row in merged.parameters)}) {{\n'
+    parts = f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"
     body = (
         f"extern __shared__ __align__({ALIGNMENT}) unsigned char fused_shared[];\n"
         f"{element}* {found.tensor}_tile = ({element}*)(fused_shared);\n"
         f"int thread = {linear_thread(block)};\n"
-        f"int {found.tensor}_origin = {_origin(tiles)};\n"
-        f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"
     )
+    body += (f"int {found.tensor}_origin = {_origin(tiles)};\n" if f"{found.tensor}_origin" in parts else "") + parts
     tensors = tuple(tensor for tensor, _ in merged.parameters)
     launch = Launch(name, tensors, found.consumer.launch.grid, block, dynamic)
     why = (

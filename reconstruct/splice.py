@@ -67,7 +67,7 @@ def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping
     elif own != threads:
         before, number, after = _rounds(own, threads, prefix)
     moved = ("thread",) * (kernel.launch.block != block) + ("block",) * (blocks is not None)
-    head = _indices(kernel, text, prefix, number, blocks) if moved else ""
+    head = _indices(kernel, text, prefix, number, blocks, moved)
     for what in moved:
         text = re.sub(rf"\b{what}Idx\.([xyz])\b", rf"{prefix}_{what}_\1", text)
     inner = head + textwrap.dedent(text.strip("\n").rstrip(" ")) + "\n"
@@ -76,18 +76,17 @@ def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping
     return before + indented(inner, 2 * depth) + after
 
 
-def _indices(kernel: Kernel, text: str, prefix: str, number: str, blocks: Mapping[str, str] | None) -> str:
-    """Declarations of the indices that a body uses; those it keeps are declared for nothing, which costs nothing."""
+def _indices(kernel: Kernel, text: str, prefix: str, number: str, blocks: Mapping[str, str] | None, moved: Sequence[str]) -> str:
+    """Declarations of the indices that a body uses, of the kinds that are `moved`."""
     x, y, z = kernel.launch.block
     numbers = {"x": f"({number} % {x})" if y * z > 1 else number, "y": f"(({number} / {x}) % {y})" if z > 1 else f"({number} / {x})",
                "z": f"({number} / {x * y})"}  # fmt: skip
+    extents = dict(zip(AXES, (x, y, z), strict=True))
     lines = []
-    for axis, extent in zip(AXES, (x, y, z), strict=True):
-        if re.search(rf"\bthreadIdx\.{axis}\b", text):
-            lines.append(f"int {prefix}_thread_{axis} = {numbers[axis] if extent > 1 else 0};\n")
-    for axis in AXES if blocks is not None else "":
-        if re.search(rf"\bblockIdx\.{axis}\b", text):
-            lines.append(f"int {prefix}_block_{axis} = {(blocks or {})[axis]};\n")
+    for what in moved:
+        for axis in (axis for axis in AXES if re.search(rf"\b{what}Idx\.{axis}\b", text)):
+            value = (blocks or {}).get(axis, "0") if what == "block" else numbers[axis] if extents[axis] > 1 else "0"
+            lines.append(f"int {prefix}_{what}_{axis} = {value};\n")
     return "".join(lines)
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from im2win.reconstruct.events import Access
 from im2win.reconstruct.expressions import size_of
 from im2win.reconstruct.layout import Layout
 from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.trace import Access, Trace
+from im2win.reconstruct.trace import Trace
 from im2win.reconstruct.unit import Kernel
 
 Ints = npt.NDArray[np.int64]

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, NotShown, Waited
 from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
 from im2win.reconstruct.pointers import Memory, Pointer, moved
-from im2win.reconstruct.rules import ReconstructError
 from im2win.reconstruct.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
 from im2win.reconstruct.statements import (
     Assignment,
@@ -38,58 +38,6 @@ from im2win.reconstruct.values import Table, Values, evaluate
 
 CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
 
-
-class NotShown(ReconstructError):
-    """Code that the argument by indices does not cover; the message says which line and why."""
-
-
-@dataclass(frozen=True, eq=False)
-class Access:
-    """Bytes of a buffer that threads read or write.
-
-    start: offsets of the first byte, (loops..., blocks, threads). mask: where it happens, None for everywhere. certain: whether it does
-    happen there, rather than only may. pending: an asynchronous copy, under way until it is waited for.
-    """
-
-    buffer: str
-    write: bool
-    width: int
-    start: Values
-    mask: Values | None
-    certain: bool
-    span: Span
-    pending: bool = False
-
-
-@dataclass(frozen=True)
-class Waited:
-    """A barrier that is reached; `number` counts the kernel's barriers in the order of the text."""
-
-    number: int
-    scope: str
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Closes a group of asynchronous copies."""
-
-
-@dataclass(frozen=True)
-class Landed:
-    """All groups but the newest `left` have landed."""
-
-    left: int
-
-
-@dataclass(frozen=True)
-class Fence:
-    """A fence, an atomic operation or a wait that other blocks take part in."""
-
-    span: Span
-    text: str
-
-
-Event = Access | Waited | Commit | Landed | Fence
 
 _FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|ticket)\w*|__nanosleep)$")
 _REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
@@ -258,11 +206,11 @@ class Trace:
 
     def _if(self, part: If, scope: dict[str, Any], mask: Values | None, certain: bool) -> Iterator[Event]:
         yield from self._reads(part.condition, scope, mask, certain, part.span)
-        value = evaluate(part.condition, scope)
+        value, both = evaluate(part.condition, scope), _known(part.condition, scope)
         if synchronizes(part) and (value is None or np.any(value) != np.all(value)):
             raise self._not_shown(part.span, "a barrier or a wait behind a condition that not all threads and blocks share")
         if value is None:
-            yield from self._run(part.then, dict(scope), mask, False)
+            yield from self._run(part.then, dict(scope), mask if both is None else _both(mask, both), False)
             yield from self._run(part.other, dict(scope), mask, False)
             return
         for body, holds in ((part.then, np.asarray(value != 0)), (part.other, np.asarray(value == 0))):
@@ -297,7 +245,8 @@ class Trace:
                 yield from self._reads(condition, scope, mask, certain, span)
                 value = evaluate(condition, scope)
                 for branch, chosen in ((then, True), (other, False)):
-                    inner = mask if value is None else _both(mask, np.asarray((value != 0) == chosen))
+                    holds = np.asarray((value != 0) == chosen) if value is not None else _known(condition, scope) if chosen else None
+                    inner = mask if holds is None else _both(mask, holds)
                     yield from self._reads(branch, scope, inner, certain and value is not None, span)
             case Binary(operator, left, right):
                 yield from self._reads(left, scope, mask, certain, span)
@@ -412,6 +361,16 @@ class Trace:
         for line in range(outer):
             place = moved(pointer, leading * line, 1)
             yield self._access(replace(place, size=pointer.size * inner), write, mask, certain, span)
+
+
+def _known(condition: Expr, scope: dict[str, Any]) -> Values | None:
+    """Of a condition's parts that must all hold, those that are known; None if none is."""
+    match condition:
+        case Binary("&&", left, right):
+            known = [part for part in (_known(left, scope), _known(right, scope)) if part is not None]
+            return None if not known else known[0] if len(known) == 1 else known[0] & known[1]
+    value = evaluate(condition, scope)
+    return None if value is None else np.asarray(value != 0)
 
 
 def _both(mask: Values | None, holds: Values) -> Values:

@@ -154,9 +154,10 @@ def test_a_function_with_a_barrier_inside() -> None:
     assert judge(kernel(body, head=head.replace("__syncthreads(); ", "")))[0].outcome == "none"
 
 
-def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp() -> None:
+@pytest.mark.parametrize("sizes", [Pair(private=True), Pair(channels=6, filters=24, size=20, step=3, private=True)])
+def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp(sizes: Pair) -> None:
     """The document's sync-free product: TVM's schedule binds loads to the warps that read them, and TVM inserts block barriers still."""
-    unit = winograd_pair.unit(Pair(private=True))
+    unit = winograd_pair.unit(sizes)
     result, matches, verdicts = weakened(unit)
     assert [verdict.outcome for verdict in verdicts] == ["warp", "warp"] and len(matches) == 2
     assert "__syncthreads" not in result.source and result.source.count("__syncwarp();") == 2

@@ -23,6 +23,7 @@ from im2win.reconstruct.unit import Unit
 
 LIMIT = H200.block_shared
 SEEDS = range(3)
+UNEVEN = Pair(channels=6, filters=24, size=20, step=3, private=True)  # 81 tiles: conditions on blocks, threads and both
 
 
 def run(emulation: Emulation, unit: Unit, tensors: dict[str, Array], seed: int = 0, resident: int = 1) -> dict[str, Array]:
@@ -75,13 +76,12 @@ def test_factors_are_changed_where_that_is_right_and_digits_taken_apart_elsewher
 # --- what TVM schedules
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_the_winograd_pair(private: bool) -> None:
-    sizes = Pair(private=private)
+@pytest.mark.parametrize("sizes", [Pair(), Pair(private=True), UNEVEN], ids=["all warps copy", "each its own", "nothing divides"])
+def test_the_winograd_pair(sizes: Pair) -> None:
     unit, tensors = winograd_pair.unit(sizes), winograd_pair.tensors(sizes)
     before = run(Emulation(unit.source, unit.launches), unit, tensors)["output"]
     np.testing.assert_array_equal(before, winograd_pair.expected(sizes, tensors))
-    fused, [match] = shmem.fuse(unit, LIMIT) if private else llc.fuse(unit, LIMIT, wave=1)
+    fused, [match] = shmem.fuse(unit, LIMIT) if sizes.private else llc.fuse(unit, LIMIT, wave=1)
     assert "1 block(s) of winograd_kernel" in match.why and match.after in fused.source
     emulation = Emulation(fused.source, fused.launches)
     for seed in SEEDS:

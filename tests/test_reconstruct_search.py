@@ -16,10 +16,10 @@ from winograd_pair import Pair
 from im2win.emulator import Launch
 from im2win.gpu import H200
 from im2win.reconstruct import ReconstructError, llc
+from im2win.reconstruct.events import NotShown
 from im2win.reconstruct.judges import EmulatorJudge, RacecheckJudge, harness, tensor_sizes, tensor_types, tensors_for
 from im2win.reconstruct.rulesets import RULE_SETS, Settings, rewrite, rule_sets
 from im2win.reconstruct.search import search, trial
-from im2win.reconstruct.trace import NotShown
 from im2win.reconstruct.unit import Unit
 
 T = "((int)threadIdx.x)"
