@@ -8,7 +8,7 @@ import pytest
 import winograd_pair
 from emulated import generated
 from test_cuda_races import KERNELS
-from winograd_pair import Pair
+from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.emulator import Launch
 from im2win.problem import Conv2d
@@ -154,13 +154,20 @@ def test_a_function_with_a_barrier_inside() -> None:
     assert judge(kernel(body, head=head.replace("__syncthreads(); ", "")))[0].outcome == "none"
 
 
-@pytest.mark.parametrize("sizes", [Pair(private=True), Pair(channels=6, filters=24, size=20, step=3, private=True)])
-def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp(sizes: Pair) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        (Pair(private=True), 2),
+        (Pair(channels=6, filters=24, size=20, step=3, private=True), 2),  # nothing divides
+        (TENSOR_CORES, 4),  # TVM puts both operands into one array, one after the other
+    ],
+)
+def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp(sizes: Pair, count: int) -> None:
     """The document's sync-free product: TVM's schedule binds loads to the warps that read them, and TVM inserts block barriers still."""
     unit = winograd_pair.unit(sizes)
     result, matches, verdicts = weakened(unit)
-    assert [verdict.outcome for verdict in verdicts] == ["warp", "warp"] and len(matches) == 2
-    assert "__syncthreads" not in result.source and result.source.count("__syncwarp();") == 2
+    assert [verdict.outcome for verdict in verdicts] == ["warp"] * count and len(matches) == count
+    assert "__syncthreads" not in result.source and result.source.count("__syncwarp();") == count
     assert all(match.why.startswith("only threads of one warp meet") for match in matches)
     again, matches, _ = weakened(result)
     assert again == result and not matches

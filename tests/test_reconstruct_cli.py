@@ -37,6 +37,12 @@ def test_barriers_and_fusion_are_explained(source: Path, command: Callable[..., 
     assert list(result.kernels) == ["winograd_kernel_1_pkf_shmem"] and result.launches[0].dynamic_bytes == 8192
 
 
+def test_the_diff_has_colours(source: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = command("reconstruct", source, "-o", source.with_name("out.cu"), "--explain")
+    assert "\x1b[31m-      __syncthreads();" in done.out and "\x1b[32m+      __syncwarp();" in done.out
+
+
 def test_kernels_are_split_into_files(source: Path, command: Callable[..., Any]) -> None:
     done = command("reconstruct", source, "--out", source.with_name("out.cu"), "--rules", "hip,split")
     assert done.status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 
@@ -11,11 +12,14 @@ import pytest
 import winograd_pair
 from fusable import PAIRS, X, Y, sums
 from oracle import Array
-from winograd_pair import Pair
+from winograd_pair import TENSOR_CORES, Pair
 
+from im2win import cuda_codegen
+from im2win.codegen import ToolchainError
 from im2win.emulator import Emulation, EmulationError
 from im2win.gpu import H200
 from im2win.reconstruct import llc, shmem
+from im2win.reconstruct.barriers import weakened
 from im2win.reconstruct.judges import poisoned
 from im2win.reconstruct.pairs import pair
 from im2win.reconstruct.tiles import NotFused
@@ -76,8 +80,12 @@ def test_factors_are_changed_where_that_is_right_and_digits_taken_apart_elsewher
 # --- what TVM schedules
 
 
-@pytest.mark.parametrize("sizes", [Pair(), Pair(private=True), UNEVEN], ids=["all warps copy", "each its own", "nothing divides"])
-def test_the_winograd_pair(sizes: Pair) -> None:
+SIZES = {"all warps copy": Pair(), "each its own": Pair(private=True), "nothing divides": UNEVEN}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_winograd_pair(name: str) -> None:
+    sizes = SIZES[name]
     unit, tensors = winograd_pair.unit(sizes), winograd_pair.tensors(sizes)
     before = run(Emulation(unit.source, unit.launches), unit, tensors)["output"]
     np.testing.assert_array_equal(before, winograd_pair.expected(sizes, tensors))
@@ -86,6 +94,19 @@ def test_the_winograd_pair(sizes: Pair) -> None:
     emulation = Emulation(fused.source, fused.launches)
     for seed in SEEDS:
         assert run(emulation, fused, tensors, seed, resident=8)["output"].tobytes() == before.tobytes()
+
+
+def test_the_documents_kernel() -> None:
+    """Input transform and product on tensor cores in one kernel, V in shared memory, and one barrier of the block left."""
+    sizes = TENSOR_CORES
+    unit, tensors = winograd_pair.unit(sizes), winograd_pair.tensors(sizes)
+    fused = weakened(shmem.fuse(unit, LIMIT)[0])[0]
+    assert fused.source.count("__syncthreads();") == 1 and fused.source.count("__syncwarp();") == 4
+    emulation = Emulation(fused.source, fused.launches)
+    for seed in SEEDS:
+        np.testing.assert_array_equal(run(emulation, fused, tensors, seed)["output"], winograd_pair.expected(sizes, tensors))
+    with contextlib.suppress(ToolchainError):
+        assert cuda_codegen.cubin(fused.source, H200).startswith(b"\x7fELF")
 
 
 def test_launch_parameters_are_computed_anew() -> None:
@@ -101,7 +122,7 @@ def test_launch_parameters_are_computed_anew() -> None:
 
 
 def test_the_documents_size_on_todays_shared_memory() -> None:
-    """F(4x4, 3x3) with 64 channels and 16 tiles a block would take 147 KiB in float32: the limit is the GPU's, not 48 KiB."""
+    """What a block holds of V is more than the 48 KiB that a kernel may declare; dynamic shared memory goes up to the GPU's limit."""
     unit = winograd_pair.unit(Pair(channels=64, filters=16, size=10, block_p=16))
     with pytest.raises(NotFused, match=r"V takes 65536 bytes of a block's shared memory, with the rest 67584; there are 49152"):
         shmem.fuse(unit, 49152)

@@ -8,7 +8,7 @@ import fusable
 import pytest
 import winograd_pair
 from emulated import generated
-from winograd_pair import Pair
+from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.emulator import Launch
 from im2win.gpu import H200
@@ -78,6 +78,8 @@ def test_our_kernels_of_cuda_cores_translate_and_those_of_tensor_cores_do_not() 
     translated, matches = hip.translate(ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")))
     assert "cp.async" not in translated.source and "words[i] = inside ? source[i] : 0u" in translated.source
     assert {match.rule for match in matches} >= {"hip-copies", "hip-align", "hip-runtime-header"}
+    with pytest.raises(ReconstructError, match="WMMA, which only NVIDIA has"):
+        hip.translate(winograd_pair.unit(TENSOR_CORES))
     with pytest.raises(ReconstructError, match="product_f16"):
         hip.translate(ours("n1-c20x5x6-k32x3x3-p1-float16-NHWC", "implicit_gemm", PRODUCT))
 

@@ -107,6 +107,15 @@ def test_our_own_source_is_understood(path: object) -> None:
     assert all(kernel.barriers or kernel.name == "transform_kernel" for kernel in unit.kernels.values())
 
 
+def test_the_stored_source_is_what_tvm_generates(request: pytest.FixtureRequest) -> None:
+    """`--update-golden` writes it anew; that takes half a minute, and so is all that this test does not do every time."""
+    if request.config.getoption("--update-golden"):
+        winograd_pair.STORED.write_text(winograd_pair.generated(winograd_pair.TENSOR_CORES).annotated())
+    unit = winograd_pair.unit(winograd_pair.TENSOR_CORES)
+    assert [launch.kernel for launch in unit.launches] == ["winograd_kernel", "winograd_kernel_1"] and set(unit.workspace) == {"V"}
+    assert "nvcuda::wmma::mma_sync" in unit.kernel("winograd_kernel_1").body
+
+
 def test_launches_travel_in_comments() -> None:
     unit = winograd_pair.unit(Pair())
     again = read(unit.annotated())

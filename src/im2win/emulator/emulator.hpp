@@ -8,7 +8,7 @@
 // Blocks run one after the other, or a few of them in turns ("resident"). A block that waits for another calls emulator::pause in its loop;
 // if all of them only wait, they wait for each other, or for a block that has not started: an error.
 //
-// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in types.hpp, and nothing else.
+// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here, in types.hpp and in wmma.hpp, and nothing else.
 #pragma once
 
 #include <algorithm>
@@ -389,6 +389,8 @@ inline unsigned mask_of(unsigned mask = 0xffffffffu) {
   emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own + int(delta); }, 32)
 #define __shfl_up_sync(mask, value, delta) \
   emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own - int(delta); }, 32)
+
+#include "wmma.hpp"
 
 namespace emulator {
 
