@@ -14,14 +14,13 @@ from dataclasses import replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.order import flags, order
-from im2win.reconstruct.pairs import ALIGNMENT, check_names, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merged_parameters, pair, rebased, replaced
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused
 from im2win.reconstruct.unit import Unit
 
 RULE = "pkf-llc"
-STATIC_LIMIT = 49152  # bytes of shared memory that a kernel may declare
 
 SIGNALS = """
 // Between blocks: what a block wrote before it signals, a block that waited for the signal reads. The fence of one thread covers what the
@@ -59,10 +58,9 @@ def fuse(unit: Unit, limit: int, wave: int = 0, producer: str | None = None, con
         NotFused: no such pair, or one whose blocks or sizes do not fit.
     """
     found = pair(unit, producer, consumer)
+    block, merged = fused_block(found), merged_parameters(found, set())
     tiles = found.tiling()
     grids = found.producer.launch.grid, found.consumer.launch.grid
-    block, merged = fused_block(found), merged_parameters(found, set())
-    check_names(found, merged)
     dynamic = max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
     static = found.producer.static_bytes + found.consumer.static_bytes + 4
     if static > STATIC_LIMIT or static + dynamic > limit:

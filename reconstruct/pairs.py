@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from im2win.emulator import Launch
 from im2win.reconstruct.events import NotShown
 from im2win.reconstruct.rules import Match
-from im2win.reconstruct.scan import written
+from im2win.reconstruct.scan import places_used, written
 from im2win.reconstruct.statements import blanked, every
 from im2win.reconstruct.tiles import NotFused, Tiling, tiling
 from im2win.reconstruct.unit import Kernel, Parameter, Unit
 
 ALIGNMENT = 128  # bytes, of what is put into dynamic shared memory
+STATIC_LIMIT = 49152  # bytes of shared memory that a kernel may declare
+
+# Names that the fused kernel gives to something.
+_RESERVED = re.compile(r"thread|ticket|wave|turn|makers?|reader|fused_\w+|(?:tile|wait)_[xyz]|(?:producer|consumer)_\w+")
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,17 @@ class Pair:
 def pairs(unit: Unit) -> Iterator[Pair]:
     """Launches that can be fused as far as their tensors go, in the order of execution.
 
-    The tensor between them is a workspace, one launch writes it, one reads it; between the two nothing touches what the first reads.
+    The tensor between them is a workspace, one launch writes it, one reads it; between the two nothing writes what the first reads, nor
+    does the second.
     """
     for place, launch in enumerate(unit.launches):
-        for tensor in unit.workspace.keys() & set(launch.arguments):
+        for tensor in sorted(unit.workspace.keys() & set(launch.arguments)):
             others = [i for i, other in enumerate(unit.launches) if i != place and tensor in other.arguments]
             if len(others) != 1 or others[0] < place:
                 continue
             producer, consumer = (unit.kernel(unit.launches[i].kernel) for i in (place, others[0]))
-            between = unit.launches[place + 1 : others[0]]
-            if _outputs(producer) == {tensor} and tensor not in _outputs(consumer) and not _disturbed(unit, producer, between):
+            alone = len(producer.launches) == len(consumer.launches) == 1
+            if alone and _outputs(producer) == {tensor} and not _disturbed(unit, producer, unit.launches[place + 1 : others[0] + 1]):
                 first, second = (_parameter(kernel, tensor) for kernel in (producer, consumer))
                 yield Pair(producer, consumer, tensor, first, second, math.prod(unit.workspace[tensor][0]))
 
@@ -83,15 +88,18 @@ def pair(unit: Unit, producer: str | None = None, consumer: str | None = None) -
 
 @dataclass(frozen=True)
 class Merged:
-    """Parameters of the fused kernel: (tensor, declaration), and how those of either part are called there."""
+    """Parameters of the fused kernel: (tensor, declaration), and how those of the producer are called there."""
 
     parameters: tuple[tuple[str, str], ...]
     producer: dict[str, str]
-    consumer: dict[str, str]
 
 
 def merged_parameters(found: Pair, left_out: set[str]) -> Merged:
-    """The consumer's parameters under their names, then those of the producer that are other tensors."""
+    """The consumer's parameters under their names, then those of the producer that are other tensors.
+
+    Raises:
+        NotFused: a name of a body means something else in the fused kernel, or a body asks for a place that it no longer has.
+    """
     taken = {parameter.name for parameter in found.consumer.parameters}
     rows, names = [], dict[str, str]()
     held: dict[str, str] = {}
@@ -104,7 +112,23 @@ def merged_parameters(found: Pair, left_out: set[str]) -> Merged:
         names[parameter.name] = name
         if tensor not in held and tensor not in left_out:
             rows.append((tensor, _declared(parameter, name)))
-    return Merged(tuple(rows), names, {})
+    _check_names(found, names)
+    return Merged(tuple(rows), names)
+
+
+def _check_names(found: Pair, renamed: dict[str, str]) -> None:
+    """Whether both bodies can be parts of one kernel as far as their names go; `renamed`: of the producer's parameters."""
+    for kernel in (found.producer, found.consumer):
+        own = {str(getattr(part, "name", "")) for part in every(kernel.statements)}
+        both = own | {parameter.name for parameter in kernel.parameters}
+        taken = {name for name in both if _RESERVED.fullmatch(name) or name in (f"{found.tensor}_tile", f"{found.tensor}_origin")}
+        if kernel is found.producer:
+            taken |= own & {after for before, after in renamed.items() if before != after}
+        if taken:
+            raise NotFused(f"kernel {kernel.name} has a {min(taken)} of its own, which the fused kernel needs")
+        places = places_used(kernel)
+        if places:
+            raise NotFused(f"kernel {kernel.name} uses {min(places)}, which would be that of the fused kernel")
 
 
 def _declared(parameter: Parameter, name: str) -> str:
@@ -149,11 +173,3 @@ def replaced(unit: Unit, found: Pair, launches: dict[str, list[Launch]], definit
     before = unit.kernels[found.producer.name].text + "\n" + unit.kernels[found.consumer.name].text
     line = source[: source.index(definitions)].count("\n") + 1
     return replace(unit, source=source, launches=tuple(order)), [Match(rule, line, before, definitions, why)]
-
-
-def check_names(found: Pair, merged: Merged) -> None:
-    """A tensor that both parts take has the consumer's name, which the producer must not use for anything else."""
-    own = {part.name for part in every(found.producer.statements) if hasattr(part, "name")}
-    for before, after in merged.producer.items():
-        if before != after and after in own:
-            raise NotFused(f"kernel {found.producer.name} has a {after} of its own")

@@ -6,25 +6,39 @@ import functools
 import re
 
 from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
-from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Statement, blanked, closing, every
+from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Statement, blanked, closing, every
 from im2win.reconstruct.unit import Kernel
 
+_WRITE_FIRST = ("im2win::copy_async", "nvcuda::wmma::load_matrix_sync")  # functions that write what their first argument points to
 POINTER_CASTS = ("static_cast", "reinterpret_cast")
 _SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies)$")
 
 
 def written(kernel: Kernel) -> set[str]:
-    """Parameters that a kernel may write: those on the left of an assignment, and those it hands to functions."""
+    """Parameters that a kernel may write: on the left of an assignment, behind another pointer, given to a function, or in opaque text."""
     found = set[str]()
     for part in every(kernel.statements):
         if isinstance(part, Assignment):
             found |= base(part.target)
+        if isinstance(part, Opaque):
+            found |= set(re.findall(r"\w+", part.text))
+        if isinstance(part, Declaration) and part.type.endswith("*") and part.value is not None:
+            found |= base(part.value)
         for expr in expressions(part):
             for call in (inner for inner in walk(expr) if isinstance(inner, Call)):
-                copies = call.function == "im2win::copy_async"
-                for argument in call.arguments[:1] if copies else call.arguments:
+                for argument in call.arguments[:1] if call.function in _WRITE_FIRST else call.arguments:
                     found |= base(argument) if isinstance(argument, Unary | Name | Cast | Binary) else set()
     return found & {parameter.name for parameter in kernel.parameters}
+
+
+def places_used(kernel: Kernel) -> set[str]:
+    """Built-ins that fusion does not rename: extents, and whatever says where a thread is in functions that the kernel calls."""
+    text = blanked(kernel.source)
+    found = set(re.findall(r"\b(?:blockDim|gridDim)\b", text[slice(*kernel.inner)]))
+    bodies = functions(kernel.source[: kernel.source.find('extern "C"')])
+    for name in set(re.findall(r"(\w+)\s*(?:<[^<>;]*>)?\(", text[slice(*kernel.inner)])) & bodies.keys():
+        found |= {f"{place} in {name}" for place in re.findall(r"\b(?:threadIdx|blockIdx|blockDim|gridDim)\b", bodies[name])}
+    return found
 
 
 def base(expr: Expr) -> set[str]:

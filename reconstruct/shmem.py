@@ -11,7 +11,17 @@ from dataclasses import replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.held import held
-from im2win.reconstruct.pairs import ALIGNMENT, Merged, Pair, check_names, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.pairs import (
+    ALIGNMENT,
+    STATIC_LIMIT,
+    Merged,
+    Pair,
+    fused_block,
+    merged_parameters,
+    pair,
+    rebased,
+    replaced,
+)
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import AXES, as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused, Tiling
@@ -30,17 +40,19 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
         NotFused: no such pair, or one whose blocks, indices or sizes do not fit.
     """
     found = pair(unit, producer, consumer)
+    block, merged = fused_block(found), merged_parameters(found, {found.tensor})
     tiles = found.tiling()
     size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
     dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
-    total = dynamic + found.producer.static_bytes + found.consumer.static_bytes
+    static = found.producer.static_bytes + found.consumer.static_bytes
+    total = dynamic + static
+    if static > STATIC_LIMIT:
+        raise NotFused(f"both kernels declare {static} bytes of shared memory; a kernel may declare {STATIC_LIMIT}")
     if total > limit:
         raise NotFused(f"{found.tensor} takes {size} bytes of a block's shared memory, with the rest {total}; there are {limit}")
-    block, merged = fused_block(found), merged_parameters(found, {found.tensor})
     name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
     made = _producer_part(found, tiles, block, merged, size)
     used = _consumer_part(found, tiles, block, size)
-    check_names(found, merged)
     element = found.read.element
     head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({", ".join(row for _, row in merged.parameters)}) {{\n'
     parts = f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"

@@ -181,6 +181,20 @@ REFUSED: dict[str, tuple[Unit, str]] = {
     "data decides": (changed(("V_ptr[((e * 64)", "V_ptr[((((int)output_ptr[0]) * 64)")), "depends on data"),
     "nobody writes": (changed(("step < 3", "step < 2")), "reads of V_ptr what nobody writes"),
     "an address": (changed(("sum[0] = 0.0f;", "sum[0] = look_up(V_ptr);")), "no workspace lies between"),
+    "the input again": (replace(BASE, launches=(BASE.launches[0], replace(BASE.launches[1], arguments=("V", "data")))), "no workspace"),
+    "behind a pointer": (changed(("sum[0] = 0.0f;", "sum[0] = 0.0f;\n  float* p = (V_ptr + 4);")), "no workspace lies between"),
+    "a name": (
+        changed(("for (int e = 0; e < 6; ++e)", "for (int thread = 0; thread < 6; ++thread)"), ("(e * 64)", "(thread * 64)")),
+        "has a thread of its own",
+    ),
+    "an extent": (changed(("(((int)blockIdx.x) * 16)", "(((int)blockIdx.x) * ((int)blockDim.x))")), "uses blockDim, which would be"),
+    "a function": (
+        replace(
+            changed(("sum[0] = 0.0f;", "sum[0] = zero();")),
+            source="__device__ float zero() { return threadIdx.x * 0.0f; }\n" + BASE.source.replace("sum[0] = 0.0f;", "sum[0] = zero();"),
+        ),
+        "uses threadIdx in zero",
+    ),
     "outside": (replace(BASE, workspace={"V": ((100,), "float32")}), "reaches outside its 100 elements"),
 }
 

@@ -14,7 +14,7 @@ from im2win.reconstruct.footprints import Ledger
 from im2win.reconstruct.trace import Trace
 from im2win.reconstruct.unit import Kernel, Unit
 
-THREADS, SIZE, KERNELS, SEEDS = 96, 96, 48, range(6)
+THREADS, SIZE, KERNELS, SEEDS = 96, 96, 32, range(5)
 T = "((int)threadIdx.x)"
 
 # Places of a thread: its own, permuted within its warp, across warps, and with a loop's variable.
@@ -64,7 +64,7 @@ def test_what_goes_is_missed_by_no_order() -> None:
             units.append(unit)
     outcomes = [verdict.outcome for unit in units for verdict in judge(unit.kernel("k"))]
     counts = {outcome: outcomes.count(outcome) for outcome in ("needed", "warp", "none")}
-    assert sum(counts.values()) == len(outcomes) and min(counts.values()) > 10, counts
+    assert sum(counts.values()) == len(outcomes) and min(counts.values()) > 6, counts
     before, after = together(units), together([weakened(unit)[0] for unit in units])
     x = np.random.default_rng(0).integers(-99, 100, THREADS).astype(np.float32)
     emulations = [Emulation(unit.source, unit.launches) for unit in (before, after)]

@@ -44,6 +44,12 @@ SAME_AGAIN = Unit(
 )
 
 
+@pytest.fixture(scope="module")
+def same_again() -> EmulatorJudge:
+    """A judge of that kernel."""
+    return EmulatorJudge(SAME_AGAIN)
+
+
 class Objects:
     """A judge who objects to every change."""
 
@@ -53,9 +59,9 @@ class Objects:
         return "no"
 
 
-def test_a_barrier_goes_if_indices_show_it_and_no_judge_objects(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_barrier_goes_if_indices_show_it_and_no_judge_objects(same_again: EmulatorJudge, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "im2win.reconstruct"):
-        result, matches, story = search(SAME_AGAIN, [EmulatorJudge(SAME_AGAIN)])
+        result, matches, story = search(SAME_AGAIN, [same_again])
     assert [(tried.verdict.outcome, tried.changed) for tried in story] == [("needed", False), ("needed", False), ("none", True)]
     assert result.source.count("__syncthreads") == 2 and [match.after for match in matches] == [""]
     assert "barrier 2 in line 12: none, no thread touches what another writes; deleted" in caplog.text
@@ -67,9 +73,9 @@ def test_a_barrier_stays_if_a_judge_objects(caplog: pytest.LogCaptureFixture) ->
     assert any(record.levelno == logging.ERROR and "although: nobody: no" in record.message for record in caplog.records)
 
 
-def test_trial_and_error_alone_is_unsound() -> None:
+def test_trial_and_error_alone_is_unsound(same_again: EmulatorJudge) -> None:
     """It deletes the barrier that keeps readers from the next write, because no order it tries shows the race."""
-    story = trial(SAME_AGAIN, [EmulatorJudge(SAME_AGAIN)])
+    story = trial(SAME_AGAIN, [same_again])
     assert [tried.deleted for tried in story] == [False, True, True]
     assert [tried.unsound for tried in story] == [False, True, False]
     assert "would be deleted by trial and error, although thread" in str(story[1])
@@ -77,7 +83,7 @@ def test_trial_and_error_alone_is_unsound() -> None:
 
 def test_the_emulator_confirms_what_becomes_of_tvms_barriers() -> None:
     unit = winograd_pair.unit(TENSOR_CORES)
-    judge = EmulatorJudge(unit, seeds=range(4))
+    judge = EmulatorJudge(unit, seeds=range(2))
     _, matches, story = search(unit, [judge])
     assert [tried.changed for tried in story] == [True] * 4 and len(matches) == 4
     nothing = replace(unit, source=unit.source.replace("__syncthreads();", ""))

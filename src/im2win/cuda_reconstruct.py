@@ -27,7 +27,6 @@ from im2win.emulator.generate import generate
 from im2win.gpu import Gpu
 from im2win.reconstruct.rules import ReconstructError
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
-from im2win.reconstruct.splice import renamed
 from im2win.reconstruct.unit import Kernel, Unit
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 
@@ -208,4 +207,4 @@ def _definition(kernel: Kernel, wanted: Launch, given: Launch) -> str:
     by_tensor = dict(zip(wanted.arguments, kernel.parameters, strict=True))
     rows = [f"{by_tensor[name].type} {'__restrict__ ' * by_tensor[name].restrict}{by_tensor[name].name}" for name in given.arguments]
     bounds = f"__launch_bounds__({kernel.bounds}) " if kernel.bounds else ""
-    return f'extern "C" __global__ void {bounds}{given.kernel}({", ".join(rows)}) {{{renamed(kernel.body, {})}}}\n'
+    return f'extern "C" __global__ void {bounds}{given.kernel}({", ".join(rows)}) {{{kernel.body}}}\n'

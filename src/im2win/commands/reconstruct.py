@@ -25,9 +25,7 @@ _STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 def reconstruct(
     source: Annotated[Path, typer.Argument(metavar="IN.cu", help="CUDA that TVM generated, with its launches in comments.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
     judge: Annotated[bool, typer.Option("--judge", help="Let the emulator confirm every change; slow.")] = False,
