@@ -19,17 +19,18 @@ from typing import Any
 import tvm
 
 import im2win
+from im2win.algorithms import ALGORITHMS
 from im2win.logs import Log
 from im2win.machine import Machine
 from im2win.records import Record, utc_now
-from im2win.schedules.tile import Tile
 from im2win.tuner.cost_model import with_cycles
 from im2win.tuner.session import Measurement, Session
 
 
 def head_to_head(conv: im2win.Conv2d, records: list[Record], machine: Machine) -> list[float]:
     """Median seconds of recorded winners, timed in interleaved rounds."""
-    choices = [with_cycles(conv, record.algorithm, Tile.from_dict(record.tile), machine) for record in records]
+    tiles = [ALGORITHMS[record.algorithm].scheduler.tile(record.tile) for record in records]
+    choices = [with_cycles(conv, record.algorithm, tile, machine) for record, tile in zip(records, tiles, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         measurement = Measurement(Session(conv, [choice.algorithm for choice in choices], machine, Log(folder), 1, 0))
         try:

@@ -82,25 +82,24 @@ def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:
 
 
 def _ledgers(kernel: Kernel) -> list[Ledger]:
-    """One for every block that must be looked at: the first, where nothing depends on the block."""
+    """One for every block that must be looked at, with all numbers that launches give: the first, where nothing depends on the block."""
     outputs = written(kernel)
     loose = [parameter.name for parameter in kernel.parameters if parameter.element and not parameter.restrict]
     if outputs and loose:
         raise NotShown(f"parameter {loose[0]} is not __restrict__: what it points to may be what the kernel writes")
     tracked = {array.name for array in kernel.shared} | outputs
+    count, threads = math.prod(kernel.launch.grid), kernel.threads
+    given = [{name: np.array(value) for name, value in numbers.items()} for numbers in kernel.numbers]
     try:
-        return [Ledger(Trace(kernel, tracked), kernel.threads)]
+        return [Ledger(Trace(kernel, tracked, None, names), threads) for names in given]
     except NotShown as error:
-        count = math.prod(kernel.launch.grid)
         if count > BLOCKS:
             raise
         first = error
     x, y, _ = kernel.launch.grid
+    blocks = [(np.array([i % x]), np.array([i // x % y]), np.array([i // (x * y)])) for i in range(count)]
     try:
-        return [
-            Ledger(Trace(kernel, tracked, (np.array([i % x]), np.array([i // x % y]), np.array([i // (x * y)]))), kernel.threads)
-            for i in range(count)
-        ]
+        return [Ledger(Trace(kernel, tracked, block, names), threads) for names in given for block in blocks]
     except NotShown:
         raise first from None
 

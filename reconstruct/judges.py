@@ -47,6 +47,8 @@ def tensor_types(unit: Unit) -> dict[str, str]:
     for launch in unit.launches:
         kernel = unit.kernel(launch.kernel)
         for tensor, parameter in zip(launch.arguments, kernel.parameters, strict=True):
+            if isinstance(tensor, int):
+                continue
             if found.setdefault(tensor, parameter.element) != parameter.element:
                 raise ReconstructError(f"tensor {tensor} is of {found[tensor]} and of {parameter.element}.")
     return found
@@ -61,9 +63,11 @@ def tensor_sizes(unit: Unit) -> dict[str, int]:
     sizes = dict.fromkeys(tensor_types(unit), 0)
     for launch in unit.launches:
         kernel = unit.kernel(launch.kernel)
-        tensors = {parameter.name: tensor for tensor, parameter in zip(launch.arguments, kernel.parameters, strict=True)}
+        given = {parameter.name: one for one, parameter in zip(launch.arguments, kernel.parameters, strict=True)}
+        tensors = {name: one for name, one in given.items() if isinstance(one, str)}
+        numbers = {name: np.asarray(one) for name, one in given.items() if isinstance(one, int)}
         for _, blocks in grid_blocks(kernel):
-            for event in Trace(kernel, set(tensors), blocks):
+            for event in Trace(kernel, set(tensors), blocks, numbers):
                 if isinstance(event, Access):
                     start, mask = np.broadcast_arrays(event.start, np.True_ if event.mask is None else event.mask)
                     end = int(start[mask].max(initial=-event.width)) + event.width
@@ -156,7 +160,7 @@ def harness(unit: Unit, sizes: Mapping[str, int]) -> str:
         grid, block = (", ".join(map(str, extents)) for extents in (launch.grid, launch.block))
         attribute = "cudaFuncAttributeMaxDynamicSharedMemorySize"
         lines.append(f"check(cudaFuncSetAttribute({launch.kernel}, {attribute}, {launch.dynamic_bytes}));")
-        arguments = ", ".join(f"t_{name}" for name in launch.arguments)
+        arguments = ", ".join(str(one) if isinstance(one, int) else f"t_{one}" for one in launch.arguments)
         lines.append(f"{launch.kernel}<<<dim3({grid}), dim3({block}), {launch.dynamic_bytes}>>>({arguments}); check(cudaGetLastError());")
     return unit.source + _MAIN.format(body="\n".join("  " + line for line in lines))
 

@@ -33,6 +33,11 @@ class Pair:
     read: Parameter
     elements: int
 
+    @staticmethod
+    def tensors(kernel: Kernel) -> list[str]:
+        """What a kernel of a pair is given, which is nothing but tensors."""
+        return [name for name in kernel.launch.arguments if isinstance(name, str)]
+
     def tiling(self) -> Tiling:
         """How their blocks lie over each other."""
         try:
@@ -45,7 +50,7 @@ def pairs(unit: Unit) -> Iterator[Pair]:
     """Launches that can be fused as far as their tensors go, in the order of execution.
 
     The tensor between them is a workspace, one launch writes it, one reads it; between the two nothing writes what the first reads, nor
-    does the second.
+    does the second. Neither is given numbers.
     """
     for place, launch in enumerate(unit.launches):
         for tensor in sorted(unit.workspace.keys() & set(launch.arguments)):
@@ -54,19 +59,22 @@ def pairs(unit: Unit) -> Iterator[Pair]:
                 continue
             producer, consumer = (unit.kernel(unit.launches[i].kernel) for i in (place, others[0]))
             alone = len(producer.launches) == len(consumer.launches) == 1
-            if alone and _outputs(producer) == {tensor} and not _disturbed(unit, producer, unit.launches[place + 1 : others[0] + 1]):
+            numbers = [one for kernel in (producer, consumer) for one in kernel.launch.arguments if isinstance(one, int)]
+            later = unit.launches[place + 1 : others[0] + 1]
+            if alone and not numbers and _outputs(unit, launch) == {tensor} and not _disturbed(unit, launch, later):
                 first, second = (_parameter(kernel, tensor) for kernel in (producer, consumer))
                 yield Pair(producer, consumer, tensor, first, second, math.prod(unit.workspace[tensor][0]))
 
 
-def _outputs(kernel: Kernel) -> set[str]:
-    """Tensors that a kernel may write."""
+def _outputs(unit: Unit, launch: Launch) -> set[str | int]:
+    """Tensors that a launch may write."""
+    kernel = unit.kernel(launch.kernel)
     names = written(kernel)
-    return {tensor for tensor, parameter in zip(kernel.launch.arguments, kernel.parameters, strict=True) if parameter.name in names}
+    return {tensor for tensor, parameter in zip(launch.arguments, kernel.parameters, strict=True) if parameter.name in names}
 
 
-def _disturbed(unit: Unit, producer: Kernel, between: tuple[Launch, ...]) -> bool:
-    return any(_outputs(unit.kernel(launch.kernel)) & set(producer.launch.arguments) for launch in between)
+def _disturbed(unit: Unit, producer: Launch, later: tuple[Launch, ...]) -> bool:
+    return any(_outputs(unit, launch) & set(producer.arguments) for launch in later)
 
 
 def _parameter(kernel: Kernel, tensor: str) -> Parameter:
@@ -101,13 +109,13 @@ def merged_parameters(found: Pair, left_out: set[str]) -> Merged:
         NotFused: a name of a body means something else in the fused kernel, or a body asks for a place that it no longer has.
     """
     taken = {parameter.name for parameter in found.consumer.parameters}
-    rows, names = [], dict[str, str]()
+    rows, names = list[tuple[str, str]](), dict[str, str]()
     held: dict[str, str] = {}
-    for tensor, parameter in zip(found.consumer.launch.arguments, found.consumer.parameters, strict=True):
+    for tensor, parameter in zip(found.tensors(found.consumer), found.consumer.parameters, strict=True):
         held[tensor] = parameter.name
         if tensor not in left_out:
             rows.append((tensor, _declared(parameter, parameter.name)))
-    for tensor, parameter in zip(found.producer.launch.arguments, found.producer.parameters, strict=True):
+    for tensor, parameter in zip(found.tensors(found.producer), found.producer.parameters, strict=True):
         name = held.get(tensor) or (parameter.name if parameter.name not in taken else f"producer_{parameter.name}")
         names[parameter.name] = name
         if tensor not in held and tensor not in left_out:

@@ -56,16 +56,21 @@ def base(expr: Expr) -> set[str]:
 
 
 def settled(kernel: Kernel) -> set[str]:
-    """Arrays of integers of a thread's own that one statement sets, and no function gets the address of."""
-    counts, other = dict[str, int](), set[str]()
+    """Arrays of integers of a thread's own that no function gets the address of, and that one statement sets, or several outside of loops."""
+    counts, other, looped = dict[str, int](), set[str](), set[str]()
+    in_loops = {id(part) for loop in kernel.loops for part in every(loop.body)}
     for part in every(kernel.statements):
         if isinstance(part, Assignment) and isinstance(part.target, Index) and isinstance(part.target.base, Name):
             name = part.target.base.name
-            counts[name] = counts.get(name, 0) + (2 if part.operator else 1)
+            counts[name] = counts.get(name, 0) + 1
+            if part.operator:
+                other.add(name)
+            if id(part) in in_loops:
+                looped.add(name)
         for expr in expressions(part):
             other |= {name for inner in walk(expr) if isinstance(inner, Unary) and inner.operator == "&" for name in base(inner)}
     integers = {part.name for part in every(kernel.statements) if isinstance(part, Declaration) and part.type == "int" and part.count}
-    return {name for name, count in counts.items() if count == 1 and name in integers} - other
+    return {name for name, count in counts.items() if (count == 1 or name not in looped) and name in integers} - other
 
 
 def lanes(part: Declaration) -> tuple[Expr, ...]:

@@ -54,7 +54,7 @@ class Trace:
         kernel: with its launch.
         tracked: buffers whose accesses are wanted: names of parameters and shared arrays.
         blocks: (x, y, z) of the blocks to run, each an array; None for one of them, with blockIdx unknown.
-        names: values of more names, an array with one for each block.
+        names: values of more names, an array with one for each block or for all of them.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Trace:
         self._functions = functions(kernel.source[: kernel.source.find('extern "C"')])
         self.memory = Memory(blocks is not None)
         for parameter in kernel.parameters:
-            self.memory.sizes[parameter.name] = size_of(parameter.element) or 0 if parameter.element else 0
+            if parameter.element:
+                self.memory.sizes[parameter.name] = size_of(parameter.element) or 0
         targets = [part.target for part in every(kernel.statements) if isinstance(part, Assignment)]
         targets = [target.base if isinstance(target, Member) else target for target in targets]
         self._mutated = {target.name for target in targets if isinstance(target, Name)}

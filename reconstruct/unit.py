@@ -26,7 +26,7 @@ _KERNEL = re.compile(
 )
 _PARAMETER = re.compile(r"\s*(?P<type>.*?[\s*])(?:(?P<restrict>__restrict__)\s+)?(?P<name>\w+)\s*$", re.DOTALL)
 _LAUNCH = re.compile(
-    r"^// launch: (?P<kernel>\w+)\((?P<arguments>[\w., ]*)\) "
+    r"^// launch: (?P<kernel>\w+)\((?P<arguments>[-\w., ]*)\) "
     r"grid (?P<grid>\d+ \d+ \d+) block (?P<block>\d+ \d+ \d+) dynamic (?P<dynamic>\d+)$",
     re.MULTILINE,
 )
@@ -143,6 +143,15 @@ class Kernel:
         return self.launches[0]
 
     @property
+    def numbers(self) -> list[dict[str, int]]:
+        """The values that launches give to parameters that are numbers: every combination once, by name."""
+        found = []
+        for launch in self.launches:
+            given = zip(self.parameters, launch.arguments, strict=True)
+            found.append({parameter.name: one for parameter, one in given if isinstance(one, int)})
+        return [one for i, one in enumerate(found) if one not in found[:i]]
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         x, y, z = self.launch.block
@@ -223,7 +232,7 @@ class Unit:
 def launch_comment(launch: Launch) -> str:
     """A launch as the comment that `read` understands."""
     grid, block = (" ".join(map(str, extents)) for extents in (launch.grid, launch.block))
-    return f"// launch: {launch.kernel}({', '.join(launch.arguments)}) grid {grid} block {block} dynamic {launch.dynamic_bytes}"
+    return f"// launch: {launch.kernel}({', '.join(map(str, launch.arguments))}) grid {grid} block {block} dynamic {launch.dynamic_bytes}"
 
 
 def read(text: str) -> Unit:
@@ -241,7 +250,8 @@ def read(text: str) -> Unit:
 
 
 def _launch(match: re.Match[str]) -> Launch:
-    arguments = tuple(part.strip() for part in match["arguments"].split(",") if part.strip())
+    words = [part.strip() for part in match["arguments"].split(",") if part.strip()]
+    arguments = tuple(int(word) if re.fullmatch(r"-?\d+", word) else word for word in words)
     grid, block = ((int(x), int(y), int(z)) for x, y, z in (match[name].split() for name in ("grid", "block")))
     return Launch(match["kernel"], arguments, grid, block, int(match["dynamic"]))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ import numpy as np
 import pytest
 
 import im2win
+from im2win import gpu
+from im2win.algorithms import Algorithm
 from im2win.commands import facts, tables, workload
 from im2win.commands.build import file_stem
 from im2win.commands.demo import im2col_product
@@ -138,14 +142,60 @@ def test_version(command: Callable[..., Any]) -> None:
 def test_algorithms_are_those_of_the_registry(command: Callable[..., Any]) -> None:
     from im2win.algorithms import ALGORITHMS
 
-    lines = command("algorithms").out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(ALGORITHMS)
-    float16 = 3 + list(facts.PROBES).index("float16")
-    assert {row[float16] for row in facts.matrix()[1]} == {"no"}
+    first, second, _ = command("algorithms").out.split("\n\n")
+    for lines in (first.splitlines(), second.splitlines()):
+        assert [line.split()[0] for line in lines] == ["algorithm", *ALGORITHMS]
 
 
-def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any]) -> None:
-    assert Machine.host().name in command("device").out
+def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """yes, no, or the targets; and the layouts of each target and element type."""
+    from im2win.algorithms import ALGORITHMS
+
+    def named(columns: list[str], rows: list[list[str]], name: str) -> dict[str, str]:
+        return dict(zip(columns, next(row for row in rows if row[0] == name), strict=True))
+
+    monkeypatch.setitem(ALGORITHMS, "mec", dataclasses.replace(ALGORITHMS["mec"], cuda=None))
+    assert named(*facts.properties(), "direct")["1x1"] == "cpu" and named(*facts.properties(), "im2col")["1x1"] == "yes"
+    assert named(*facts.properties(), "mec")["stride"] == "cpu"
+    monkeypatch.setattr(Algorithm, "supports", lambda row, conv, target: "it is last" if conv.layout == "NHWC" or conv.groups > 1 else None)
+    assert named(*facts.properties(), "mec")["groups"] == "no" and named(*facts.types(), "mec")["cuda int8"] == "NCHW"
+    monkeypatch.undo()
+    types = named(*facts.types(), "direct")
+    assert types == {
+        "algorithm": "direct", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
+        "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda int8": "NCHW, NHWC",
+    }  # fmt: skip
+
+
+def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the CPU, and of the GPU where there is one."""
+    monkeypatch.setattr(gpu, "device_gpu", lambda: gpu.H200)
+    both = command("device").out
+    assert Machine.host().name in both and "nvidia-h200" in both and "no GPU" not in both
+    only = command("device", "--target", "cuda").out
+    assert Machine.host().name not in only
+    for fact, value in (
+        ("compute capability", "9.0"), ("multiprocessors", "132"), ("shared memory per block", "227.0 KiB"),
+        ("clock under load", "1.75 GHz"), ("memory bandwidth, measured", "4200 GB/s"), ("level-2 bandwidth, measured", "5500 GB/s"),
+    ):  # fmt: skip
+        assert re.search(rf"^{fact} +{re.escape(value)} *$", only, re.MULTILINE), only
+    assert "nvidia-h200" not in command("device", "--target", "cpu").out
+    other = dataclasses.replace(gpu.H200, brand="NVIDIA Another", arch="sm_120a")
+    monkeypatch.setattr(gpu, "device_gpu", lambda: other)
+    assert "memory bandwidth, estimated" in command("device").out and "12.0" in command("device").out
+
+
+def test_device_without_a_gpu(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise gpu.NoGpuError("there is no CUDA device 0 on this machine.")
+
+    monkeypatch.setattr(gpu, "device_gpu", none)
+    done = command("device")
+    assert done.status == 0 and "no GPU: there is no CUDA device 0" in done.out and Machine.host().name in done.out
+    done = command("device", "--target", "cuda")
+    assert (done.status, done.out, done.err) == (2, "", "im2win: there is no CUDA device 0 on this machine.\n")
+    done = command("device", "--target", "vulkan")
+    assert done.status == 2 and "`target` (='vulkan') must be one of cpu, cuda." in done.err
 
 
 def test_layers_of_a_suite(command: Callable[..., Any]) -> None:
@@ -182,7 +232,7 @@ def test_progress_shows_best_gain_and_time_left() -> None:
 
     with tune._progress(Console(quiet=True)) as progress:
         task = progress.add_task("1/1", total=64, note="")
-        report = tune._reporter(progress, task)
+        report = tune._reporter(progress, task, threading.Event())
         report(Progress(Conv2d.parse(SMALL), "im2win", 7, 64, None, None, 1.0, None))
         assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win"
         report(Progress(Conv2d.parse(SMALL), "im2win", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))
@@ -297,7 +347,7 @@ def test_numbers() -> None:
         (["--target", "gpu"], "`target` (='gpu') must be one of cpu, cuda."),
         (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
         (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
-        (["--target", "cuda", "--against", "tvm"], "`--against` is for target cpu"),
+        (["--target", "cuda", "--against", "onnxruntime"], "`--against` on a GPU must be tvm"),
     ],
 )
 def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:

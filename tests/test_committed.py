@@ -7,14 +7,14 @@ import math
 
 import pytest
 
-from im2win.backends import PROVEN_DEPTH
+from im2win.algorithms import ALGORITHMS
 from im2win.builder import build_tile
 from im2win.gpu import KNOWN
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
 from im2win.reference import error, random_tensors, reference, tolerance
-from im2win.schedules.tile import Tile
+from im2win.schedules.cuda.tile import PROVEN_DEPTH
 from im2win.suites import suite
 
 LOG = Log(PACKAGED)
@@ -66,5 +66,6 @@ def test_tuned_layers_are_right_on_this_machine() -> None:
     for conv in layers:
         best = min((r for d in DEVICES for r in LOG.read(conv, d) if r.seconds and r.target == "cpu"), key=lambda record: record.cost)
         tensors = random_tensors(conv, 0)
-        y = build_tile(conv, best.algorithm, Tile.from_dict(best.tile), machine)(tensors["data"], tensors["filter"])
+        tile = ALGORITHMS[best.algorithm].scheduler.tile(best.tile)
+        y = build_tile(conv, best.algorithm, tile, machine)(tensors["data"], tensors["filter"])
         assert error(y, reference(conv, tensors["data"], tensors["filter"])) <= tolerance(conv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from emulated import Kernel, combined
 
-from im2win import cuda_codegen
+from im2win import cuda_codegen, nvrtc
 from im2win.codegen import ToolchainError
 from im2win.gpu import H200
 from im2win.problem import LAYOUTS, Conv2d
@@ -34,16 +34,22 @@ def assert_kernels(code: bytes, names: set[str]) -> None:
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
     """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts."""
-    dtype = PRODUCTS[product][0]
+    dtype = PRODUCTS[product].dtype
     activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
+    windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
     kernels = [
-        ("implicit_gemm", CudaTile(product, 64, 64, 32, 32, 1, 3, "uvc")),
-        ("direct", CudaTile(product, 64, 64, 32, 32, 1, 3, "Cuvc", 1, 4, 16)),
-        ("im2win_fused", CudaTile(product, 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 16)),
-        ("im2win", CudaTile(product, 64, 64, 32, 32, 2, 2, "uvc")),
+        ("implicit_gemm", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+        ("direct", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
+        ("im2win_fused", CudaTile(product, 64, 64, 32, windows, 1, 4, "Cuvc", 1, 4, 16)),
+        ("im2win", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
+        ("mcfa", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
     ]
-    assert_kernels(compiled(conv, kernels), {*(f"conv2d_{i}_kernel" for i in range(4)), "transform_3_kernel"})
+    if dtype != "int8":
+        kernels.append(("winograd", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
+    products = {f"conv2d_{i}_kernel" for i in range(len(kernels))}
+    parts = {"conv2d_4_kernel_1", "transform_parts_4_kernel"} | ({"conv2d_5_kernel_2"} if dtype != "int8" else set())
+    assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_3_kernel"})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -68,3 +74,13 @@ def test_elements_smaller_than_a_copy(dtype: str) -> None:
 def test_source_that_does_not_compile() -> None:
     with pytest.raises(RuntimeError, match="nonsense"):
         cuda_codegen.cubin("nonsense;", H200)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+def test_without_a_toolkit() -> None:
+    """The same sources compile with NVRTC, halves and warpgroups among them."""
+    conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
+    kernels = [("direct", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "Cuvc", 1, 4, 16))]
+    assert_kernels(nvrtc.cubin(combined(conv, kernels)[0], H200.arch), {"conv2d_0_kernel"})
+    with pytest.raises(RuntimeError, match="nonsense"):
+        nvrtc.cubin("nonsense;", H200.arch)

@@ -1,15 +1,22 @@
-"""Built operators on a GPU, against the float64 reference: every algorithm, every arithmetic, streams, graphs, and what refuses."""
+"""Built operators on a GPU, against the float64 reference: every algorithm and arithmetic, streams, graphs, studies, and what refuses."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 import im2win
-from im2win import Conv2d
+from im2win import Conv2d, cuda_ablation, cuda_bench, cuda_sliding
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
+from im2win.cuda_builds import Library, Recipe, load
+from im2win.cuda_memory import measure_layer
 from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
+from im2win.schedules.cuda import sliding
+from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
+from im2win.suites import Layer, suite
 from im2win.tensors import ArgumentError
 from im2win.tuner.cuda_runner import device_tensors, reference
 
@@ -32,6 +39,8 @@ LAYERS = [
     "n2-c64x20x20-k64x1x1-bias",  # 1x1
     "n2-c32x19x19-k32x3x3-g4-d2-p2",  # groups, dilation
     "n1-c512x7x7-k512x3x3-p1",  # one image, a deep sum
+    "n40-c64x28x28-k96x3x3-p1",  # windows in parts: two of 20 images
+    "n1-c32x299x290-k64x3x3-p1",  # and of an image's rows, the last ones fewer
 ]
 CASES = [
     (f"{key}-{dtype}-{layout}" if dtype != "float32" else f"{key}-{layout}", name)
@@ -69,17 +78,19 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
 
 
-def test_export_and_load(tmp_path: object) -> None:
+@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+def test_export_and_load(name: str, tmp_path: object) -> None:
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1-bias-relu")
-    op = im2win.build(conv, "cuda", algorithm="im2win")
+    op = im2win.build(conv, "cuda", algorithm=name)
     loaded = im2win.load(op.export(f"{tmp_path}/conv.so"))
     tensors = device_tensors(conv, 2)
     arguments = tensors["data"], tensors["filter"], tensors["bias"]
     assert torch.equal(loaded(*arguments), op(*arguments))
-    assert loaded.extra_bytes == ALGORITHMS["im2win"].transform_bytes(conv)
+    plan = ALGORITHMS[name].cuda
+    assert plan is not None and loaded.extra_bytes == plan.transform_bytes(conv) > 0
 
 
-@pytest.mark.parametrize("name", ["implicit_gemm", "im2win"])
+@pytest.mark.parametrize("name", ["implicit_gemm", "im2win", "mcfa"])
 def test_a_side_stream_and_a_graph(name: str) -> None:
     """A graph of a call replays with new input; on a side stream the call waits for nothing but that stream."""
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1")
@@ -102,6 +113,28 @@ def test_a_side_stream_and_a_graph(name: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("key", ["n16-c64x56x56-k64x3x3-bias", "n40-c64x28x28-k96x3x3-p1-float16-NHWC"])
+def test_calls_hold_what_the_formula_says(key: str) -> None:
+    """Within the rounding of PyTorch's allocator; PyTorch and cuDNN are asked as well."""
+    conv = Conv2d.parse(key)
+    row = measure_layer(Layer("layer", conv))
+    assert row.measured_bytes.keys() == set(ALGORITHMS) and row.measured_bytes["im2win_fused"] == 0
+    assert not row.failed.keys() & ALGORITHMS.keys(), row.failed
+    assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
+    assert bool(row.cudnn_bytes) != conv.bias
+
+
+@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+def test_the_transform_is_timed_alone(name: str) -> None:
+    layer = Layer("layer", Conv2d.parse("n16-c64x56x56-k64x3x3"))
+    result = cuda_bench.run([layer], algorithm=name, rounds=5)
+    [row] = result.layers
+    assert row.failed is None and row.transform_ms and row.ours_ms and row.transform_ms < row.ours_ms
+    assert "transform" in row.spread and "transform" not in row.peers
+    [row] = cuda_bench.run([layer], algorithm="implicit_gemm", rounds=3).layers
+    assert row.failed is None and row.transform_ms is None
 
 
 def test_every_device() -> None:
@@ -145,3 +178,45 @@ def test_tuning_records_and_finds_again(tmp_path: object) -> None:
 def test_exact_keeps_tensor_cores_out() -> None:
     conv = Conv2d.parse("n4-c64x28x28-k64x3x3-p1")
     assert im2win.build(conv, "cuda", accuracy="exact").tile["product"] == "fma"
+
+
+# --- the studies' kernels
+
+
+def _right(conv: Conv2d, recipe: Recipe, path: Path) -> None:
+    op = load(Library(path, recipe.compile(path)))
+    assert _error(conv, op, device_tensors(conv, 6)) <= tolerance(conv)
+
+
+@pytest.mark.parametrize("key", ["n3-c20x28x30-k70x3x3-p1-bias-relu", "n2-c3x57x57-k32x7x7-s2-p3", "n2-c32x19x18-k40x4x4-g4-add"])
+@pytest.mark.parametrize("name", [*RUNGS, *WITHOUT])
+def test_every_rung_of_the_ladder(name: str, key: str, tmp_path: Path) -> None:
+    conv, gpu = Conv2d.parse(key), _gpu()
+    assert gpu is not None
+    _right(conv, cuda_ablation.recipe(conv, {**RUNGS, **WITHOUT}[name], gpu), tmp_path / "rung.so")
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("form", sliding.FORMS)
+def test_sliding_windows(form: str, stride: int, tmp_path: Path) -> None:
+    conv, gpu = Conv2d.parse(f"n1-c3x130x131-k3x3x3-s{stride}-p1"), _gpu()
+    assert gpu is not None
+    for block in (4, 32):
+        _right(conv, cuda_sliding.SlidingRecipe(conv, form, block, gpu), tmp_path / f"{block}.so")
+
+
+def test_the_ladder_is_measured() -> None:
+    result = cuda_ablation.run([Layer("small", Conv2d.parse("n8-c64x28x28-k64x3x3"))], rounds=3)
+    [row] = result.layers
+    assert row.failed is None and row.peers_failed == {}
+    assert set(row.spread) == {*RUNGS, *WITHOUT, "transform"} and all(spread.median > 0 for spread in row.spread.values())
+    assert row.spread["prefetch"].median < row.spread["plain"].median
+
+
+def test_the_sliding_study_is_measured() -> None:
+    study = cuda_sliding.run(list(suite("sliding"))[:1], (8, 64), rounds=3)
+    entries = {(entry["form"], entry["block"]): entry for entry in study["entries"]}
+    for form in ("global", "shared"):
+        assert entries[form, 8]["ms"] > 0 and entries[form, 64]["ms"] is None and "4096 threads" in entries[form, 64]["failed"]
+    for form in ("im2col", "default", "torch_nchw"):
+        assert entries[form, None]["ms"] > 0, entries[form, None]

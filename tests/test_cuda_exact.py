@@ -5,6 +5,7 @@ Integers of -4 to 4 are exact in TF32 and float16, and so are their sums in floa
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,13 +14,14 @@ from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, e
 from oracle import exact_tensors
 
 from im2win.algorithms import ALGORITHMS
+from im2win.gpu import H200
 from im2win.problem import ACTIVATIONS, DTYPES, LAYOUTS, Conv2d
 from im2win.reference import error
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.kernel import operand_of
 from im2win.schedules.cuda.patch import chunks
 from im2win.schedules.cuda.space import products
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 
 SEEDS = (0, 1)
 
@@ -45,8 +47,8 @@ EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one sla
 def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
     kernels = everywhere(conv)
-    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv)}
-    assert len(cuda_algorithms(conv)) == 6
+    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv, H200)}
+    assert len(cuda_algorithms(conv)) == 7
     check(conv, kernels)
 
 
@@ -119,15 +121,18 @@ DEPTHS = {
     # two warps across and two down; 60 channels are two to four slabs
     "gather": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 64), (16, 32), slabs, stages, "uvc"), tile("tf32", (32, 64), (16, 32), slabs, stages, "uvc"),
+        tile("wg_tf32", (32, 128), (16, 64), slabs, stages + 1, "uvc"),
     ]),
     "fetched": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
-        tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"),
+        tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
     ]),
     "patch": ("direct", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+        tile("wg_tf32x3", (32, 64), (16, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
     "patch fetched": ("im2win_fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+        tile("wg_f16", (32, 64), (32, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
     "planes": ("direct", "n1-c4x12x9-k8x3x3-p1", lambda slabs, stages: [
         tile("fma", (8, 96), (8, 32), slabs, stages, "cuv", 1, 10, 9),
@@ -147,6 +152,7 @@ def test_more_stages_than_steps() -> None:
     """A sum of one step, or of two, with copies three steps ahead."""
     conv = Conv2d.parse("n1-c20x5x6-k16x1x1")
     gathers = [tile(product, (16, 32), (16, 32), slabs, 4, "uvc") for product in ("fma", "tf32") for slabs in (1, 2)]
+    gathers += [tile("wg_tf32", (16, 64), (16, 64), slabs, stages, "uvc") for slabs, stages in ((1, 3), (1, 5), (2, 5))]
     check(conv, [("implicit_gemm", made) for made in gathers])
     conv = Conv2d.parse("n1-c2x8x9-k8x3x3")
     check(conv, [("direct", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
@@ -164,7 +170,8 @@ PATCHES = (
 @pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
 def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
-    made = [tile(product, (16, windows), (16, windows), 1, 2, "Cuvc", *patch) for product in products(conv)]
+    kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
+    made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *patch) for product, (wide, stages) in kinds.items()]
     check(conv, [(algorithm, one) for algorithm in ("direct", "im2win_fused") for one in made])
 
 
@@ -194,6 +201,16 @@ RUNS = (
     ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm", "f16", (64, 16), (), 8),
     ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm", "f16", (32, 16), (), 4),
     ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm", "s8", (32, 16), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm", "wg_tf32", (16, 128), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm", "wg_tf32x3", (16, 64), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm", "wg_tf32", (16, 64), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "wg_f16", (16, 256), (), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm", "wg_s8", (16, 128), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "wg_tf32x3", (32, 64), (), 4),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm", "wg_tf32", (24, 64), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm", "wg_f16", (64, 64), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm", "wg_f16", (8, 64), (), 2),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm", "wg_s8", (32, 64), (), 4),
     ("n1-c12x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 4),
     ("n1-c12x5x7-k66x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 1),
     ("n1-c3x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 32), (1, 4, 7), 4),
@@ -206,7 +223,8 @@ def _stores(key: str) -> list[tuple[Kernel, int]]:
     found = []
     for _, algorithm, product, (warp_m, warp_n), patch, run in (row for row in RUNS if row[0] == key):
         order = "uvc" if not patch else "cuv" if conv.in_channels // conv.groups <= 3 else "Cuvc"
-        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, 2, order, *patch)
+        stages = 3 if PRODUCTS[product].unit == "warpgroup" else 2
+        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, stages, order, *patch)
         found.append(((algorithm, made), run))
     return found
 
@@ -221,9 +239,9 @@ def test_stores_of_every_length(key: str) -> None:
 
 def test_wide_stores_are_wide() -> None:
     """A run of four floats is one assignment of 16 bytes."""
-    [(kernel, run)] = _stores("n1-c8x8x8-k16x3x3-p1")
-    source, _ = combined(Conv2d.parse("n1-c8x8x8-k16x3x3-p1"), [kernel])
-    assert run == 4 and "*(float4*)(output_ptr" in source
+    for kernel, run in _stores("n1-c8x8x8-k16x3x3-p1"):
+        source, _ = combined(Conv2d.parse("n1-c8x8x8-k16x3x3-p1"), [kernel])
+        assert run == 4 and "*(float4*)(output_ptr" in source
 
 
 # --- an activation that is not exact
@@ -235,7 +253,8 @@ def test_silu(key: str) -> None:
     conv = Conv2d.parse(key)
     tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
     right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
-    kernels = [kernel for name in ("direct", "implicit_gemm") for product in products(conv) for kernel in sampled(conv, name, product)]
+    kinds = itertools.product(("direct", "implicit_gemm"), products(conv, H200))
+    kernels = [kernel for name, product in kinds for kernel in sampled(conv, name, product)]
     emulated = Emulated(conv, kernels)
     for seed in SEEDS:
         for kernel, y in zip(kernels, emulated(tensors, seed), strict=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from emulated import Emulated, Kernel, expected, generated, typed
+from emulated import MARK, Emulated, Kernel, expected, generated, typed
 from oracle import exact_tensors
 
 from im2win.emulator import EmulationError
@@ -24,10 +24,12 @@ WAIT = re.compile(r"im2win::wait_copies<(\d+)>\(\);")
 
 # One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
 # In order: what each barrier is for.
-TABLE, OFFSETS, STEP = (
+TABLE, OFFSETS, STEP, PIXELS, OUTPUTS = (
     "the table of taps is filled by all",
     "the offsets of pixels are filled by all",
     "copies of a step have landed for all",
+    "the pixels of tiles are loaded by all",
+    "the outputs of tiles are made by all",
 )
 KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "gather, fma": (
@@ -50,6 +52,24 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     ),
     "patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("f16", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "warpgroups, gather": (
+        "n1-c20x5x6-k32x3x3-p1", ("implicit_gemm", CudaTile("wg_tf32", 32, 128, 16, 64, 2, 3, "uvc")), (TABLE, STEP),
+    ),
+    "warpgroups, slabs in turn": (
+        "n1-c64x5x6-k32x3x3-p1-float16-NHWC", ("implicit_gemm", CudaTile("wg_f16", 32, 64, 16, 64, 1, 4, "uvc")), (STEP, STEP),
+    ),
+    "warpgroups, patch": (
+        "n1-c60x5x6-k32x3x3-p1", ("direct", CudaTile("wg_tf32x3", 32, 64, 16, 64, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP, STEP),
+    ),
+    "warpgroups, patch fetched": (
+        "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+    ),
+    "winograd": (
+        "n1-c20x5x6-k32x3x3-p1", ("winograd", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc", outputs=2)), (PIXELS, TABLE, STEP, OUTPUTS),
+    ),
+    "in parts": (
+        "n1-c20x5x6-k32x3x3-p1", ("mcfa", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
     ),
     "planes": (
         "n1-c3x10x9-k16x5x5-p2", ("direct", CudaTile("fma", 16, 64, 8, 32, 3, 3, "cuv", 1, 7, 9)), (STEP,),
@@ -101,9 +121,12 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     """And the kernels are what their names say."""
     key, (algorithm, tile), barriers = KERNELS[kind]
     source = generated(Conv2d.parse(key), algorithm, tile).source
-    kernel = source[source.rindex('extern "C"') :]
-    assert kernel.count(BARRIER) == len(barriers) and len(WAIT.findall(kernel)) == 1
-    assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.product != "fma")
+    kernels = source[source.index(MARK) :]
+    kernel = kernels.rpartition(" transform_parts_kernel(")[0] or kernels  # the transform by itself is for measuring
+    assert kernel.count(BARRIER) == len(barriers)
+    assert len(WAIT.findall(kernel)) == (barriers.count(STEP) if "copy_async<" in kernel else 0)
+    assert ("fetched_ptr" in kernel) == ("fetched" in kind) and ("im2win::product_" in kernel) == (tile.arithmetic.unit == "warp")
+    assert ("im2win::wgmma_" in kernel) == tile.warpgroup == kind.startswith("warpgroups")
 
 
 @pytest.mark.parametrize(("kind", "number"), [(kind, i) for kind, row in KERNELS.items() for i in range(len(row[2]))])
@@ -112,6 +135,14 @@ def test_every_barrier_is_needed(kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, patch fetched"])
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
+    """(Where windows are fetched, and filters copied as a whole, no thread copies anything asynchronously.)"""
     assert goes_wrong(kind, edit)
+
+
+@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"wait_products<0>\(\);", r"wait_bulk\(.*\);"])
+@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
+def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:
+    """Products run on behind their step: filters stay until they are read, and sums are not read before they are done."""
+    assert goes_wrong(kind, lambda source: re.sub(f"im2win::{what}", "", source))

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from emulated import cuda_algorithms, generated, sampled, tiles
+from emulated import ROWS, cuda_algorithms, generated, sampled, tiles
 from hypothesis import given, settings
 
 from im2win import cuda_codegen
@@ -22,18 +22,23 @@ from im2win.gpu import H200
 from im2win.problem import DTYPES, LAYOUTS, Conv2d
 from im2win.schedules.cuda.kernel import shared_bytes
 from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.space import FEW_CHANNELS, products
+from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cuda.space import FEW_CHANNELS, products, space
 from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
 from im2win.suites import SUITES
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 FEW = Conv2d.parse("n8-c3x32x32-k64x7x7-s2-p3")
 GATHER = CudaTile("fma", 64, 128, 32, 64, 1, 3, "uvc")
+GROUPS = CudaTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")
+GROUPS_PATCH = CudaTile("wg_tf32", 64, 128, 64, 64, 1, 3, "Cuvc", 1, 8, 14)
+LONG = Conv2d.parse("n8-c512x7x7-k512x3x3")
 MATRIX = replace(GATHER, product="tf32x3")
 PATCH = CudaTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
 PLANES = CudaTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
 PLANS = {"gather": (CONV, GATHER, "implicit_gemm"), "matrix": (CONV, MATRIX, "implicit_gemm"), "patch": (CONV, PATCH, "direct"),
-         "planes": (FEW, PLANES, "direct")}  # fmt: skip
+         "planes": (FEW, PLANES, "direct"), "warpgroups": (LONG, GROUPS, "implicit_gemm"),
+         "patch of warpgroups": (CONV, GROUPS_PATCH, "direct")}  # fmt: skip
 
 
 def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:
@@ -46,7 +51,7 @@ def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:
 
 RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     # a legal tile, what is changed, every message then
-    ("gather", {"product": "bf16"}, r"`product` \(=bf16\) must be one of fma, tf32, tf32x3, f16, s8"),
+    ("gather", {"product": "bf16"}, r"`product` \(=bf16\) must be one of fma, tf32, tf32x3, f16, s8, wg_tf32, wg_tf32x3, wg_f16, wg_s8"),
     ("gather", {"order": "vuc"}, r"`order` \(=vuc\) must be one of cuv, uvc, Cuvc"),
     ("gather", {"stages": 1}, r"`stages` \(=1\) must be at least 2"),
     *(("gather", {name: 0}, rf"`{name}` \(=0\) must be at least 1") for name in ("block_m", "block_n", "warp_m", "warp_n", "slabs")),
@@ -77,7 +82,15 @@ RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("patch", {"rows": 10}, r"the patch's 140 windows must be at most `block_n` \(=128\)"),
     ("planes", {"product": "tf32"}, r"patches in `order` cuv are for `product` fma"),
     ("planes", {"slabs": 4}, r"`slabs` \(=4\) must divide the 21 rows that the kernel has in all channels"),
-    ("patch", {"stages": 11}, r"`stages` \(=11\) must be at most one more than the kernel's 9 taps"),
+    ("patch", {"stages": 11}, r"the 10 steps that copies run ahead must be at most the kernel's 9 taps"),
+    ("patch of warpgroups", {"stages": 12}, r"the 10 steps that copies run ahead must be at most the kernel's 9 taps"),
+    ("warpgroups", {"stages": 2}, r"`stages` \(=2\) must be at least 3 for a warpgroup"),
+    ("warpgroups", {"warp_m": 4, "block_m": 4}, r"`warp_m` \(=4\) must be a multiple of 8"),
+    ("warpgroups", {"product": "wg_s8", "warp_m": 8, "block_m": 8}, r"`warp_m` \(=8\) must be a multiple of 16"),
+    ("patch of warpgroups", {"warp_m": 264, "block_m": 264}, r"`warp_m` \(=264\) must be at most 256"),
+    ("warpgroups", {"warp_n": 32, "block_n": 32}, r"`warp_n` \(=32\) must be a multiple of 64"),
+    ("warpgroups", {"warp_m": 128, "warp_n": 128}, r"the 320 registers of a thread for sums and words must be at most 208"),
+    ("warpgroups", {"block_n": 384, "slabs": 1}, r"the block's 768 threads of \d+ registers must have at most 65536"),
 )  # fmt: skip
 
 
@@ -93,11 +106,20 @@ def test_every_rule_by_itself(kind: str, changes: dict[str, Any], message: str) 
     assert found and all(re.fullmatch(message, text) for text in found), found
 
 
+def test_warpgroups_need_a_gpu_that_has_them() -> None:
+    older = replace(H200, arch="sm_80")
+    plan = ALGORITHMS["implicit_gemm"].cuda
+    assert plan is not None
+    assert problems(LONG, GROUPS, older, plan) == ["`product` (=wg_tf32x3) needs compute capability 9.0, not sm_80"]
+    assert products(LONG, older) == ["fma", "tf32", "tf32x3"]
+    assert not any(tile.warpgroup for tile in space(LONG, older, plan, products(LONG, older)))
+
+
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
         cuda_codegen.lower(CONV, ALGORITHMS["direct"], replace(PATCH, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
-        cuda_codegen.lower(CONV, ALGORITHMS["mcfa"], GATHER, H200)
+        cuda_codegen.lower(CONV, replace(ALGORITHMS["mcfa"], cuda=None), GATHER, H200)
 
 
 @st.composite
@@ -146,7 +168,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
         plan = ALGORITHMS[algorithm].cuda
-        for product in products(conv):
+        for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
             assert len(set(found)) == len(found)
             assert bool(found) == (not (few and plan is not None and plan.patched and product != "fma")), (algorithm, product)
@@ -156,7 +178,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
 def test_every_layer_of_the_suites_has_a_tile() -> None:
     for suite in SUITES.values():
         for layer in suite.layers():
-            assert any(tiles(layer.conv, "implicit_gemm", product) for product in products(layer.conv)), layer.conv
+            assert any(tiles(layer.conv, "implicit_gemm", product) for product in products(layer.conv, H200)), layer.conv
 
 
 # --- shared memory
@@ -168,14 +190,16 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
     for key in ("n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
         for name in cuda_algorithms(conv):
-            plan = ALGORITHMS[name].cuda
+            plan = ROWS[name].cuda
             assert plan is not None
-            for product in products(conv):
+            in_parts = isinstance(plan, InParts)
+            for product in products(conv, H200):
                 for _, tile in sampled(conv, name, product):
                     launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
-                    launch = launches["conv2d_kernel"]
+                    launch = launches["conv2d_kernel_1" if in_parts else "conv2d_kernel"]
                     assert launch.dynamic_bytes == shared_bytes(conv, tile, plan), tile
-                    assert launch.block == (tile.threads, 1, 1) and ("transform_kernel" in launches) == bool(plan.axes)
+                    assert launch.block == (tile.threads, 1, 1)
+                    assert ("transform_kernel" in launches, "transform_parts_kernel" in launches) == (bool(plan.axes) > in_parts, in_parts)
 
 
 # --- plain values
@@ -202,7 +226,7 @@ def test_values_that_are_no_tile(values: dict[str, Any], message: str) -> None:
 
 
 def test_a_missing_field() -> None:
-    with pytest.raises(ValueError, match=r"tile: fields \['block_m'\] must be \['block_m', 'block_n', "):
+    with pytest.raises(ValueError, match=r"tile: fields \['block_m'\] must be \['band', 'block_m', 'block_n', "):
         CudaTile.from_dict({"block_m": 64})
 
 
@@ -216,7 +240,7 @@ def packs(draw: st.DrawFn) -> tuple[Conv2d, CudaPack]:
     dtype = draw(st.sampled_from(tuple(DTYPES)))
     conv = Conv2d(1, groups * draw(st.integers(1, 40)), 5, 5, groups * draw(st.integers(1, 40)), kernel, groups=groups, dtype=dtype)
     form = draw(st.sampled_from(FORMS))
-    run = draw(st.sampled_from((1, 2, 4, 8))) if form == "products" else 1
+    run = draw(st.sampled_from((1, 2, 4, 8))) if form != "rows" else 1
     block = draw(st.integers(1, 3)) * 8 * max(run, 2)
     return conv, CudaPack(form, block, draw(st.sampled_from(ORDERS)), draw(st.integers(1, 2)), run)
 
@@ -244,19 +268,22 @@ def test_packing_is_a_permutation_and_zeros(drawn: tuple[Conv2d, CudaPack]) -> N
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(1, 40), st.integers(1, 20), st.sampled_from(("uvc", "Cuvc")), st.integers(0, 2**32 - 1))
-def test_parts_make_up_the_filter(channels: int, filters: int, order: str, seed: int) -> None:
+@given(
+    st.sampled_from(FORMS[1:]), st.integers(1, 40), st.integers(1, 20), st.sampled_from(("uvc", "Cuvc")), st.integers(0, 2**32 - 1)
+)
+def test_parts_make_up_the_filter(form: str, channels: int, filters: int, order: str, seed: int) -> None:
     """One part is TF32, rounded, off by 2^-11. Two are what the unit reads and what that leaves: of which it reads all but 2^-20."""
     conv = Conv2d(1, channels, 3, 3, filters, 3)
     rng = np.random.default_rng(seed)
     w = (rng.standard_normal(conv.filter_shape) * np.exp2(rng.integers(-30, 30, conv.filter_shape))).astype(np.float32)
-    plain, high, both = (CudaPack("products", 32, order, 1, parts=parts).filter(conv, w) for parts in (0, 1, 2))
-    pairs = both.reshape(-1, 2, 32, 4).astype(np.float64)  # behind every load of 32 lanes its low parts
-    plain = plain.reshape(-1, 32, 4).astype(np.float64)
-    rounded = high.reshape(-1, 32, 4).astype(np.float64)
+    plain, high, both = (CudaPack(form, 32, order, 1, parts=parts).filter(conv, w) for parts in (0, 1, 2))
+    run = {"products": 32 * 4, "columns": 32 * 16}[form]  # elements behind which their low parts lie
+    pairs = both.reshape(-1, 2, run).astype(np.float64)
+    plain = plain.reshape(-1, run).astype(np.float64)
+    rounded = high.reshape(-1, run).astype(np.float64)
     assert not (high.view(np.uint32) & 0x1FFF).any() and (np.abs(rounded - plain) <= 2.0**-11 * np.abs(plain)).all()
     assert np.array_equal(pairs.sum(axis=1), plain)
-    read = (both.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).reshape(-1, 2, 32, 4).astype(np.float64)
+    read = (both.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).reshape(-1, 2, run).astype(np.float64)
     assert np.array_equal(read[:, 0], pairs[:, 0])
     assert (np.abs(read.sum(axis=1) - plain) <= 2.0**-20 * np.abs(plain)).all()
 

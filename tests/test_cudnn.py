@@ -5,7 +5,9 @@ Numbers are written here as cuDNN's headers have them, not taken from the module
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +139,35 @@ def test_every_algorithm_is_asked_for_and_what_is_not_supported_left_out(key: st
     assert [values[5] for values in library.of(QUERY)] == list(range(8))
     assert [values[1] for values in library.of("SetConvolutionMathType")] == [number]
     assert library.alive() == 0
+
+
+def test_the_choice_of_heuristics_is_the_first_that_works() -> None:
+    """Rows of 48 bytes: algorithm, status, milliseconds, bytes, determinism, math, three words."""
+    rows = [(6, 3000, -1.0, 7), (1, 0, 0.25, 1 << 33), (0, 0, 0.5, 0)]
+
+    class Choosing(Library):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            if name != "cudnnGetConvolutionForwardAlgorithm_v7":
+                return super().__getattr__(name)
+
+            def choose(*values: Any) -> int:
+                handle, x, *others = (plain(value) for value in values[:6])
+                assert handle == 1 and others == [x + 1, x + 2, x + 3, 8]
+                values[6]._obj.value = len(rows)
+                raw = b"".join(struct.pack("=iif4xQii3i4x", *row, 1, 3, 0, 0, 0) for row in rows)
+                ctypes.memmove(values[7], raw, len(raw))
+                return 0
+
+            return choose
+
+    library = Choosing()
+    handle = Cudnn(library)  # type: ignore[arg-type]
+    assert handle.choice(PLAIN, "fma") == Forward("IMPLICIT_PRECOMP_GEMM", "FMA", 1 << 33)
+    rows[:] = rows[:1]
+    assert handle.choice(PLAIN, "fma") is None
+    assert library.alive() == 0
+    with pytest.raises(CudnnError, match="`math`"):
+        handle.choice(PLAIN, "tensor")
 
 
 def test_other_failures_of_a_query_are_errors() -> None:

@@ -1,5 +1,7 @@
 """Every algorithm on every regime, exactly: with small integers every order of summation gives the same float32 numbers.
 
+Winograd's forms with divisions that are not by powers of two round, and have to keep the tolerance instead.
+
 Outputs start as NaN between guard zones, so an output that is never written and a write outside are failures too. Inputs lie between NaN,
 so that a read outside that reaches a sum shows.
 """
@@ -8,12 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops import run, sampled_tiles, tiled
-from oracle import Array, assert_equal, exact_tensors, oracle
+from ops import exact, run, sampled_tiles, tiled
+from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
 from im2win.algorithms import ALGORITHMS
 from im2win.problem import Conv2d
+from im2win.reference import tolerance
 from im2win.runtime import Op
 
 GUARD = 61  # elements on each side; odd, so that what lies between is not aligned to a vector
@@ -36,7 +39,10 @@ def check(op: Op) -> None:
     out, buffer = between_guards(np.full(conv.output_shape, np.nan, np.float32))
     guarded = {name: between_guards(array)[0] for name, array in tensors.items()}
     run(op, guarded, out)
-    assert_equal(conv, out, expected)
+    if exact(conv, ALGORITHMS[op.algorithm].scheduler.tile(op.tile)):
+        assert_equal(conv, out, expected)
+    else:
+        assert_close(conv, out, expected, tolerance(conv))
     assert np.isnan(buffer[:GUARD]).all() and np.isnan(buffer[-GUARD:]).all(), f"{conv}: written outside the output"
 
 

@@ -11,10 +11,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, note, settings
-from ops import default, run, supported
+from ops import default, exact, run, supported
 from oracle import assert_close, assert_equal, exact_tensors, oracle
 
 import im2win
+from im2win.algorithms import ALGORITHMS
 from im2win.problem import ACTIVATIONS, LAYOUTS, Conv2d
 from im2win.reference import tolerance
 
@@ -67,7 +68,7 @@ def test_random_problems(conv: Conv2d, data: st.DataObject) -> None:
     tensors = exact_tensors(conv)
     expected = oracle(conv, **tensors)
     y = run(op, tensors, np.full(conv.output_shape, np.nan, np.float32))
-    if conv.activation == "silu":  # no exact function
+    if conv.activation == "silu" or not exact(conv, ALGORITHMS[algorithm].scheduler.tile(op.tile)):  # rounds even on integers
         assert_close(conv, y, expected, tolerance(conv))
     else:
         assert_equal(conv, y, expected)

@@ -15,11 +15,10 @@ import pytest
 from ops import default, host
 
 import im2win
-from im2win import Conv2d, ConvError, Tile
+from im2win import Conv2d, ConvError, Tile, packs
 from im2win.algorithms import ALGORITHMS
 from im2win.codegen import TileError
 from im2win.machine import Machine
-from im2win.packing import FilterPack
 from im2win.runtime import ArtefactError, Op, manifest_path
 from im2win.tensors import ArgumentError
 
@@ -312,6 +311,8 @@ def another_problem(library: Path) -> None:
     shutil.copyfile(other, library)
 
 
+PACK = {"kind": "filters", "block": 16, "order": "cuv"}
+
 FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest missing", lambda f: manifest_path(f).unlink(), "conv.so.json: no manifest there; `im2win build` writes it beside"),
     ("library missing", lambda f: f.unlink(), "conv.so: cannot read the library (No such file or directory)"),
@@ -326,10 +327,12 @@ FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest a folder", lambda f: (manifest_path(f).unlink(), manifest_path(f).mkdir()), "conv.so.json: not a readable manifest"),
     ("manifest of something else", lambda f: manifest_path(f).write_text('{"name": "model"}'), "not a manifest of im2win"),
     ("manifest a list", lambda f: manifest_path(f).write_text("[]"), "not a manifest of im2win"),
-    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 2; build the library again"),
+    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 3; build the library again"),
     ("manifest without problem", lambda f: edit(f, conv="conv1"), "key 'conv1' must look like"),
     ("manifest with a bad problem", lambda f: edit(f, conv="n0-c1x1x1-k1x1x1"), "`batch` (=0) must be at least 1"),
-    ("manifest with a bad block", lambda f: edit(f, block="wide"), "conv.so.json: invalid literal for int()"),
+    ("manifest with a bad block", lambda f: edit(f, pack={**PACK, "block": "wide"}), "`block` (='wide') must be of type int"),
+    ("manifest of an unknown packing", lambda f: edit(f, pack={"kind": "bricks"}), "must be of a kind among filters, cuda, winograd"),
+    ("manifest of half a packing", lambda f: edit(f, pack={"kind": "winograd", "block": 8}), "must be ['block', 'channels', 'order'"),
     ("another instruction set", lambda f: edit(f, isa="avx9000"), "conv.so: built for avx9000"),
 ]
 
@@ -372,7 +375,7 @@ def test_there_are_enough_bad_inputs() -> None:
 
 
 def test_packing_takes_only_what_fits() -> None:
-    """The manifest's block and order alone say how filters are packed; the algorithm's tile says the same."""
-    for name in ALGORITHMS:
+    """The manifest's pack alone says how filters are packed; the algorithm's tile says the same."""
+    for name, row in ALGORITHMS.items():
         op: Op = default(CONV, name)
-        assert op.manifest.pack == Tile.from_dict(op.tile).pack == FilterPack(op.manifest.pack.block, op.manifest.pack.order)
+        assert op.manifest.pack == row.scheduler.tile(op.tile).pack == packs.from_dict(packs.as_dict(op.manifest.pack))

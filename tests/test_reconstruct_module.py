@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import emulated
 import numpy as np
 import pytest
 import tvm
@@ -92,6 +93,13 @@ def test_our_own_kernels_come_back_as_they_are(caplog: pytest.LogCaptureFixture)
     for launch in before.launches:
         body = re.search(rf"^extern .* {launch.kernel}\([^)]*\) {{\n.*?\n}}", before.source, re.MULTILINE | re.DOTALL)
         assert body and body[0].split("{", 1)[1] in made.source
+
+
+def test_a_function_that_hands_its_kernels_numbers_stays_with_tvm() -> None:
+    conv = Conv2d.parse("n1-c20x10x9-k24x3x3-p1")
+    module = cuda_codegen.lower(conv, emulated.ROWS["mcfa"], CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
+    with pytest.raises(ReconstructError, match=r"kernel conv2d_kernel takes 0, which is no tensor of conv2d: numbers and parts of tensors"):
+        reconstruct_module(module, H200, ["barriers"], pipeline=PIPELINE)
 
 
 def test_unknown_rules_are_an_error() -> None:

@@ -147,7 +147,7 @@ def test_the_program_for_racecheck_compiles(tmp_path: Path) -> None:
 def test_racecheck_says_what_it_lacks() -> None:
     missing = RacecheckJudge.missing()
     if missing is None:
-        pytest.skip("this machine has all that racecheck needs; test_cuda_device runs it")
+        pytest.skip("this machine has all that racecheck needs; test_reconstruct_device runs it")
     with pytest.raises(ReconstructError, match=f"racecheck cannot run: {missing}"):
         RacecheckJudge(H200.arch).objection(SAME_AGAIN)
 

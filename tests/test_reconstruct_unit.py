@@ -16,6 +16,7 @@ from im2win.reconstruct.statements import Assignment, Declaration, If, Loop, Opa
 from im2win.reconstruct.unit import Edit, Unit, read
 from im2win.reconstruct.values import evaluate
 
+KERNEL = 'extern "C" __global__ void k(float* x, int n) {\n  x[0] = n;\n}\n'
 SCOPE = {"a": np.array(7), "b": np.array(-7), "i": np.arange(4), "threadIdx.x": np.arange(4), "unknown": None}
 
 
@@ -122,6 +123,11 @@ def test_launches_travel_in_comments() -> None:
     assert (again.launches, again.workspace, again.source.strip()) == (unit.launches, dict(unit.workspace), unit.source.strip())
 
 
+def test_launches_with_numbers_travel_too() -> None:
+    launches = tuple(Launch("k", ("x", n), (1, 1, 1), (32, 1, 1)) for n in (0, -3))
+    assert read(Unit(KERNEL, launches).annotated()).launches == launches
+
+
 def test_kernels_are_split() -> None:
     unit = winograd_pair.unit(Pair())
     parts = split(unit)
@@ -129,9 +135,6 @@ def test_kernels_are_split() -> None:
     for name, part in parts.items():
         assert part.kernel(name).text == unit.kernel(name).text and [launch.kernel for launch in part.launches] == [name]
         assert part.head == unit.head and set(part.workspace) == {"V"}
-
-
-KERNEL = 'extern "C" __global__ void k(float* x, int n) {\n  x[0] = n;\n}\n'
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from im2win.compute import nest
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import ranked_tiles
-from im2win.schedules.legality import problems
+from im2win.schedulers import Windows
 
-NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa")
+NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa", "winograd")
+WINDOWS = {name: row.scheduler for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)}
 COMPUTE = Path(next(iter(im2win.compute.__path__)))
 
 
@@ -45,7 +46,7 @@ def test_definitions_know_no_schedule_and_no_target() -> None:
         assert not any(re.search(r"schedule|s_tir|target|machine", name) for name in modules), path.name
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", WINDOWS)
 def test_every_block_of_a_plan_exists(name: str) -> None:
     """Block names are the contract between compute/ and schedules/; the output's and the product's too."""
     row = ALGORITHMS[name]
@@ -60,14 +61,14 @@ def test_every_block_of_a_plan_exists(name: str) -> None:
         assert present == set(blocks), f"{conv}: blocks that no schedule handles"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", WINDOWS)
 def test_a_stored_tensor_is_staged_at_the_root_and_nothing_else_is(name: str) -> None:
     row = ALGORITHMS[name]
     for conv in REGIMES.values():
         plan = row.plan(conv)
         assert (plan.where == "root") == bool(row.transform_bytes(conv)), str(conv)
         assert (plan.stage is not None) or plan.where == "inline"
-        assert (plan.where == "strip") == bool(row.strip_elements(conv, 1)), str(conv)
+        assert (plan.where == "strip") == bool(WINDOWS[name].strip_elements(conv, 1)), str(conv)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -80,8 +81,7 @@ def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -
     tiles = [tile for _, tile in ranked_tiles(conv, row, host())]
     assert tiles, f"{name} supports {conv} and has no tile for it"
     assert len(set(tiles)) == len(tiles)
-    matrix = row.plan(conv).matrix
-    assert not any(problems(conv, tile, host(), matrix=matrix) for tile in tiles)
+    assert not any(row.scheduler.problems(conv, tile, host()) for tile in tiles)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -91,6 +91,7 @@ def test_reasons(name: str) -> None:
     assert row.supports(conv) is None
     assert row.supports(conv, "vulkan") == "no schedule for target 'vulkan'"
     assert row.supports(conv.with_(dtype="int8")) == "CPU schedules compute float32, not int8"
+    assert row.supports(conv, accuracy="exact") is None or not row.scheduler.exact
     assert row.supports(conv.with_(dtype="float16")) == "CPU schedules compute float32, not float16"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
-from im2win import report
+from im2win import memory_report, report
 from im2win.results import Result, ResultError, Row, Spread, geometric_mean, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,7 +19,7 @@ def result() -> Result:
     rows = [
         Row("conv1", "n1-c64x56x56-k64x3x3", 3, 1.0, "im2win", True, 215.0, 0.512, 0, 1e-7,
             {"torch_nchw": 4.0, "onnxruntime": 2.0}, "onnxruntime", 2.0, 1.25, 1.6,
-            None, None, None, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
+            None, None, None, {}, {}, {"ours": Spread(1.0, 0.9, 1.1, 15)}),
         Row("conv2", "n1-c64x28x28-k64x3x3", 1, 4.0, "direct", False, 12.0, 0.03, 64, 1e-7,
             {"onnxruntime": 2.0}, "onnxruntime", 0.5, 4.0, 0.5, None, None, None, {"torch_nchw": "it crashed"}),
         Row("conv3", "n1-c64x14x14-k64x3x3", failed="no schedule", peers={"onnxruntime": 0.123456}, best_peer="onnxruntime"),
@@ -59,6 +60,28 @@ def test_layer_table() -> None:
     assert lines[6].split("|")[1].strip() == "geometric mean" and lines[6].endswith("| 1.00 | 0.89 |")
     assert len({line.count("|") for line in lines[:7]}) == 1
     assert "A CPU, 2 threads" in lines[-1] and "torch 2.0" in lines[-1] and "2026-01-02" in lines[-1]
+
+
+def test_the_transform_is_shown_where_it_was_timed() -> None:
+    one = result()
+    one.layers[0].transform_ms = 0.25
+    lines = report.layer_table(one).splitlines()
+    assert lines[0].endswith("| ratio | ours: transform ms | untuned ratio |")
+    assert lines[2].endswith("| 2.00 | 0.250 | 1.60 |") and lines[3].endswith("| 0.50 | – | 0.50 |")  # noqa: RUF001
+    assert lines[5].endswith("| 1.14 |  |  |") and lines[6].endswith("| 1.00 |  | 0.89 |")
+    assert len({line.count("|") for line in lines[:7]}) == 1
+
+
+def test_results_without_a_transforms_time_load(tmp_path: Path) -> None:
+    saved = result()
+    values = saved.as_dict()
+    for row in values["layers"]:
+        del row["transform_ms"]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(values))
+    assert Result.load(path) == saved
+    saved.layers[0].transform_ms = 0.5
+    assert Result.load(saved.save(path)).layers[0].transform_ms == 0.5
 
 
 def test_fill_replaces_only_between_markers_and_settles() -> None:
@@ -130,7 +153,10 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "benchmarks/README.md", "docs/ladder.md", "docs/performance.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "benchmarks/README.md", "docs/cuda.md", "docs/ladder.md", "docs/performance.md", "docs/sliding.md"]
+)
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS)) == text, f"{name} is stale: refresh its tables"
+    filled = report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS), memory_report.load_all(RESULTS))
+    assert filled == text, f"{name} is stale: refresh its tables"

@@ -1,11 +1,38 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes a minute a layer.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200} logs=${2:-tuning_logs}
+parts=" ${*:3} "
+[[ $# -gt 2 ]] || parts=" papers12 exact float16 reduced resnet50 winograd64 "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-bench() { python3 -c 'from im2win.cli import main; main()' bench "$@" --target cuda --logs "$logs" --untuned; }
-bench papers12 --batch 128 --json "$out/papers12-float32-b128.json"
-bench papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7 --json "$out/papers12-exact-float32-b128.json"
-bench papers12 --batch 128 --dtype float16 --layout NHWC --json "$out/papers12-nhwc-float16-b128.json"
-bench papers12 --batch 128 --dtype float16 --json "$out/papers12-float16-b128.json"
+wanted() { [[ $parts == *" $1 "* ]]; }
+bench() { python3 -c 'from im2win.cli import main; main()' bench "${@:2}" --target cuda --logs "$logs" --untuned --json "$out/$1.json"; }
+half=(--dtype float16 --layout NHWC)
+
+if wanted papers12; then bench papers12-float32-b128 papers12 --batch 128; fi
+if wanted tvm; then bench papers12-float32-b128-tvm papers12 --batch 128 --against tvm --tvm-trials "${TRIALS:-64}"; fi
+if wanted exact; then
+  bench papers12-exact-float32-b128 papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7
+fi
+if wanted float16; then
+  bench papers12-nhwc-float16-b128 papers12 --batch 128 "${half[@]}"
+  bench papers12-float16-b128 papers12 --batch 128 --dtype float16
+fi
+if wanted reduced; then
+  bench papers12-nhwc-int8-b128 papers12 --batch 128 --dtype int8 --layout NHWC
+  bench papers12-nhwc-tf32-b128 papers12 --batch 128 --accuracy tf32 --layout NHWC
+fi
+if wanted resnet50; then
+  for batch in 1 32; do
+    bench resnet50-float32-b"$batch" resnet50 --batch "$batch"
+    bench resnet50-nhwc-float16-b"$batch" resnet50 --batch "$batch" "${half[@]}"
+  done
+fi
+if wanted winograd64; then
+  for batch in 1 16; do
+    bench winograd64-float32-b"$batch" winograd64 --batch "$batch"
+    bench winograd64-nhwc-float16-b"$batch" winograd64 --batch "$batch" "${half[@]}"
+  done
+fi

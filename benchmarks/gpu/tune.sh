@@ -1,11 +1,36 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: tunes the committed suites into LOGS (default: tuning_logs). A run that is stopped goes on where it was.
+# On a machine with GPUs: tunes the committed suites into LOGS (default: tuning_logs), all parts or those named. Layers are shared out among
+# the GPUs. A run that is stopped goes on where it was.
+# Usage: tune.sh [LOGS [PART...]], PARTs: papers12 exact float16 reduced resnet50 winograd64; TRIALS in the environment.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 logs=${1:-tuning_logs}
+parts=" ${*:2} "
+[[ $# -gt 1 ]] || parts=" papers12 exact float16 reduced resnet50 winograd64 "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-tune() { python3 -c 'from im2win.cli import main; main()' tune "$@" --target cuda --logs "$logs"; }
-tune papers12 --batch 128
-tune papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7 --trials 96
-tune papers12 --batch 128 --dtype float16 --layout NHWC
-tune papers12 --batch 128 --dtype float16
+wanted() { [[ $parts == *" $1 "* ]]; }
+tune() { python3 -c 'from im2win.cli import main; main()' tune "$@" --target cuda --logs "$logs" --trials "${TRIALS:-64}"; }
+half=(--dtype float16 --layout NHWC)
+
+if wanted papers12; then tune papers12 --batch 128; fi
+if wanted exact; then TRIALS=${TRIALS:-96} tune papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7; fi
+if wanted float16; then
+  tune papers12 --batch 128 "${half[@]}"
+  tune papers12 --batch 128 --dtype float16
+fi
+if wanted reduced; then
+  tune papers12 --batch 128 --dtype int8 --layout NHWC
+  tune papers12 --batch 128 --accuracy tf32 --layout NHWC
+fi
+if wanted resnet50; then
+  for batch in 1 32; do
+    tune resnet50 --batch "$batch"
+    tune resnet50 --batch "$batch" "${half[@]}"
+  done
+fi
+if wanted winograd64; then
+  for batch in 1 16; do
+    tune winograd64 --batch "$batch"
+    tune winograd64 --batch "$batch" "${half[@]}"
+  done
+fi

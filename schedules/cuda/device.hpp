@@ -47,6 +47,48 @@ __device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsi
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// One thread has `bytes` (a multiple of 16) copied, in the order of whole copies, and what waits for them is a barrier in shared memory: its
+// phases alternate, and one ends when what was begun in it has landed. Only what reads by itself, a warpgroup's product, needs no fence then.
+__device__ __forceinline__ void start_phases(void* phases) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(phases)) : "memory");
+}
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, void* phases) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(phases)), "r"(bytes) : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes), "r"(shared_address(phases)) : "memory");
+}
+__device__ __forceinline__ void wait_bulk(void* phases, int phase) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done) : "r"(shared_address(phases)), "r"(phase) : "memory");
+  } while (!done);
+}
+
+// A warpgroup, four warps, multiplies 64 rows of A with up to 256 columns of B. A comes from registers: warp w has rows 16*w to 16*w+15, a lane
+// as above (`upper`: row g, `lower`: row g+8; each its words t and t+4). B lies in shared memory as 16 bytes of every column, side by side;
+// `leading` bytes behind it the next 16. The unit reads both, and adds to the sums, until a wait says it has not.
+template <int columns>
+__device__ __forceinline__ void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+template <int columns>
+__device__ __forceinline__ void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+template <int columns>
+__device__ __forceinline__ void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+
+// Where B lies, as the unit wants it: no swizzle, eight columns 128 bytes apart.
+__device__ __forceinline__ unsigned long long matrix_descriptor(const void* b, int leading) {
+  return (shared_address(b) & 0x3ffffull) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | 128ull >> 4 << 32;
+}
+// Behind it the unit may read registers that were written before.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most the newest `left` groups of products are under way.
+template <int left>
+__device__ __forceinline__ void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
+// What is read of a sum is read behind this.
+__device__ __forceinline__ void hold(float* sum) { asm volatile("" : "+f"(*sum)::"memory"); }
+__device__ __forceinline__ void hold(int* sum) { asm volatile("" : "+r"(*sum)::"memory"); }
+
 #else
 
 template <int bytes>
@@ -76,6 +118,16 @@ struct Int8Word {
   static int get(unsigned word, int i) { return int8_t(word >> 8 * i); }
 };
 
+// Products are exact; of what a sum then is, the hardware keeps 24 bits, and drops the others (measured: errors of long sums grow as this says).
+inline float cut_off(double sum) {
+  const float near = float(sum);
+  return std::fabs(double(near)) > std::fabs(sum) ? std::nextafter(near, 0.0f) : near;
+}
+inline int cut_off(long long sum) { return int(sum); }
+
+template <typename Sum>
+using Exact = std::conditional_t<std::is_same_v<Sum, float>, double, long long>;
+
 template <typename Word, typename Sum>
 void product(Sum* c, const unsigned* a, const unsigned* b) {
   struct Lane {
@@ -87,10 +139,12 @@ void product(Sum* c, const unsigned* a, const unsigned* b) {
     Sum sums[16][8];
     for (int row = 0; row < 16; ++row)
       for (int col = 0; col < 8; ++col) {
-        Sum& sum = sums[row][col] = at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2];
+        Exact<Sum> sum = at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2];
         for (int word = 0; word < 8; ++word)
           for (int i = 0; i < Word::values; ++i)
-            sum += Word::get(at(row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2], i) * Word::get(at(col * 4 + word % 4).b[word / 4], i);
+            sum += Exact<Sum>(Word::get(at(row % 8 * 4 + word % 4).a[row / 8 + word / 4 * 2], i)) *
+                   Word::get(at(col * 4 + word % 4).b[word / 4], i);
+        sums[row][col] = cut_off(sum);
       }
     for (int row = 0; row < 16; ++row)
       for (int col = 0; col < 8; ++col) at(row % 8 * 4 + col / 2).c[row / 8 * 2 + col % 2] = sums[row][col];
@@ -99,6 +153,63 @@ void product(Sum* c, const unsigned* a, const unsigned* b) {
 inline void product_f16(float* c, const unsigned* a, const unsigned* b) { product<HalfWord>(c, a, b); }
 inline void product_tf32(float* c, const unsigned* a, const unsigned* b) { product<Tf32Word>(c, a, b); }
 inline void product_s8(int* c, const unsigned* a, const unsigned* b) { product<Int8Word>(c, a, b); }
+
+// Of a warpgroup's product each warp does its own 16 rows, at some time before the wait.
+template <typename Word, int columns, typename Sum>
+void warpgroup_product(Sum* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  struct Lane {
+    Sum* c;
+    const unsigned *upper, *lower;
+  } lane{c, upper, lower};
+  emulator::warp_operation(-1, 0xffffffffu, &lane, [=](void* lanes[32]) {
+    std::vector<Lane> all;
+    for (int i = 0; i < 32; ++i) all.push_back(*static_cast<Lane*>(lanes[i]));
+    emulator::later([=] {
+      for (int col = 0; col < columns; ++col) {
+        const unsigned* parts[2];
+        for (int half = 0; half < 2; ++half) {
+          parts[half] = reinterpret_cast<const unsigned*>(static_cast<const char*>(b) + half * leading + col * 16);
+          emulator::check_fenced(parts[half]);
+        }
+        for (int row = 0; row < 16; ++row) {
+          Sum& held = all[row % 8 * 4 + col % 8 / 2].c[col / 8 * 4 + row / 8 * 2 + col % 2];
+          Exact<Sum> sum = held;
+          for (int word = 0; word < 8; ++word) {
+            const Lane& from = all[row % 8 * 4 + word % 4];
+            const unsigned a = (row < 8 ? from.upper : from.lower)[word / 4];
+            for (int i = 0; i < Word::values; ++i) sum += Exact<Sum>(Word::get(a, i)) * Word::get(parts[word / 4][word % 4], i);
+          }
+          held = cut_off(sum);
+        }
+      }
+    });
+  });
+}
+template <int columns>
+void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<HalfWord, columns>(c, upper, lower, b, leading);
+}
+template <int columns>
+void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<Tf32Word, columns>(c, upper, lower, b, leading);
+}
+template <int columns>
+void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<Int8Word, columns>(c, upper, lower, b, leading);
+}
+inline void start_phases(void* phases) { emulator::start_phases(phases); }
+inline void copy_bulk(void* to, const void* from, int bytes, void* phases) {
+  if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
+    emulator::fail("a bulk copy that is not aligned to 16 bytes");
+  emulator::copy_bulk(to, from, size_t(bytes), phases);
+}
+inline void wait_bulk(void* phases, int phase) { emulator::wait_bulk(phases, phase); }
+inline void begin_products() {}
+inline void commit_products() { emulator::commit_products(); }
+template <int left>
+void wait_products() { emulator::wait_products(left); }
+template <typename Sum>
+void hold(Sum*) {}
 
 #endif
 

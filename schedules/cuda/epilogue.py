@@ -26,7 +26,8 @@ def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
     most = CHUNK // np.dtype(output_dtype(conv)).itemsize
     if tile.product == "fma":
         return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
-    tiles = tile.warp_m // 16 if conv.layout == "NHWC" else tile.warp_n // 8
+    rows, cols = (tile.warp_n // 64, tile.warp_m // 8) if tile.warpgroup else (tile.warp_m // 16, tile.warp_n // 8)
+    tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # of a product's sums, along which neighbours lie
     for run in (8, 4, 2):
         aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
         if run <= most and aligned and tiles % (run // 2) == 0:
@@ -38,7 +39,7 @@ def _channels_allow(conv: Conv2d, run: int) -> bool:
     return conv.out_channels // conv.groups % run == 0
 
 
-def _activate(activation: str, value: Expr, dtype: str) -> Expr:
+def activated(activation: str, value: Expr, dtype: str) -> Expr:
     zero = tirx.const(0, dtype)
     if activation == "relu":
         return T.max(value, zero)
@@ -100,7 +101,7 @@ class Epilogue:
                 value = value + tensors["bias"][channel + (e if conv.layout == "NHWC" else 0)].astype(dtype)
             if conv.residual:
                 value = value + tensors["residual"][at + e].astype(dtype)
-            T.buffer_store(self._values, _activate(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
+            T.buffer_store(self._values, activated(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
         if len(sums) == 1:
             T.buffer_store(tensors["output"], self._values[0], [at])
         else:

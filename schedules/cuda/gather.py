@@ -240,6 +240,11 @@ class Gather:
         if not self._unit:
             self._put(slot)
 
+    @property
+    def copies(self) -> bool:
+        """Whether copies are asynchronous; elements that are too small for that are fetched."""
+        return self._unit > 0
+
     # --- the product's side ----------------------------------------------------------------------------------------------
 
     def prepare(self, count: int, window: Callable[[Expr], Expr]) -> None:

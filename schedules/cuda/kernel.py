@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -11,18 +13,22 @@ from tvm.tirx.script import builder as T
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
-from im2win.schedules.cuda import gather, patch, planes
+from im2win.schedules.cuda import filters, gather, patch, planes
 from im2win.schedules.cuda.epilogue import Epilogue, output_dtype, run_length
-from im2win.schedules.cuda.filters import Filters
+from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
+from im2win.schedules.cuda.matrix import MatrixProduct
 from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.planes import Planes
-from im2win.schedules.cuda.product import FmaProduct, MatrixProduct
-from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named, padded
+from im2win.schedules.cuda.product import FmaProduct
+from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.warpgroup import WarpgroupProduct
+from im2win.winograd_tiles import tiles_of
 
-PARTS = {"tf32": 1, "tf32x3": 2}  # of a packed filter
+Place = Callable[[Any], tuple[Conv2d, Any]]
+"""operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
 
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
@@ -30,31 +36,42 @@ def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
+def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
+    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form."""
+    if not tile.outputs:
+        return conv, tile
+    return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
+
+
 def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     """How filters are packed for a tile."""
+    if tile.outputs:
+        pack = pack_of(*product_of(conv, tile))
+        assert isinstance(pack, CudaPack)  # products of tiles have no planes
+        return replace(pack, outputs=tile.outputs)
     if tile.planes:
         return FilterPack(tile.block_m, "cuv")
     if tile.product == "fma":
         return CudaPack("rows", tile.block_m, tile.order, tile.slabs)
     run = run_length(conv, tile, operand_of(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
-    return CudaPack("products", tile.block_m, tile.order, tile.slabs, run, parts=PARTS.get(tile.product, 0))
+    form = "columns" if tile.warpgroup else "products"
+    return CudaPack(form, tile.block_m, tile.order, tile.slabs, run, parts=tile.arithmetic.parts)
 
 
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     """Bytes of shared memory that a block takes."""
     parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, Planes: planes.shared_bytes}
-    return parts[operand_of(tile)](conv, tile, plan) + padded((tile.stages, step_filters(conv, tile)), tile.dtype)
+    return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     """Elements of a block's filters that one step of the sum takes."""
-    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(PARTS.get(tile.product, 0), 1)
+    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(tile.arithmetic.parts, 1)
 
 
-def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dict[str, Any]:
-    """The kernel's tensors by name, as flat views; a tensor made from the input comes flat as it is."""
-    made = (math.prod(plan.source(conv)),) if plan.axes else conv.input_shape
-    shapes = {"data": made, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
+def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """The kernel's tensors by name, as flat views; a tensor `made` from the input, with this shape, comes flat as it is."""
+    shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
     dtypes = {"data": conv.dtype, "filter": conv.dtype}
     buffers = {}
     for name in conv.arguments:
@@ -64,61 +81,95 @@ def _arguments(conv: Conv2d, pack: CudaPack | FilterPack, plan: CudaPlan) -> dic
     return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}
 
 
+def thread_blocks(conv: Conv2d, tile: CudaTile) -> tuple[int, int]:
+    """Thread blocks along channels, of all groups, and along windows."""
+    return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(conv, tile)
+
+
 def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
     """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
-    pack, operand_type = pack_of(conv, tile), operand_of(tile)
-    blocks = pack.blocks(conv), operand_type.blocks(conv, tile)
-    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        tensors = _arguments(conv, pack, plan)
-        with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
-            per_group = blocks[0] // conv.groups
-            channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
-            arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
-            filters = Filters(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
-            operand = operand_type(conv, tile, plan, arena, tensors["data"], windows, group, tid)
-            product = _product(conv, tile, operand, tid)
-            _pipeline(tile, steps, filters, operand, product)
-            Epilogue(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
+        launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan.source(conv) if plan.axes else None))
     return builder.get()
 
 
-def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr) -> FmaProduct | MatrixProduct:
-    run = run_length(conv, tile, operand.run(conv, tile))
+def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[str, Any], place: Place | None = None) -> None:
+    """Emits a launch.
+
+    Args:
+        tensors: see `arguments`.
+        place: where a part of a convolution lies in the whole; None for all of it.
+    """
+    blocks, pack = thread_blocks(conv, tile), pack_of(conv, tile)
+    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
+    with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+        per_group = blocks[0] // conv.groups
+        channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
+        arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
+        form = BulkFilters if tile.warpgroup else Filters
+        filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        operand = operand_of(tile)(conv, tile, plan, arena, tensors["data"], windows, group, tid)
+        whole, outputs = place(operand) if place else (conv, operand)
+        product = _product(conv, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
+        _pipeline(tile, steps, filter_, operand, product)
+        Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)
+
+
+def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
     if tile.product == "fma":
         return FmaProduct(tile, operand, tid, run=run)
-    return MatrixProduct(tile, operand, tid, along_channels=conv.layout == "NHWC", run=run)
+    return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)
 
 
-def _pipeline(tile: CudaTile, steps: int, filters: Filters, operand: Any, product: Any) -> None:
-    """Copies run `stages - 1` steps ahead of the product.
+def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
+    """Copies run `ahead` steps ahead of the product.
 
-    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite.
+    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
+    the filters of the step before, or with warpgroups, whose last products may still run, of the one before that.
     """
-    ahead = tile.stages - 1
+    ahead = tile.ahead
+    copies = operand.copies or not tile.warpgroup  # whether threads copy anything asynchronously
+
+    def commit() -> None:
+        if copies:
+            call("commit_copies")
+
     for step in range(min(ahead, steps)):
-        filters.begin(step, step)
+        filter_.begin(step, step)
         operand.prologue(step)
-        call("commit_copies")
+        commit()
     for _ in range(steps, ahead):
-        call("commit_copies")
-    with T.serial(steps) as step:
-        call(f"wait_copies<{max(ahead - 1, 0)}>")
+        commit()
+
+    def one(step: Expr, turn: int) -> None:
+        if copies:
+            call(f"wait_copies<{max(ahead - 1, 0)}>")
         barrier()
         slot = (step + ahead) % tile.stages
         more = step + ahead < steps
         if steps > ahead:
             with T.If(more), T.Then():
-                filters.begin(step + ahead, slot)
+                filter_.begin(step + ahead, slot)
                 if not tile.patch:
                     operand.advance(step, ahead, slot)
         if tile.patch:
             operand.advance(step, ahead, slot)
-        call("commit_copies")
-        product.multiply(filters.shared, step)
+        commit()
+        filter_.wait(step)
+        product.multiply(filter_.shared, step, turn)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:
             with T.If(more), T.Then():
                 operand.settle(step, slot)
+
+    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # a warpgroup's registers change with every slab, and must be known
+    with T.serial(-(-steps // turns)) as step:
+        for turn in range(turns):
+            if turn and steps % turns:
+                with T.If(step * turns + turn < steps), T.Then():
+                    one(step * turns + turn, turn)
+            else:
+                one(step * turns + turn, turn)
+    product.finish()

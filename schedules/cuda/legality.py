@@ -7,17 +7,29 @@ import math
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather, planes
-from im2win.schedules.cuda.kernel import shared_bytes
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.kernel import product_of, shared_bytes
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.product import fma_lanes
-from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
+from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile, promoted
+from im2win.winograd_tiles import FORMS
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
+MAX_HELD = 208  # for sums and the words that products of a warpgroup still read
+OTHERS = 40  # registers for addresses and the like
 
 
 def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal. `plan`: of the algorithm."""
+    if isinstance(plan, WinogradPlan):
+        forms = FORMS.get(conv.kernel[0], ())
+        if tile.outputs not in forms:
+            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, forms))} for a kernel of {conv.kernel[0]} taps"]
+        if tile.band < 0:
+            return [f"`band` (={tile.band}) must be at least 0"]
+        return problems(*product_of(conv, tile), gpu, CudaPlan())
+    if tile.outputs or tile.band:
+        return [f"`outputs` (={tile.outputs}) and `band` (={tile.band}) must be 0: they are for Winograd's form"]
     counts = ("block_m", "block_n", "warp_m", "warp_n", "slabs")
     rules = [
         (tile.product in PRODUCTS, f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"),
@@ -27,21 +39,54 @@ def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str
         *((getattr(tile, name) >= 0, f"`{name}` (={getattr(tile, name)}) must be at least 0") for name in ("images", "rows", "cols")),
     ]
     broken = [text for holds, text in rules if not holds]
+    broken = broken or [text for holds, text in (_warpgroups(conv, tile, gpu) if tile.warpgroup else _warps(conv, tile)) if not holds]
     broken = broken or [text for holds, text in _shapes(conv, tile, plan) if not holds]
     return broken or [text for holds, text in _fits(conv, tile, gpu, plan) if not holds]
 
 
-def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
+def sum_registers(conv: Conv2d, tile: CudaTile) -> int:
+    """Registers of a thread for sums."""
+    return tile.sums * (2 if promoted(conv, tile) else 1)
+
+
+def word_registers(tile: CudaTile) -> int:
+    """Registers of a thread for windows that a warpgroup's products read: two slabs, of 2 rows in every 64 windows 16 bytes each."""
+    return 2 * tile.warp_n // 64 * 2 * 4 * max(tile.arithmetic.parts, 1)
+
+
+def _warps(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
     lanes = fma_lanes(tile) if tile.product == "fma" else (4, 8)
-    across, along = 4 * lanes[0], lanes[1]
+    across, along, sums = 4 * lanes[0], lanes[1], sum_registers(conv, tile)
     return [
-        (tile.dtype == conv.dtype, f"`product` (={tile.product}) multiplies {tile.dtype}, not {conv.dtype}"),
         (tile.warp_m % across == 0, f"`warp_m` (={tile.warp_m}) must be a multiple of {across}"),
         (tile.warp_n % along == 0, f"`warp_n` (={tile.warp_n}) must be a multiple of {along}"),
+        (sums <= MAX_SUMS, f"the {sums} sums of a thread must be at most {MAX_SUMS}"),
+    ]
+
+
+def _warpgroups(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> list[tuple[bool, str]]:
+    multiple = 16 if tile.dtype == "int8" else 8
+    held = sum_registers(conv, tile) + word_registers(tile)
+    return [
+        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
+        (tile.stages >= 3, f"`stages` (={tile.stages}) must be at least 3 for a warpgroup"),
+        (tile.warp_m % multiple == 0, f"`warp_m` (={tile.warp_m}) must be a multiple of {multiple}"),
+        (tile.warp_m <= 256, f"`warp_m` (={tile.warp_m}) must be at most 256"),
+        (tile.warp_n % 64 == 0, f"`warp_n` (={tile.warp_n}) must be a multiple of 64"),
+        (held <= MAX_HELD, f"the {held} registers of a thread for sums and words must be at most {MAX_HELD}"),
+        (
+            (held + OTHERS) * tile.threads <= gpu.registers,
+            f"the block's {tile.threads} threads of {held + OTHERS} registers must have at most {gpu.registers}",
+        ),
+    ]
+
+
+def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
+    return [
+        (tile.dtype == conv.dtype, f"`product` (={tile.product}) multiplies {tile.dtype}, not {conv.dtype}"),
         (tile.block_m % tile.warp_m == 0, f"`warp_m` (={tile.warp_m}) must divide `block_m` (={tile.block_m})"),
         (tile.block_n % tile.warp_n == 0, f"`warp_n` (={tile.warp_n}) must divide `block_n` (={tile.block_n})"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
-        (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
         ((tile.images > 0) == (tile.rows > 0) == (tile.cols > 0), "`images`, `rows` and `cols` must all be 0 or none"),
         (tile.patch == plan.patched, f"windows staged by {plan.staged} {'need a' if plan.patched else 'have no'} patch"),
         ((tile.order == "Cuvc") <= tile.patch, "`order` Cuvc is for patches"),
@@ -72,4 +117,4 @@ def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[
             (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
             (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
         ]
-    return [*rules, (taps >= tile.stages - 1, f"`stages` (={tile.stages}) must be at most one more than the kernel's {taps} taps")]
+    return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the kernel's {taps} taps")]

@@ -8,31 +8,37 @@ measurements on an H200.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
-from im2win.schedules.cuda.kernel import operand_of, pack_of, shared_bytes, step_filters
+from im2win.schedules.cuda.kernel import operand_of, pack_of, product_of, shared_bytes, step_filters
+from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
+from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tile import CudaTile
+from im2win.winograd_tiles import tiles_of
 
 SCHEDULERS = 4
-PRODUCT_CYCLES = 4.3  # of a scheduler, for one 16 x 8 product of 8 words
+PRODUCT_CYCLES = 7.0  # of a scheduler, for one 16 x 8 product of 8 words
+GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
 STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
 BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
 COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
 FETCH_ISSUES = 24  # of an element that passes through registers
 PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
+L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
+LAUNCH_S = 2e-6  # between the end of a kernel and the work of the next
 CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product.
+    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product, or of its parts.
 
     occupancy: warps of a multiprocessor. shared_bytes: of a block.
     """
@@ -48,22 +54,24 @@ class Estimate:
     def seconds(self) -> float:
         """What a call takes."""
         parts = sorted((self.compute, self.cache, self.memory))
-        return parts[2] + 0.25 * parts[1] + self.transform + 2e-6
+        return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
 
 
-def _registers(tile: CudaTile) -> int:
+def _registers(conv: Conv2d, tile: CudaTile) -> int:
     if tile.product == "fma":
         across, along = fma_lanes(tile)
         rows, cols = tile.warp_m // across, tile.warp_n // along
         operands = rows + cols * (1 if tile.planes else 4) + 30
+    elif tile.warpgroup:
+        operands = word_registers(tile) + OTHERS
     else:
-        parts = 2 if tile.product == "tf32x3" else 1
+        parts = max(tile.arithmetic.parts, 1)
         operands = (tile.warp_m // 16 * 4 + tile.warp_n // 8 * 4) * parts + 35
-    return -(-(tile.sums + operands) // 8) * 8
+    return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
 def _blocks_at_once(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> int:
-    registers = min(_registers(tile), 255) * tile.threads
+    registers = min(_registers(conv, tile), 255) * tile.threads
     return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
 
 
@@ -88,18 +96,44 @@ def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
         depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
         loads = depth * (rows / 4 + (cols if tile.planes else cols / 4))
         return depth * rows * cols, 2 * loads + 30
+    split = tile.arithmetic.parts == 2
+    if tile.warpgroup:
+        products = tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
+        loads = tile.slabs * tile.warp_n // 64 * 2
+        return products * tile.warp_m * GROUP_CYCLES, loads * (14 if split else 4) + 3 * products + 40
     count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
     loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
-    if tile.product == "tf32x3":
+    if split:
         return 3 * count * PRODUCT_CYCLES, tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
     return count * PRODUCT_CYCLES, 2 * loads + 40
 
 
+def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
+    """The problem that one launch of the product computes, and how many there are."""
+    if not isinstance(plan, InParts):
+        return conv, 1
+    parts = plan.parts(conv)
+    return parts.problem, parts.count
+
+
+def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
+    """The products of all bands, and the transforms: their tensors pass through level-2 cache if they fit there."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    one, bands = estimate(*product_of(conv, tile), gpu, CudaPlan()), math.prod(tiles.bands)
+    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
+    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
+    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    parts = {part: bands * getattr(one, part) for part in ("compute", "cache", "memory")}
+    return replace(one, **parts, transform=transforms + bands * LAUNCH_S)
+
+
 def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
     """The model's estimate of a legal tile."""
+    if tile.outputs:
+        return _winograd_estimate(conv, tile, gpu)
     pack = pack_of(conv, tile)
-    windows = operand_of(tile).blocks(conv, tile)
-    blocks = pack.blocks(conv) * windows
+    part, parts = _parts(conv, plan)
+    blocks = pack.blocks(conv) * operand_of(tile).blocks(part, tile)
     steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
     at_once = _blocks_at_once(conv, tile, gpu, plan)
     warps = tile.threads // 32
@@ -115,16 +149,16 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     stores = tile.sums / run * (6 if run == 1 else 4)
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
-    rounds = math.ceil(waves) if waves < 4 else waves + 0.5
+    rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
     sectors = conv.itemsize * math.prod(conv.output_shape) * (2.0 if run * conv.itemsize < 8 else 1.2)
-    output = max(conv.itemsize, 4 if PRODUCTS[tile.product][1] == "int32" else 1) * math.prod(conv.output_shape)
-    stored = plan.transform_bytes(conv)
-    read = stored or math.prod(conv.input_shape) * conv.itemsize
+    output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * math.prod(conv.output_shape)
+    stored = parts * plan.transform_bytes(conv)
+    given = math.prod(conv.input_shape) * conv.itemsize
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
-        cache=CACHE_SHARE * (blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
-        memory=(read + output) / gpu.dram_bytes_s,
-        transform=(math.prod(conv.input_shape) * conv.itemsize + 2 * stored) / gpu.dram_bytes_s if stored else 0.0,
+        cache=CACHE_SHARE * (parts * blocks * (filters + copied) + sectors) / gpu.l2_bytes_s,
+        memory=((stored or given) + output) / gpu.dram_bytes_s,
+        transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
         occupancy=at_once * warps,
         shared_bytes=shared_bytes(conv, tile, plan),
     )

@@ -116,7 +116,7 @@ class Patch(PatchWindows):
         self._copies = tile.slabs * SLAB // size // LANES * self._geometry.pixels * LANES
         self._rounds = -(-self._copies // tile.threads)
         self._taps = math.prod(conv.kernel)
-        self._spread = -(-self._rounds // max(self._taps - max(tile.stages - 2, 0), 1))  # rounds a step
+        self._spread = -(-self._rounds // max(self._taps - max(tile.ahead - 1, 0), 1))  # rounds a step
         self._offsets = self._fill_offsets(arena)
         self._fetched: Any = None if self._unit else local("fetched", (self._spread, self._stored), conv.dtype)
 
@@ -222,6 +222,11 @@ class Patch(PatchWindows):
         """Behind the product: stores what `advance` fetched."""
         if not self._unit:
             self._more(step, self._put)
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies are asynchronous; elements that are too small for that are fetched."""
+        return self._unit > 0
 
     # --- the product's side ----------------------------------------------------------------------------------------------
 

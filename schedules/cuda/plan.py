@@ -8,6 +8,8 @@ from typing import Literal
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.problem import Conv2d
+from im2win.schedules.cuda.tile import CudaTile
+from im2win.winograd_tiles import FORMS, tiles_of
 
 Staged = Literal["taps", "rows", "windows"]
 
@@ -44,3 +46,20 @@ class CudaPlan:
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of that tensor, if it is not the input."""
         return lowered.transform_bytes(conv, self.oriented(conv)) if self.axes else 0
+
+    def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
+        """Bytes beside its tensors that a call with this tile needs."""
+        return self.transform_bytes(conv)
+
+
+@dataclass(frozen=True)
+class WinogradPlan(CudaPlan):
+    """Tiles of the input, transformed, and their products: some at a time. See `winograd`."""
+
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of the least band."""
+        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
+
+    def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
+        """Bytes of a band."""
+        return tiles_of(conv, tile.outputs, tile.band).made_bytes

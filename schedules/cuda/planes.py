@@ -35,6 +35,7 @@ class Planes(PatchWindows):
     """The input under a patch of windows, all channels of a group."""
 
     width = 1
+    copies = True
 
     def __init__(
         self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr

@@ -6,13 +6,15 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import planes
 from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.winograd_tiles import FORMS, tiles_of
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))
@@ -20,15 +22,21 @@ FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 6
 PLANE_WARPS = (
     (16, 128), (16, 224), (16, 256), (24, 128), (32, 128), (8, 256), (12, 224), (12, 256), (32, 96), (24, 224), (16, 160), (20, 160),
 )  # fmt: skip
+# Of a warpgroup: filters are read from shared memory once for every 64 windows, windows once for all channels.
+WARPGROUPS = (
+    (128, 128), (64, 128), (128, 64), (64, 64), (256, 64), (96, 128), (192, 64), (64, 256), (32, 256), (96, 64), (32, 128), (48, 128),
+    (16, 128),
+)  # fmt: skip
 PRODUCT_WARPS = ((64, 64), (32, 64), (64, 32), (32, 32), (48, 64), (96, 32), (32, 128), (128, 32), (16, 64), (64, 48))
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8))
+BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer launches
 FEW_CHANNELS = 8  # planes hold all channels of a group
 MAX_WASTE = 1.15  # of channels that a block computes and nobody wants
 
 
-def products(conv: Conv2d) -> list[str]:
-    """The kinds of arithmetic for a problem's element type."""
-    return [name for name, (dtype, _, _) in PRODUCTS.items() if dtype == conv.dtype]
+def products(conv: Conv2d, gpu: Gpu) -> list[str]:
+    """The kinds of arithmetic for a problem's element type, on this GPU."""
+    return [name for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (gpu.warpgroups or one.unit != "warpgroup")]
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,13 +89,27 @@ def _tiles(conv: Conv2d, product: str, patched: bool) -> Iterator[CudaTile]:
     if patched and few:
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
-    for block in _blocks(conv, FMA_WARPS if product == "fma" else PRODUCT_WARPS):
+    unit = PRODUCTS[product].unit
+    stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
+    for block in _blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
         forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if patched else _gathers(conv)
-        for (order, patch), slabs, stages in itertools.product(forms, (1, 2), (2, 3, 4)):
+        for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
             yield CudaTile(product, *block, slabs, stages, order, *patch)
+
+
+def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:
+    """Tiles of the products of transformed tiles; bands that differ. Six outputs leave no room for other errors than float32's own."""
+    exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
+    for outputs in FORMS[conv.kernel[0]]:
+        bands = {tiles_of(conv, outputs, band): band for band in reversed(BANDS)}
+        problem = next(iter(bands)).problem
+        for tile in space(problem, gpu, CudaPlan(), products if outputs <= 4 else exact):
+            yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())
 
 
 def space(conv: Conv2d, gpu: Gpu, plan: CudaPlan, products: Sequence[str]) -> list[CudaTile]:
     """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
+    if isinstance(plan, WinogradPlan):
+        return list(_winograd_tiles(conv, gpu, products))
     tiles = (tile for product in products for tile in _tiles(conv, product, plan.patched))
     return [tile for tile in tiles if not problems(conv, tile, gpu, plan)]

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 
 ORDERS = ("cuv", "uvc", "Cuvc")
+PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
 
-# Arithmetic: dtype of the tensors, of the sums, elements in a slab
-PRODUCTS = {
-    "fma": ("float32", "float32", 16),
-    "tf32": ("float32", "float32", 16),
-    "tf32x3": ("float32", "float32", 16),
-    "f16": ("float16", "float32", 32),
-    "s8": ("int8", "int32", 64),
-}
+Unit = Literal["core", "warp", "warpgroup"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kind of arithmetic, and what carries it out.
+
+    dtype, sum_dtype: of the tensors and of the sums. slab: elements in a slab.
+    unit: CUDA cores, or tensor cores that a warp (`mma`) or a warpgroup of four warps (`wgmma`, compute capability 9.0) gives work to.
+    accuracy: what of a float32 comes out; everything but float32 is exact in its products.
+    parts: TF32 numbers that a packed filter's float32 becomes; 0 where it stays what it is.
+    """
+
+    dtype: str
+    sum_dtype: str
+    slab: int
+    unit: Unit = "warp"
+    accuracy: Accuracy = "exact"
+    parts: int = 0
+
+
+def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
+    """Every product of a warp, by a warpgroup, too."""
+    groups = {f"wg_{name}": replace(product, unit="warpgroup") for name, product in products.items() if product.unit == "warp"}
+    return products | groups
+
+
+PRODUCTS = _with_warpgroups(
+    {
+        "fma": Product("float32", "float32", 16, "core"),
+        "tf32": Product("float32", "float32", 16, accuracy="tf32", parts=1),
+        "tf32x3": Product("float32", "float32", 16, accuracy="float32", parts=2),
+        "f16": Product("float16", "float32", 32),
+        "s8": Product("int8", "int32", 64),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -24,17 +57,21 @@ class CudaTile:
     """Tiles of the product of filters [channels, K] and windows [K, windows], and how they reach the multipliers.
 
     product: the arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32 products),
-        "f16", "s8".
+        "f16", "s8"; those by a warpgroup have "wg_" before them.
     block_m, block_n: output channels and windows (output pixels) of a thread block.
-    warp_m, warp_n: those of one warp. With "fma" a warp is 4 x 8 threads, each an outer product of warp_m/4 x warp_n/8 in registers.
+    warp_m, warp_n: those of one warp, or warpgroup. With "fma" a warp is 4 x 8 threads, each an outer product of warp_m/4 x warp_n/8 in
+        registers.
     slabs: slabs of 64 bytes of every window that one step of the sum takes to shared memory.
-    stages: steps in shared memory at a time; copies run stages - 1 steps ahead of the product.
+    stages: steps in shared memory at a time; copies run `ahead` steps ahead of the product.
     order: the order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it. "Cuvc" takes as many
         channels as a step holds, all their taps, then the next: the order for patches.
     images, rows, cols: a block's windows are a patch of the output: so many images, rows and columns of it, at most block_n in all. The
         input under the patch is copied once for all taps: in the order "Cuvc" some channels at a time; in the order "cuv" all channels at
         once, and a step is then `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block's windows are `block_n`
         neighbours in memory, even across rows and images, and every tap is copied by itself.
+    outputs: with Winograd's form, along each side of a tile; the rest then says how the products of transformed tiles are computed, as a
+        1x1 convolution. 0 without.
+    band: MiB that transformed tiles and their products may take at a time.
     """
 
     product: str
@@ -48,6 +85,8 @@ class CudaTile:
     images: int = 0
     rows: int = 0
     cols: int = 0
+    outputs: int = 0
+    band: int = 0
 
     @property
     def patch(self) -> bool:
@@ -60,34 +99,54 @@ class CudaTile:
         return self.patch and self.order == "cuv"
 
     @property
+    def arithmetic(self) -> Product:
+        """What `product` names."""
+        return PRODUCTS[self.product]
+
+    @property
+    def warpgroup(self) -> bool:
+        """Whether warpgroups multiply."""
+        return self.arithmetic.unit == "warpgroup"
+
+    @property
+    def ahead(self) -> int:
+        """Steps that copies run ahead of the product. The last product of a warpgroup may still be reading when the next step begins."""
+        return self.stages - (2 if self.warpgroup else 1)
+
+    @property
     def warps(self) -> tuple[int, int]:
-        """Warps of a block along channels and along windows."""
+        """Warps, or warpgroups, of a block along channels and along windows."""
         return self.block_m // self.warp_m, self.block_n // self.warp_n
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a warp, or warpgroup."""
+        return 128 if self.warpgroup else 32
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * self.warps[0] * self.warps[1]
+        return self.lanes * self.warps[0] * self.warps[1]
 
     @property
     def sums(self) -> int:
         """Sums that a thread holds."""
-        return self.warp_m * self.warp_n // 32
+        return self.warp_m * self.warp_n // self.lanes
 
     @property
     def dtype(self) -> str:
         """Element type of input and filter."""
-        return PRODUCTS[self.product][0]
+        return self.arithmetic.dtype
 
     @property
     def sum_dtype(self) -> str:
         """Type of the sums."""
-        return PRODUCTS[self.product][1]
+        return self.arithmetic.sum_dtype
 
     @property
     def slab(self) -> int:
         """Elements of one window in a slab."""
-        return PRODUCTS[self.product][2]
+        return self.arithmetic.slab
 
     @property
     def block_k(self) -> int:
@@ -113,3 +172,8 @@ class CudaTile:
             if not good:
                 raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
         return cls(**values)
+
+
+def promoted(conv: Conv2d, tile: CudaTile) -> bool:
+    """Whether sums are too long for tensor cores alone, which cut off what a float32 sum loses: see `matrix`."""
+    return tile.arithmetic.parts == 2 and math.prod(conv.filter_shape[1:]) > PROVEN_DEPTH

@@ -7,23 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec
-from im2win.packing import FilterPack
+from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec, winograd
 from im2win.problem import MAX_ELEMENTS, Conv2d
+from im2win.reference import Accuracy
+from im2win.schedulers import Scheduler, Windows, Winograd
 from im2win.schedules.cpu import Plan, Where
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.winograd_tiles import refusal
 
-Define = Callable[[Conv2d, FilterPack, int], list[Any]]
+Define = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """One way to compute a convolution.
 
-    define: the tensor-expression definition: (conv, pack, strip) -> the kernel's tensors, output last.
-    plan: how schedules treat its transform, for this problem.
+    define: the tensor-expression definition: (conv, pack, strip, what else the scheduler says) -> the kernel's tensors, output last.
+    scheduler: how it is scheduled on CPUs.
     transform_bytes: bytes of the whole transformed tensor, the formula of its paper; 0 where none is ever stored.
-    strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
     cuda: how CUDA kernels take its windows; None where they do not know it.
     """
 
@@ -31,29 +33,42 @@ class Algorithm:
     title: str
     paper: str
     define: Define
-    plan: Callable[[Conv2d], Plan]
+    scheduler: Scheduler
     transform_bytes: Callable[[Conv2d], int]
-    strip_elements: Callable[[Conv2d, int], int]
     cuda: CudaPlan | None = None
 
-    def supports(self, conv: Conv2d, target: str = "cpu") -> str | None:
-        """Why this algorithm cannot compute `conv` on `target`; None if it can."""
+    def stored_bytes(self, conv: Conv2d, target: str = "cpu") -> int:
+        """Bytes of the transformed tensor on a target, of a part of it where only parts are ever stored; for what it supports."""
+        return self.transform_bytes(conv) if target == "cpu" or self.cuda is None else self.cuda.transform_bytes(conv)
+
+    def plan(self, conv: Conv2d) -> Plan:
+        """How the schedule of windows treats its transform; TypeError for algorithms that another schedule serves."""
+        if not isinstance(self.scheduler, Windows):
+            raise TypeError(f"{self.name} is scheduled as {self.scheduler.family}, which has no such plan.")
+        return self.scheduler.plan(conv)
+
+    def supports(self, conv: Conv2d, target: str = "cpu", accuracy: Accuracy = "float32") -> str | None:
+        """Why this algorithm cannot compute `conv` on `target` with that accuracy; None if it can."""
+        if accuracy == "exact" and not self.scheduler.exact:
+            return "it rounds more than a sum of products, which accuracy 'exact' leaves out"
         if target == "cuda":
             return self._supports_cuda(conv)
         if target != "cpu":
             return f"no schedule for target {target!r}"
         if conv.dtype != "float32":
             return f"CPU schedules compute float32, not {conv.dtype}"
-        return _too_large(self.transform_bytes(conv) // conv.itemsize)
+        return self.scheduler.unable(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
 
     def _supports_cuda(self, conv: Conv2d) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
+        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv)) is not None:
+            return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
-        return _too_large(self.cuda.transform_bytes(conv) // conv.itemsize)
+        return _too_large(self.stored_bytes(conv, "cuda") // conv.itemsize)
 
 
 def _too_large(stored: int) -> str | None:
@@ -95,6 +110,14 @@ def _implicit(conv: Conv2d) -> Plan:
     return _im2col("inline" if conv.pointwise else "strip")(conv)
 
 
+def _mec(conv: Conv2d) -> Plan:
+    return Plan(mec.LOWERED, "root", step=conv.padded_size[0] * conv.kernel[1])
+
+
+def _mcfa(conv: Conv2d) -> Plan:
+    return Plan(mcfa.BLOCK, "strip")
+
+
 def _implicit_panel(conv: Conv2d, rows: int) -> int:
     return 0 if conv.pointwise else _im2col_rows(conv, rows)
 
@@ -103,32 +126,36 @@ ALGORITHMS: dict[str, Algorithm] = {
     row.name: row
     for row in (
         Algorithm(
-            "direct", "direct", "thesis Alg. 1", direct.define, _direct, direct.transform_bytes, _pad_rows, CudaPlan(staged="rows"),
+            "direct", "direct", "thesis Alg. 1",
+            direct.define, Windows(_direct, _pad_rows), direct.transform_bytes, CudaPlan(staged="rows"),
         ),
         Algorithm(
             "im2win", "im2win, tensor stored", "thesis Alg. 2 and 3, arXiv 2306.14320",
-            im2win.define, _im2win("root"), im2win.transform_bytes, _nothing, CudaPlan("ncmku"),
+            im2win.define, Windows(_im2win("root"), _nothing), im2win.transform_bytes, CudaPlan("ncmku"),
         ),
         Algorithm(
             "im2win_fused", "im2win, strip by strip", "thesis Alg. 2 and 3, transform inside the product",
-            im2win.define, _im2win("strip"), direct.transform_bytes, _im2win_rows, CudaPlan(staged="windows"),
+            im2win.define, Windows(_im2win("strip"), _im2win_rows), direct.transform_bytes, CudaPlan(staged="windows"),
         ),
         Algorithm(
             "im2col", "im2col and product", "Chellapilla et al. 2006",
-            im2col.define, _im2col("root"), im2col.transform_bytes, _nothing, CudaPlan("ncuvmx"),
+            im2col.define, Windows(_im2col("root"), _nothing), im2col.transform_bytes, CudaPlan("ncuvmx"),
         ),
         Algorithm(
-            "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014", implicit_gemm.define, _implicit,
-            implicit_gemm.transform_bytes, _implicit_panel, CudaPlan(),
+            "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014",
+            implicit_gemm.define, Windows(_implicit, _implicit_panel), implicit_gemm.transform_bytes, CudaPlan(),
         ),
         Algorithm(
             "mec", "MEC", "Cho and Brand, arXiv 1706.06873",
-            mec.define, lambda conv: Plan(mec.LOWERED, "root", step=conv.padded_size[0] * conv.kernel[1]), mec.transform_bytes, _nothing,
-            CudaPlan("ncxyv"),
+            mec.define, Windows(_mec, _nothing), mec.transform_bytes, CudaPlan("ncxyv"),
         ),
         Algorithm(
             "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",
-            mcfa.define, lambda conv: Plan(mcfa.BLOCK, "strip"), mcfa.transform_bytes, _im2col_rows,
+            mcfa.define, Windows(_mcfa, _im2col_rows), mcfa.transform_bytes, InParts("ncuvmx"),
+        ),
+        Algorithm(
+            "winograd", "Winograd, strip by strip", "Lavin and Gray, arXiv 1509.09308",
+            winograd.define, Winograd(), direct.transform_bytes, WinogradPlan(),
         ),
     )
 }
@@ -145,14 +172,14 @@ def algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-def candidates(name: str, conv: Conv2d, target: str = "cpu") -> list[Algorithm]:
-    """The algorithms that a request means: all that support the problem for "auto", else the named one.
+def candidates(name: str, conv: Conv2d, target: str = "cpu", accuracy: Accuracy = "float32") -> list[Algorithm]:
+    """The algorithms that a request means: all that support the problem with that accuracy for "auto", else the named one.
 
     Raises:
         ValueError: an unknown name, or none supports the problem; the message holds the reasons.
     """
     rows = list(ALGORITHMS.values()) if name == "auto" else [algorithm(name)]
-    reasons = {row.name: row.supports(conv, target) for row in rows}
+    reasons = {row.name: row.supports(conv, target, accuracy) for row in rows}
     able = [row for row in rows if reasons[row.name] is None]
     if not able:
         raise ValueError(f"no algorithm computes {conv} on {target!r}: " + "; ".join(f"{n}: {why}" for n, why in reasons.items()))

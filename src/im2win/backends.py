@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from im2win.algorithms import ALGORITHMS, Algorithm
 from im2win.fingerprint import fingerprint
@@ -17,9 +17,8 @@ from im2win.reference import Accuracy
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
-PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 Tile = Any
-"""`schedules.tile.Tile` or `schedules.cuda.tile.CudaTile`."""
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile` or `schedules.cuda.tile.CudaTile`."""
 
 
 def check_target(target: str) -> None:
@@ -55,7 +54,8 @@ class Backend(Protocol):
     runner: str
 
     def check_tools(self) -> None: ...
-    def tile(self, values: Mapping[str, Any]) -> Tile: ...
+    def places(self) -> list[dict[str, str]]: ...
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
@@ -65,7 +65,7 @@ class Backend(Protocol):
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
     def fingerprint(self, name: str) -> str: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
-    def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
+    def proven(self, tile: Tile) -> bool: ...
 
 
 class CpuBackend:
@@ -81,18 +81,16 @@ class CpuBackend:
     def check_tools(self) -> None:
         """Nothing is needed but what is installed with the package."""
 
-    def tile(self, values: Mapping[str, Any]) -> Tile:
-        """A tile from its plain values."""
-        from im2win.schedules.tile import Tile
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
+        return [{"TVM_NUM_THREADS": str(self.threads)}]
 
-        return Tile.from_dict(values)
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values."""
+        return row.scheduler.tile(values)
 
     def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
-        from im2win.schedules.model import estimate
-
-        plan = row.plan(conv)
-        staged = row.transform_bytes(conv) // conv.itemsize if plan.where == "root" else row.strip_elements(conv, tile.strip)
-        return estimate(conv, tile, self.machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+        return row.scheduler.estimate(conv, tile, self.machine, row.transform_bytes(conv) // conv.itemsize)
 
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
         """The model's estimate of a tile, memory priced in."""
@@ -100,9 +98,7 @@ class CpuBackend:
 
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
-        from im2win.schedules.space import space
-
-        tiles = space(conv, self.machine, matrix=row.plan(conv).matrix)
+        tiles = row.scheduler.space(conv, self.machine)
         return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
 
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
@@ -115,31 +111,30 @@ class CpuBackend:
         plain = [
             tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
             tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
+            getattr(tile, "outputs", 0),  # of a Winograd tile: its m
         ]  # fmt: skip
         names = [row.name == name for name in ALGORITHMS]
         return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
 
     def shape(self, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
-        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols
+        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.schedules.legality import problems
-
-        return problems(conv, tile, self.machine, matrix=row.plan(conv).matrix)
+        return row.scheduler.problems(conv, tile, self.machine)
 
     def pack(self, conv: Conv2d, tile: Tile) -> Any:
         """How filters are packed for a tile."""
         return tile.pack
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
-        """Compiles into the library `path`; bytes that a call allocates beside its arguments."""
-        from im2win.codegen import compile_module, lower
+        """Compiles into the library `path`; bytes that a call allocates beside its arguments, and that packed filters grow by."""
+        from im2win.codegen import compile_module
 
-        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
+        compiled = compile_module(row.scheduler.lower(conv, row, tile, self.machine), self.machine)
         compiled.export(path)
-        return compiled.allocated
+        return compiled.allocated + row.scheduler.held_bytes(conv, tile)
 
     def fingerprint(self, name: str) -> str:
         """Of the code behind an algorithm's kernels."""
@@ -149,8 +144,8 @@ class CpuBackend:
         """The arithmetic of a tile's kernel."""
         return "float32"
 
-    def proven(self, conv: Conv2d, tile: Tile) -> bool:
-        """Whether a kernel that nobody checked is sure to keep the tolerance."""
+    def proven(self, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned may be used."""
         return True
 
 
@@ -184,7 +179,13 @@ class CudaBackend:
         if importlib.util.find_spec("torch") is None:
             raise ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
 
-    def tile(self, values: Mapping[str, Any]) -> Tile:
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
+        from im2win.gpu import alike_gpus
+
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
+
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
         from im2win.schedules.cuda.tile import CudaTile
 
@@ -192,9 +193,10 @@ class CudaBackend:
 
     def _products(self, conv: Conv2d) -> list[str]:
         from im2win.schedules.cuda.space import products
+        from im2win.schedules.cuda.tile import PRODUCTS
 
-        left_out = {"exact": ("tf32x3", "tf32"), "float32": ("tf32",), "tf32": ()}[self._accuracy]
-        return [name for name in products(conv) if name not in left_out]
+        allowed = get_args(Accuracy)[: get_args(Accuracy).index(self._accuracy) + 1]  # from the most accurate to the least
+        return [name for name in products(conv, self.gpu) if PRODUCTS[name].accuracy in allowed]
 
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
         """The model's estimate of a tile, in seconds."""
@@ -253,7 +255,7 @@ class CudaBackend:
 
         assert row.cuda is not None
         compile_module(lower(conv, row, tile, self.gpu), self.gpu).export(path)
-        return row.cuda.transform_bytes(conv)
+        return row.cuda.made_bytes(conv, tile)
 
     def fingerprint(self, name: str) -> str:
         """Of the code behind an algorithm's kernels."""
@@ -261,15 +263,14 @@ class CudaBackend:
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
-        return {"fma": "exact", "tf32x3": "float32", "tf32": "tf32", "f16": "exact", "s8": "exact"}[tile.product]  # type: ignore[return-value]
+        accuracy: Accuracy = tile.arithmetic.accuracy
+        return accuracy
 
-    def proven(self, conv: Conv2d, tile: Tile) -> bool:
-        """Whether a kernel that nobody checked is sure to keep the tolerance.
-
-        Tensor cores cut off what their float32 sums lose, always towards zero: the error of a sum grows with its length, not with the root
-        of it. Kernels of longer sums are used where tuning has checked them.
+    def proven(self, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned may be used. Products of warpgroups and Winograd's form are still to be measured: only tuning,
+        which checks them, takes them.
         """
-        return tile.product != "tf32x3" or math.prod(conv.filter_shape[1:]) <= PROVEN_DEPTH
+        return not (tile.warpgroup or tile.outputs)
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

@@ -13,7 +13,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from im2win.machine import Machine
 from im2win.memory import MeasureError, peak_bytes
 from im2win.peers import Array, Contender, PeerError, Tensors, Trial, peers
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy, tolerance
 from im2win.reference import error as error_of
-from im2win.reference import tolerance
 from im2win.results import Result, Row, Spread
 from im2win.runtime import Op
 from im2win.suites import Layer
@@ -46,12 +46,14 @@ class Ours:
         logs: folder of tuning records; None: the packaged ones.
         algorithm: one name, or "auto".
         tuned: None takes a record where there is one; True refuses a layer without; False takes the default tile always.
+        accuracy: see `im2win.build`.
     """
 
     logs: Path | None = None
     algorithm: str = "auto"
     tuned: bool | None = None
     name: str = OURS
+    accuracy: Accuracy = "float32"
 
     def build(self, conv: Conv2d, threads: int) -> Op:
         """The op that is timed.
@@ -62,10 +64,10 @@ class Ours:
         import im2win
 
         if self.tuned is False:
-            name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads))
-            op = im2win.build(conv, algorithm=name, tile=tile, threads=threads)
+            name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads), self.accuracy)
+            op = im2win.build(conv, algorithm=name, tile=tile, threads=threads, accuracy=self.accuracy)
         else:
-            op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads)
+            op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads, accuracy=self.accuracy)
         if self.tuned and not op.tuned:
             raise PeerError(f"{self.name}: no tuning record for {conv}; tune it first.")
         return op
@@ -87,6 +89,7 @@ def run(
     logs: Path | str | None = None,
     algorithm: str = "auto",
     tuned: bool | None = None,
+    accuracy: Accuracy = "float32",
     untuned: bool = False,
     rounds: int = 15,
     seconds_warmup: float = 0.5,
@@ -104,7 +107,7 @@ def run(
         against: names in `im2win.peers.PEERS`; "torch" stands for NCHW and channels-last.
         batch: replaces every layer's; None keeps them.
         threads: of every contender; None: all CPUs this process may use.
-        logs, algorithm, tuned: see `Ours`.
+        logs, algorithm, tuned, accuracy: see `Ours`.
         untuned: times the default tile too, in the same rounds.
         rounds: samples a contender; calls under 1 ms are repeated within a sample.
         seconds_warmup: of each contender before the first round.
@@ -122,7 +125,8 @@ def run(
     if rounds < 1:
         raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
     folder = None if logs is None else Path(logs)
-    field = list(contenders) if contenders is not None else _field(folder, algorithm, tuned, untuned)
+    ours = Ours(folder, algorithm, tuned, accuracy=accuracy)
+    field = list(contenders) if contenders is not None else _field(ours, untuned)
     field += peers(list(against), tvm_trials, tvm_cache)
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
@@ -134,7 +138,7 @@ def run(
             row = time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
             if memory and row.ours_ms is not None:
                 try:
-                    row.peak_bytes = peak_bytes(Ours(folder, algorithm, tuned).build(layer.conv, machine.threads))
+                    row.peak_bytes = peak_bytes(ours.build(layer.conv, machine.threads))
                 except MeasureError as error:
                     row.peak_failed = str(error)
             result.layers.append(row)
@@ -143,9 +147,8 @@ def run(
     return result
 
 
-def _field(folder: Path | None, algorithm: str, tuned: bool | None, untuned: bool) -> list[Contender]:
-    ours: list[Contender] = [Ours(folder, algorithm, tuned)]
-    return [*ours, Ours(folder, algorithm, False, UNTUNED)] if untuned else ours
+def _field(ours: Ours, untuned: bool) -> list[Contender]:
+    return [ours, replace(ours, tuned=False, name=UNTUNED)] if untuned else [ours]
 
 
 def time_layer(

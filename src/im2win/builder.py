@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import tvm
 from im2win import __version__
 from im2win.algorithms import algorithm, candidates
 from im2win.backends import Device, backend_for, device_for
-from im2win.codegen import Compiled, compile_module, lower
+from im2win.codegen import Compiled, compile_module
 from im2win.gpu import Gpu
 from im2win.lookup import choose
 from im2win.machine import Machine
-from im2win.packing import FilterPack
+from im2win.packs import Pack
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.reference import Accuracy
@@ -35,7 +36,9 @@ def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: boo
     """
     if isinstance(device, Gpu):
         return _build_cuda(conv, name, tile, device, tuned)
-    compiled = compile_module(lower(conv, algorithm(name), tile, device), device)
+    row = algorithm(name)
+    compiled = compile_module(row.scheduler.lower(conv, row, tile, device), device)
+    compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
     return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
 
 
@@ -45,16 +48,30 @@ def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op
 
     row, backend = algorithm(name), backend_for(gpu)
     compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
-    made = row.cuda.transform_bytes(conv) if row.cuda else 0
-    manifest = Manifest(
-        conv=conv, algorithm=name, tile=tile.as_dict(), pack=backend.pack(conv, tile), target="cuda", machine=gpu.name, isa=gpu.arch,
-        threads=tile.threads, tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
-    )  # fmt: skip
+    made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
+    manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
     return _in_library(compiled, lambda path: CudaOp(manifest, path))
 
 
+def cuda_manifest(
+    conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Any, gpu: Gpu, *, threads: int, made: int = 0, tuned: bool = False
+) -> Manifest:
+    """What a library of kernels for a GPU holds.
+
+    Args:
+        name, tile: what it was made from.
+        pack: how its filters are packed (`CudaPack` or `FilterPack`).
+        threads: of a block.
+        made: bytes of the tensor that a kernel of its own makes before the product.
+    """
+    return Manifest(
+        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cuda", machine=gpu.name, isa=gpu.arch, threads=threads,
+        tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
+    )  # fmt: skip
+
+
 def load_compiled(
-    compiled: Compiled, conv: Conv2d, name: str, tile: Mapping[str, Any], pack: FilterPack, machine: Machine, *, tuned: bool = False
+    compiled: Compiled, conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Pack, machine: Machine, *, tuned: bool = False
 ) -> Op:
     """An operator from a compiled kernel, in a library of its own that lives as long as the operator.
 
@@ -100,8 +117,8 @@ def build(
         algorithm: a name of the registry, or "auto" for the fastest known.
         tile: build exactly this (then `algorithm` must be named).
         threads: CPUs to schedule for; all that the process may use by default.
-        accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
-            "tf32" TF32 itself.
+        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
+            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU.
 
     Raises:
         NoGpuError: target "cuda" without a usable GPU.
@@ -112,9 +129,10 @@ def build(
     if tile is not None:
         if algorithm == "auto":
             raise ValueError("`tile` needs a named `algorithm`: the same numbers mean different kernels.")
-        chosen = backend_for(device).tile(tile) if isinstance(tile, Mapping) else tile
-        return build_tile(conv, candidates(algorithm, conv, target)[0].name, chosen, device)
-    rows = candidates(algorithm, conv, target)
+        row = candidates(algorithm, conv, target, accuracy)[0]
+        chosen = backend_for(device).tile(row, tile) if isinstance(tile, Mapping) else tile
+        return build_tile(conv, row.name, chosen, device)
+    rows = candidates(algorithm, conv, target, accuracy)
     found = choose(conv, device, [row.name for row in rows], logs, accuracy)
     if found is not None:
         return build_tile(conv, found.algorithm, found.tile, device, tuned=found.exact)

@@ -3,47 +3,55 @@
 Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
 Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
 Workspaces are unlimited, as far as memory goes. Filter packing and layout changes of the input are outside the time for everyone, our
-transform is inside.
+transform is inside, and where there is one it is also timed alone, in the same rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
+from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
 from im2win.results import Result, Row
+from im2win.runtime import Op
 from im2win.suites import Layer
-from im2win.tuner.cuda_runner import Bench, sample
+from im2win.tuner.cuda_runner import Bench, sample, verify
 
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
+TRANSFORM = "transform"
 
 
 @dataclass
 class Contender:
-    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference."""
+    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference.
+
+    transform: the part of the call that makes that tensor, alone.
+    """
 
     call: Callable[[], Any]
     extra_bytes: int | None
     error: float
     algorithm: str = ""
     tuned: bool = False
+    transform: Callable[[], Any] | None = None
 
 
-class _Wrong(RuntimeError):
-    """An output that is not the convolution."""
+class WrongError(RuntimeError):
+    """An output that is not the convolution, or a contender that has none for this problem."""
 
 
 def _error(bench: Bench, output: Any, allowed: float) -> float:
@@ -52,13 +60,11 @@ def _error(bench: Bench, output: Any, allowed: float) -> float:
     torch.cuda.synchronize()
     measured = float((output.double() - bench.expected).abs().max()) / bench.scale
     if not measured <= allowed:
-        raise _Wrong(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
+        raise WrongError(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
     return measured
 
 
 def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, tuned: bool) -> Contender:
-    import torch
-
     import im2win
 
     conv = bench.conv
@@ -67,55 +73,66 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
     else:
         name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
-    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
-    out = torch.full(conv.output_shape, bench.poison, dtype=bench.output.dtype, device="cuda")
-    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=out)
-    call()
     backend = backend_for(gpu, accuracy)
-    error = _error(bench, out, tolerance(conv, backend.accuracy(backend.tile(op.tile))))
-    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned)
+    return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile))))
 
 
-def _torch(bench: Bench, layout: str) -> Contender:
-    import torch
+def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
+    """A built operator, its filters bound, that writes where the bench looks.
 
+    Raises:
+        WrongError: its error is above `allowed`, or it wrote where it must not.
+    """
+    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
+    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=bench.output)
+    message, error = verify(bench, call, allowed)
+    if message or error is None:
+        raise WrongError(f"wrong result: {message}.")
+    transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
+    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned, transform)
+
+
+def torch_contender(bench: Bench, layout: str) -> Contender:
+    """PyTorch's convolution, with its memory in this layout.
+
+    Raises:
+        WrongError: it is wrong, or PyTorch has no such convolution.
+    """
     conv = bench.conv
-    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
-        raise _Wrong("PyTorch has no such convolution.")
-    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-    x = bench.inputs["data"] if conv.layout == "NCHW" else bench.inputs["data"].permute(0, 3, 1, 2)
-    x, w = x.contiguous(memory_format=memory), bench.inputs["filter"].contiguous(memory_format=memory)
-    residual = bench.inputs.get("residual")
-    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
-    if residual is not None:
-        residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
-
-    def call() -> Any:
-        padding = conv.padding[:2]
-        y = torch.nn.functional.conv2d(x, w, bench.inputs.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
-        y = y if residual is None else y + residual
-        return functions[conv.activation](y) if conv.activation in functions else y
-
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    y = call()
-    torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    call = torch_call(conv, bench.inputs, layout)
+    held, y = call_bytes(call)
+    extra = held - y.numel() * y.element_size()
     error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
     return Contender(call, max(0, extra), error)
 
 
+def tvm_contender(bench: Bench, gpu: Gpu, trials: int) -> Contender:
+    """TVM's default search, with so many trials.
+
+    Raises:
+        WrongError: it is wrong, or its definition has no such convolution. PeerError: no candidate of it ran.
+    """
+    from im2win.tvm_default import compiled
+
+    conv = bench.conv
+    if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
+        raise WrongError(f"TVM's default search gets the plain convolution in NCHW, not {conv}.")
+    call = partial(compiled(conv, trials, gpu, None), bench.inputs["data"], bench.inputs["filter"], bench.output)
+    message, error = verify(bench, call, tolerance(conv))
+    if message or error is None:
+        raise WrongError(f"wrong result: {message}.")
+    return Contender(call, None, error)
+
+
 @contextlib.contextmanager
-def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
+def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
     """(name, preparation) of cuDNN's algorithms; they share one workspace."""
     import torch
 
     from im2win.cudnn import OUTPUT_DTYPES, Cudnn, CudnnError, supports
 
     conv = bench.conv
-    math = {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if accuracy == "tf32" else "fma")
+    math = cudnn_math(conv, accuracy)
     if supports(conv, math) is not None:
         yield iter(())
         return
@@ -132,7 +149,7 @@ def _cudnn(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Cal
             try:
                 call()
             except CudnnError as error:
-                raise _Wrong(str(error)) from None
+                raise WrongError(str(error)) from None
             return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE))
 
         yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
@@ -146,6 +163,7 @@ def run(
     accuracy: Accuracy = "float32",
     untuned: bool = False,
     rounds: int = 15,
+    tvm_trials: int = 0,
     suite: str = "custom",
     progress: Progress | None = None,
 ) -> Result:
@@ -155,6 +173,7 @@ def run(
         logs, algorithm, accuracy: as in `im2win.build`.
         untuned: times the default tile too.
         rounds: samples a contender.
+        tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
         progress: called with (layers done, layers in all, row) after each.
 
     Raises:
@@ -163,57 +182,85 @@ def run(
     import torch
 
     gpu = device_gpu()
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    set_up_peers(accuracy)
     limits = measure_ceilings()
-    result = _new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
+    result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
     for done, layer in enumerate(layers, 1):
         torch.cuda.empty_cache()
-        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds)
+        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds, tvm_trials)
         result.layers.append(row)
         if progress is not None:
             progress(done, len(layers), row)
     return result
 
 
+def set_up_peers(accuracy: Accuracy) -> None:
+    """PyTorch tries cuDNN's algorithms out, and keeps to the accuracy."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+
+
 def time_layer(
-    layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int
+    layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int,
+    tvm_trials: int = 0,
 ) -> Row:
     """Checks and times every contender on one layer."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
-    with _cudnn(bench, accuracy) as named:
+    with cudnn_contenders(bench, accuracy) as named:
         preparations: list[tuple[str, Callable[[], Contender]]] = [(OURS, partial(_ours, bench, gpu, logs, algorithm, accuracy, True))]
         if untuned:
             preparations.append((UNTUNED, partial(_ours, bench, gpu, logs, algorithm, accuracy, False)))
-        preparations += [(f"torch_{layout.lower()}", partial(_torch, bench, layout)) for layout in ("NCHW", "NHWC")]
-        ready: dict[str, Contender] = {}
-        for name, prepare in [*preparations, *named]:
-            try:
-                ready[name] = prepare()
-            except Exception as error:
-                row.peers_failed[name] = str(error).strip().splitlines()[-1][:300]
+        preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
+        if tvm_trials:
+            preparations.append(("tvm", partial(tvm_contender, bench, gpu, tvm_trials)))
+        ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
-        samples = _rounds(bench, ready, rounds)
+        samples = interleaved(bench, with_transform(ready), rounds)
     row.spread = spreads(samples)
     _note(row, layer.conv, ready, limits)
     return row
 
 
-def _rounds(bench: Bench, ready: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
+def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The contenders that are ready, and why the others are not."""
+    ready: dict[str, Contender] = {}
+    failed: dict[str, str] = {}
+    for name, prepare in preparations:
+        try:
+            ready[name] = prepare()
+        except Exception as error:
+            failed[name] = (str(error).strip().splitlines() or [repr(error)])[-1][:300]
+    return ready, failed
+
+
+def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
+    """And our transform by itself, where there is one."""
+    transform = ready[OURS].transform if OURS in ready else None
+    return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
+
+
+def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+    """Samples in seconds a call: up to `rounds` a contender, fewer where they would take longer than `seconds`, and one at least."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    for contender in ready.values():
-        for _ in range(WARM_CALLS):
+    counts = {}
+    for name, contender in ready.items():
+        first = sample(bench, contender.call)
+        counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
+        for _ in range(min(WARM_CALLS, counts[name]) - 1):
             contender.call()
-    for _ in range(rounds):
+    for turn in range(rounds):
         for name, contender in ready.items():
-            samples[name].append(sample(bench, contender.call))
+            if turn < counts[name]:
+                samples[name].append(sample(bench, contender.call))
     return samples
 
 
 def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
     medians = {name: spread.median for name, spread in row.spread.items()}
-    row.ours_ms, row.untuned_ms = medians.pop(OURS, None), medians.pop(UNTUNED, None)
+    row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians
     row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)
@@ -268,7 +315,8 @@ def _cudnn_version() -> Any:
     return version()
 
 
-def _new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+    """A result without rows: what was run, where, when and with which versions."""
     import torch
 
     convs = [layer.conv for layer in layers]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.support.nvcc import compile_cuda
 
+from im2win import nvrtc
 from im2win.algorithms import Algorithm
 from im2win.callbacks import registered
 from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError
@@ -23,12 +22,16 @@ from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import kernel
+from im2win.schedules.cuda.instructions import warpgroup_products
 from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
+from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
+from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
 
-TRANSFORM = "transform"
+TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
 
@@ -46,6 +49,9 @@ def cuda_target(gpu: Gpu) -> Any:
 def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.IRModule:
     """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
 
+    Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
+    `transform_parts` (data, lowered) then is for measuring.
+
     Raises:
         TileError: the tile is not legal.
     """
@@ -55,9 +61,19 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
     broken = problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
-    if plan.axes:
-        functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    if isinstance(plan, WinogradPlan):
+        functions = {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}
+    elif isinstance(plan, InParts):
+        functions = {SYMBOL: parts_kernel(conv, tile, plan, SYMBOL), TRANSFORM_PARTS: parts_transform(conv, plan, TRANSFORM_PARTS)}
+    else:
+        functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
+        if plan.axes:
+            functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    return kernel_module(functions)
+
+
+def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
+    """Kernels by name as a module to compile."""
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
 
 
@@ -77,7 +93,7 @@ def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
 
     def rewrite(source: str, target: Any) -> str:
         head, mark, kernels = source.partition('extern "C"')
-        return head + device_functions() + "\n" + reconstruct(mark + kernels, rules).source
+        return head + device_functions() + "\n" + warpgroup_products(kernels) + reconstruct(mark + kernels, rules).source
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield
@@ -91,9 +107,8 @@ def compiler() -> str:
     """
     if shutil.which("nvcc"):
         return "nvcc"
-    with contextlib.suppress(ModuleNotFoundError):
-        if importlib.util.find_spec("cuda.bindings.nvrtc") is not None:
-            return "nvrtc"
+    if nvrtc.available():
+        return "nvrtc"
     raise ToolchainError("compiling CUDA needs nvcc on PATH, or pip install 'im2win[cuda]' for nvrtc; neither was found.")
 
 
@@ -110,12 +125,11 @@ def cubin(source: str, gpu: Gpu) -> bytes:
         ToolchainError: no CUDA compiler. RuntimeError: the source does not compile; the message is the compiler's.
     """
     if compiler() == "nvrtc":
-        with cuda_target(gpu):
-            return bytes(compile_cuda(source, target_format="cubin", compiler="nvrtc"))
+        return nvrtc.cubin(source, gpu.arch)
     with tempfile.TemporaryDirectory(prefix="im2win-nvcc-") as folder:
         code, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         code.write_text(source)
-        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-o", str(out), str(code)]
+        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-w", "-o", str(out), str(code)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"nvcc: {done.stderr.strip()[:2000]}")

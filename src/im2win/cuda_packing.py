@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from im2win.problem import Conv2d
+from im2win.winograd_packing import transformed
+from im2win.winograd_tiles import tiles_of
 
 Array = npt.NDArray[Any]
 
-FORMS = ("rows", "products")
+FORMS = ("rows", "products", "columns")
 OUTPUT_DTYPES = {"float32": "float32", "float16": "float16", "int8": "int32"}  # of output, bias and residual: int8 sums stay whole
 STEP_WORDS, WORD = 16, 4  # a slab: 16 words of 4 bytes
 Index = Any
@@ -53,6 +55,10 @@ class CudaPack:
         "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t brings to a product of 16 rows, as one load: the words of
             rows g and g + 8 at places t and t + 4. Which channel a row is says `row`. Places t and t + 4 of the two products are words
             4*t to 4*t+3 of the slab: any order of the sum is right, as long as filters and windows agree.
+        "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; places t and t + 4 are those of "products".
+            Which channel a column is says `column`.
+    outputs: filters are transformed for Winograd's form with so many outputs along a tile's side, and the rest is about the products of
+        transformed tiles (`winograd_tiles`); 0 without.
     parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
         what that leaves; 0 packs filters as they are.
     """
@@ -63,6 +69,7 @@ class CudaPack:
     slabs: int
     run: int = 1
     parts: int = 0
+    outputs: int = 0
 
     def blocks(self, conv: Conv2d) -> int:
         """Channel blocks of all groups."""
@@ -81,6 +88,8 @@ class CudaPack:
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:
         """Shape of the packed filter, in elements."""
+        if self.outputs:
+            return replace(self, outputs=0).shape(tiles_of(conv, self.outputs, 0).problem)
         slab = STEP_WORDS * WORD // conv.itemsize
         return self.blocks(conv), self.depth(conv) // slab, self.block * slab * max(self.parts, 1)
 
@@ -97,6 +106,10 @@ class CudaPack:
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
+        if self.outputs:
+            form = transformed(conv, w, self.outputs).transpose(2, 3, 0, 1).astype(w.dtype)  # [row, column, output channel, input channel]
+            problem = tiles_of(conv, self.outputs, 0).problem
+            return replace(self, outputs=0).filter(problem, form.reshape(problem.filter_shape))
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         flat = self._ordered(conv, w).reshape(groups, per_group, -1)
         blocks, slabs, _ = self.shape(conv)
@@ -105,18 +118,36 @@ class CudaPack:
         if self.form == "rows":
             laid = blocked.transpose(0, 1, 3, 2)
         else:
-            order = [row(place // 16, place % 16, self.run) for place in range(self.block)]
-            words = np.ascontiguousarray(blocked[:, :, order]).view(np.uint32)  # [blocks, slabs, block, 16]
-            # place = 16*tile + 8*high + g, word = 4*t + 2*product + half  ->  tile, product, g, t, half, high
-            parts = words.reshape(blocks, slabs, self.block // 16, 2, 8, 4, 2, 2)
-            laid = np.ascontiguousarray(parts.transpose(0, 1, 2, 6, 4, 5, 7, 3)).view(w.dtype)
-            if self.parts == 1:
-                laid = _rounded_tf32(laid)
-            elif self.parts == 2:
-                high = (laid.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-                with np.errstate(invalid="ignore"):  # of infinities nothing is left that has a value
-                    laid = np.stack([high, laid - high], axis=4)
+            laid = self._in_parts(self._as_products(blocked) if self.form == "products" else self._as_columns(blocked))
         return np.ascontiguousarray(laid).reshape(self.shape(conv))
+
+    def _as_products(self, blocked: Array) -> Array:
+        """[blocks, slabs, block, K in the slab] -> [blocks, slabs, block / 16, 2 products, load]."""
+        order = [row(place // 16, place % 16, self.run) for place in range(self.block)]
+        words = np.ascontiguousarray(blocked[:, :, order]).view(np.uint32)  # [blocks, slabs, block, 16]
+        # place = 16*tile + 8*high + g, word = 4*t + 2*product + half  ->  tile, product, g, t, half, high
+        parts = words.reshape(*words.shape[:2], self.block // 16, 2, 8, 4, 2, 2)
+        laid = np.ascontiguousarray(parts.transpose(0, 1, 2, 6, 4, 5, 7, 3)).view(blocked.dtype)
+        return laid.reshape(*laid.shape[:4], -1)
+
+    def _as_columns(self, blocked: Array) -> Array:
+        """[blocks, slabs, block, K in the slab] -> [blocks, slabs, all of them]."""
+        order = [column(place // 8, place % 8, self.run) for place in range(self.block)]
+        words = np.ascontiguousarray(blocked[:, :, order]).view(np.uint32)
+        # word = 4*t + 2*product + half  ->  product, half, place, t
+        parts = words.reshape(*words.shape[:3], 4, 2, 2)
+        laid = np.ascontiguousarray(parts.transpose(0, 1, 4, 5, 2, 3)).view(blocked.dtype)
+        return laid.reshape(*laid.shape[:2], -1)
+
+    def _in_parts(self, laid: Array) -> Array:
+        """[..., elements] -> what the unit reads of them, and behind every run of elements what that leaves."""
+        if self.parts == 0:
+            return laid
+        if self.parts == 1:
+            return _rounded_tf32(laid)
+        high = (laid.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        with np.errstate(invalid="ignore"):  # of infinities nothing is left that has a value
+            return np.stack([high, laid - high], axis=-2)
 
 
 def _rounded_tf32(w: Array) -> Array:

@@ -92,7 +92,8 @@ def reconstruct_module(
         pipeline: see `functions`.
 
     Raises:
-        ReconstructError: an unknown rule set, or a result that TVM would launch differently.
+        ReconstructError: an unknown rule set, a function that hands its kernels numbers or parts of tensors, or a result that TVM would
+            launch differently.
     """
     settings = settings or Settings(shared=gpu.block_shared)
     applied, made = dict[str, Applied](), list[Function]()
@@ -168,11 +169,15 @@ def _function(function: Function) -> Any:
     """A function with a unit's launches and workspaces; its kernels only name what they are given."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(function.name)
-        held = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
+        held: dict[str | int, Any] = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
         for name, (shape, dtype) in function.unit.workspace.items():
             held[name] = T.alloc_buffer(shape, dtype, scope="global")
             IRBuilder.name(name, held[name])
         for launch in function.unit.launches:
+            other = [one for one in launch.arguments if one not in held]
+            if other:
+                what = f"kernel {launch.kernel} takes {other[0]!r}, which is no tensor of {function.name}"
+                raise ReconstructError(f"{what}: numbers and parts of tensors do not go back into TVM.")
             _launch(launch, [held[name] for name in launch.arguments])
     return builder.get()
 

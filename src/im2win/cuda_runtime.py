@@ -10,10 +10,33 @@ import numpy as np
 import tvm_ffi
 
 from im2win.cuda_packing import OUTPUT_DTYPES
-from im2win.runtime import Manifest, Op, cuda_runtime_library
+from im2win.runtime import SYMBOL, Manifest, Op, cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
 _DLPACK_CUDA = 2
+
+
+class Kernels:
+    """The functions of a library, called with the input, what the transform makes of it, and the kernel's other tensors in their order.
+
+    transform: (input, made): makes the tensor of windows. Where it holds a part of them at a time, `in_parts`, the product makes each part
+        itself, and this makes them all, one over the other: for measuring. None where windows come from the input.
+    """
+
+    def __init__(self, module: Any, made: bool) -> None:
+        self._product = module[SYMBOL]
+        self.in_parts = made and not module.implements_function("transform")
+        self.transform = module["transform_parts" if self.in_parts else "transform"] if made else None
+
+    def __call__(self, data: Any, made: Any, *others: Any) -> None:
+        """Runs them; `made` is scratch, None where there is no transform."""
+        if self.in_parts:
+            self._product(data, made, *others)
+        elif self.transform is not None:
+            self.transform(data, made)
+            self._product(made, *others)
+        else:
+            self._product(data, *others)
 
 
 class CudaOp(Op):
@@ -26,7 +49,7 @@ class CudaOp(Op):
     def __init__(self, manifest: Manifest, library: Path) -> None:
         cuda_runtime_library()
         super().__init__(manifest, library)
-        self._transform = self._module["transform"] if manifest.made else None
+        self.kernels = Kernels(self._module, bool(manifest.made))
 
     def bind(self, w: Any, bias: Any = None) -> CudaLayer:
         """Packs filters (and bias) once, on w's device, or the current one if w lies on the CPU.
@@ -54,7 +77,7 @@ class CudaLayer:
         self._packed = [_upload(op.manifest.pack.filter(conv, _values("w", w, conv.filter_shape, conv.dtype)), self.device)]
         if conv.bias:
             self._packed.append(_upload(_values("bias", bias, (conv.out_channels,), self._out_dtype), self.device))
-        self._kernel, self._transform, self._made = op._kernel, op._transform, op.manifest.made
+        self._kernels, self._made = op.kernels, op.manifest.made
         self._scratch: Any = None
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
@@ -82,12 +105,26 @@ class CudaLayer:
             _check("out", out, conv.output_shape, self._out_dtype, self.device)
             if out is x or out is residual:
                 raise ArgumentError("`out` must not overlap x or residual.")
-        data = x
-        if self._transform is not None:
-            data = self._new_scratch(x)
-            self._transform(x, data)
-        self._kernel(data, *self._packed, *added, out)
+        self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
         return out
+
+    @property
+    def transforms(self) -> bool:
+        """Whether a call makes a tensor of windows before the product, or parts of it."""
+        return self._kernels.transform is not None
+
+    def transform(self, x: Any) -> Any:
+        """What a call makes of x before the product, alone: for measuring what it takes. Of windows made in parts the last one is left.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or the algorithm makes nothing.
+        """
+        if self._kernels.transform is None:
+            raise ArgumentError(f"{self.op.algorithm} takes windows from the input: there is no transform to run alone.")
+        _check("x", x, self._conv.input_shape, self._conv.dtype, self.device)
+        made = self._new_scratch(x)
+        self._kernels.transform(x, made)
+        return made
 
     def _new_output(self, x: Any) -> Any:
         if not is_torch(x):

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from im2win.problem import Conv2d
 
@@ -96,6 +96,15 @@ _SIGNATURES: dict[str, list[Any]] = {  # arguments, as in cudnn_graph_v9.h, cudn
     "cudnnGetConvolutionForwardWorkspaceSize": 5 * [c_void_p] + [c_int, POINTER(c_size_t)],
     "cudnnConvolutionForward": 7 * [c_void_p] + [c_int, c_void_p, c_size_t] + 3 * [c_void_p],
 }
+
+
+class _Choice(ctypes.Structure):
+    """cudnnConvolutionFwdAlgoPerf_t."""
+
+    _fields_: ClassVar = [
+        ("algorithm", c_int), ("status", c_int), ("time", c_float), ("memory", c_size_t), ("determinism", c_int), ("math", c_int),
+        ("reserved", 3 * c_int),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,7 @@ class Cudnn:
         library = find_library() if library is None else library
         if library is None:
             raise CudnnError(f"{LIBRARY} is not there: pip install nvidia-cudnn-cu13, or import a PyTorch built with CUDA first.")
+        self._library = library
         self._functions = {name: _function(library, name, c_int, types) for name, types in _SIGNATURES.items()}
         self._message = _function(library, "cudnnGetErrorString", c_char_p, [c_int])
         number = _function(library, "cudnnGetVersion", c_size_t, [])()
@@ -234,6 +244,24 @@ class Cudnn:
                     self._check(status, f"{query} of {algorithm.name}")
                     found.append(Forward(algorithm.name, kind.name, size.value))
         return found
+
+    def choice(self, conv: Conv2d, math: str) -> Forward | None:
+        """What cuDNN's heuristics would run, without timing anything; None if they name nothing.
+
+        Raises:
+            CudnnError: as in `plans`; or this cuDNN has no such function any more.
+        """
+        if (reason := supports(conv, math)) is not None:
+            raise CudnnError(f"cuDNN: {conv}: {reason}.")
+        kind, name, count, found = MATHS[math][conv.dtype], "cudnnGetConvolutionForwardAlgorithm_v7", c_int(), (len(Algorithm) * _Choice)()
+        if not hasattr(self._library, name):
+            raise CudnnError(f"cuDNN {self.version} has no {name}.")
+        ask = _function(self._library, name, c_int, 5 * [c_void_p] + [c_int, POINTER(c_int), POINTER(_Choice)])
+        with ExitStack() as stack:
+            described = self._describe(stack, arguments(conv, kind))
+            self._check(ask(self._handle, *described, len(Algorithm), byref(count), found), name)
+        best = next((one for one in found[: count.value] if one.status == 0), None)
+        return None if best is None else Forward(Algorithm(best.algorithm).name, kind.name, best.memory)
 
     def runner(self, conv: Conv2d, plan: Forward, x_ptr: int, w_ptr: int, y_ptr: int, workspace_ptr: int = 0) -> Callable[[], None]:
         """A function that puts one convolution, y = conv(x, w), on the stream and does not wait for it.

@@ -13,17 +13,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import codegen, cuda_packing, packing
+from im2win import codegen, cuda_packing, packing, straight_line, winograd, winograd_packing, winograd_tiles
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
+from im2win.schedules.winograd import cpu as winograd_cpu
+from im2win.schedules.winograd import tile as winograd_tile
+from im2win.schedules.winograd import turn as winograd_turn
 
-# What every CPU kernel goes through. Files that only choose tiles (model, space) or other schedules (ladder) do not count.
-_PIPELINE: tuple[ModuleType, ...] = (codegen, packing, cpu, registers, tails, tile, turn)
+# What every CPU kernel goes through, by the family of its scheduler. Files that only choose tiles (model, space) or other schedules
+# (ladder) do not count.
+_PIPELINES: dict[str, tuple[ModuleType, ...]] = {
+    "windows": (codegen, packing, cpu, registers, tails, tile, turn),
+    "winograd": (
+        codegen, registers, tails, turn, winograd_cpu, winograd_tile, winograd_turn, winograd, straight_line, winograd_packing,
+    ),
+}  # fmt: skip
 
 
-# And every CUDA kernel; choosing tiles does not count there, either.
-_CHOOSING = ("legality", "model", "space")
+# And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
+_NOT_TUNED = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")
+_OF_ONE = {"parts": "mcfa", "winograd": "winograd"}  # files that only one algorithm's kernels go through
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -59,12 +69,14 @@ def code_hash(sources: dict[str, str]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _cuda_sources() -> dict[str, str]:
+def _cuda_sources(algorithm: str) -> dict[str, str]:
     """Sources of the CUDA schedules, by module name; device functions as one string, since C++ is not parsed here."""
     folder = Path(cuda.__file__).parent
-    sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in folder.glob("*.py") if path.stem not in _CHOOSING}
+    paths = [path for path in folder.glob("*.py") if path.stem not in _NOT_TUNED and _OF_ONE.get(path.stem, algorithm) == algorithm]
+    sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in paths}
     sources["device"] = repr((folder / "device.hpp").read_text())
-    return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest)}
+    of_one = (winograd, straight_line, winograd_packing, winograd_tiles) if algorithm == "winograd" else ()
+    return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest, *of_one)}
 
 
 @functools.cache
@@ -72,7 +84,8 @@ def fingerprint(algorithm: str, target: str = "cpu") -> str:
     """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
     row = ALGORITHMS[algorithm]
     if target == "cuda":
-        return code_hash({**_cuda_sources(), "plan": repr(str(row.cuda))})
+        return code_hash({**_cuda_sources(algorithm), "plan": repr(str(row.cuda))})
     definition = inspect.getmodule(row.define)
     assert definition is not None
-    return code_hash({module.__name__: inspect.getsource(module) for module in (*_PIPELINE, *_definition(definition))})
+    modules = (*_PIPELINES[row.scheduler.family], *_definition(definition))
+    return code_hash({module.__name__: inspect.getsource(module) for module in modules})

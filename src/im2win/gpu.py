@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import re
 from dataclasses import dataclass
 
@@ -27,9 +29,20 @@ class Gpu:
     l2_bytes_s: float
 
     @property
+    def warpgroups(self) -> bool:
+        """Whether its tensor cores take products of warpgroups."""
+        return self.arch == "sm_90a"
+
+    @property
     def name(self) -> str:
         """The folder of this device's tuning logs."""
         return "-".join(re.findall(r"[a-z0-9]+", self.brand.lower()))
+
+    @property
+    def capability(self) -> str:
+        """Its compute capability, such as "9.0"."""
+        digits = "".join(re.findall(r"\d", self.arch))
+        return f"{digits[:-1]}.{digits[-1]}"
 
 
 # Measured: copy bandwidth, and the clock that stays under load. What no table says is taken from the H200's ratios.
@@ -75,3 +88,13 @@ def device_gpu(index: int = 0) -> Gpu:
         shared=block_shared + 1024, block_shared=block_shared, threads=2048 if (major, minor) in ((8, 0), (9, 0)) else 1536,
         clock_hz=float(device.max_clock_rate) * 1e3, dram_bytes_s=H200.dram_bytes_s * share, l2_bytes_s=H200.l2_bytes_s * share,
     )  # fmt: skip
+
+
+def alike_gpus() -> list[str]:
+    """The CUDA devices like the first, as `CUDA_VISIBLE_DEVICES` names them: a kernel tuned on one of them is tuned for all."""
+    import tvm
+
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    brands = [str(tvm.cuda(i).device_name) for i in itertools.takewhile(lambda i: tvm.cuda(i).exist, itertools.count())]
+    alike = [i for i, brand in enumerate(brands) if brand == brands[0]]
+    return [visible[i] if visible else str(i) for i in alike]

@@ -78,7 +78,7 @@ def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], devi
     if (reason := row.supports(conv, backend.target)) is not None:
         return [reason]
     try:
-        return backend.problems(conv, row, backend.tile(tile))
+        return backend.problems(conv, row, backend.tile(row, tile))
     except ValueError as error:
         return [str(error)]
 
@@ -208,4 +208,5 @@ def choose(
     found = search(conv, device, names, logs, accuracy)
     if found.record is None:
         return None
-    return Choice(found.record.algorithm, backend_for(device).tile(found.record.tile), found.rung == "exact", found.rung)
+    tile = backend_for(device).tile(ALGORITHMS[found.record.algorithm], found.record.tile)
+    return Choice(found.record.algorithm, tile, found.rung == "exact", found.rung)

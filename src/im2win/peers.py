@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import random_tensors, reference
 
@@ -225,7 +226,7 @@ class TvmDefault:
 
         from im2win.tvm_default import compiled
 
-        function = compiled(conv, self.trials, threads, self.cache)
+        function = compiled(conv, self.trials, Machine.host(threads), self.cache)
         cpu = tvm.cpu()
         output = tvm.runtime.tensor(np.full(conv.output_shape, np.nan, conv.dtype), cpu)
         arguments = [tvm.runtime.tensor(tensors.data, cpu), tvm.runtime.tensor(tensors.filter, cpu), output]

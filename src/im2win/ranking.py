@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from im2win.algorithms import Algorithm, candidates
-from im2win.backends import Device, backend_for
+from im2win.backends import Backend, Device, backend_for
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
@@ -14,6 +14,12 @@ from im2win.reference import Accuracy
 def ranked_tiles(conv: Conv2d, row: Algorithm, device: Device, accuracy: Accuracy = "float32") -> list[tuple[float, Any]]:
     """An algorithm's space for a problem with the model's estimates, best first; ties keep the space's order."""
     return backend_for(device, accuracy).ranked(conv, row)
+
+
+def _usable(ranked: list[tuple[float, Any]], backend: Backend, named: bool) -> list[tuple[float, Any]]:
+    """The proven tiles; if there are none, all of them for an algorithm that the user named."""
+    proven = [pair for pair in ranked if backend.proven(pair[1])]
+    return proven or (ranked if named else [])
 
 
 def default_tile(
@@ -28,8 +34,8 @@ def default_tile(
         ValueError: unknown algorithm, none supports the problem, or none has a legal tile for it.
     """
     backend = backend_for(machine or Machine.host(), accuracy)
-    rows = candidates(algorithm, conv, backend.target)
-    spaces = [(row, [pair for pair in backend.ranked(conv, row) if backend.proven(conv, pair[1])]) for row in rows]
+    rows = candidates(algorithm, conv, backend.target, accuracy)
+    spaces = [(row, _usable(backend.ranked(conv, row), backend, algorithm != "auto")) for row in rows]
     best = [(*ranked[0], row.name) for row, ranked in spaces if ranked]
     if not best:
         raise ValueError(f"no tile of `algorithm` (={algorithm}) is legal for {conv} on {backend.name}.")

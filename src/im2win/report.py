@@ -1,8 +1,9 @@
 """From committed results to what people read: README tables between markers, and plots.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
-(``device/papers12-float32-b8``), ``summary`` for one row a result, or ``search`` for what benchmarks/search_quality.py found, whose files
-lie in the folder `studies` beside the results.
+(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
+``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py. With ``table?:`` the result may be
+missing: what stands between the markers then stays. Tables of device memory (``device/memory-...``) have results of their own kind.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown
+from im2win import ladder_report, markdown, memory_report, roofline, sliding_report
+from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
 
@@ -37,13 +40,14 @@ _COLOURS = {
 }
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
-UNTUNED, MEMORY = "untuned ratio", "peak memory"
+UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 # Columns that appear where a result has them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
+    TRANSFORM: lambda row: row.transform_ms,
     UNTUNED: lambda row: row.untuned_ratio,
     MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
-_MARKER = re.compile(r"(<!-- table:(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+_MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 class ReportError(ValueError):
@@ -51,8 +55,9 @@ class ReportError(ValueError):
 
 
 def load_all(folder: Path) -> dict[str, Result]:
-    """Every result under `folder`, by its path without suffix, sorted."""
-    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in sorted(folder.rglob("*.json"))}
+    """Every result of times under `folder`, by its path without suffix, sorted."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(memory_report.PREFIX)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
 
 
 def refresh(readme: Path, folder: Path) -> bool:
@@ -63,20 +68,20 @@ def refresh(readme: Path, folder: Path) -> bool:
         ResultError: a file under `folder` is not a result.
     """
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, load_all(folder), load_studies(folder))
+    filled = fill(text, load_all(folder), load_studies(folder), memory_report.load_all(folder))
     if filled != text:
         readme.write_text(filled, encoding="utf-8")
     return filled != text
 
 
 def load_studies(folder: Path) -> list[dict[str, Any]]:
-    """What benchmarks/search_quality.py wrote beside the results in `folder`, sorted by device.
+    """What the studies' scripts wrote beside the results in `folder`, sorted by device.
 
     Raises:
         ReportError: a file that is not JSON; the message names it.
     """
     studies = []
-    for path in sorted(folder.parent.glob("studies/*/search-quality.json")):
+    for path in sorted(folder.parent.glob("studies/*/*.json")):
         try:
             studies.append(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
@@ -84,17 +89,35 @@ def load_studies(folder: Path) -> list[dict[str, Any]]:
     return studies
 
 
-def fill(text: str, results: Mapping[str, Result], studies: Sequence[Mapping[str, Any]] = ()) -> str:
+def fill(
+    text: str,
+    results: Mapping[str, Result],
+    studies: Sequence[Mapping[str, Any]] = (),
+    memory: Mapping[str, MemoryResult] | None = None,
+) -> str:
     """`text` with each marked table replaced by the one its result gives."""
+
+    tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+    tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
-        if name not in ("summary", "search") and name not in results:
+        if name not in tables and name not in results:
+            if match["optional"]:
+                return match[0]
             raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
-        body = summary_table(results) if name == "summary" else search_table(studies) if name == "search" else _table(results[name])
-        return f"{match[1]}{body}\n{match[3]}"
+        body = tables[name]() if name in tables else _table(results[name])
+        return f"{match[1]}{body}\n{match[4]}"
 
     return _MARKER.sub(replaced, text)
+
+
+def _study_tables(studies: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[], str]]:
+    """The studies' tables by name: those of which there is a file, and the oldest one always."""
+    sliding = [study for study in studies if study.get("study") == sliding_report.STUDY]
+    search = [study for study in studies if "study" not in study]
+    found: dict[str, Callable[[], str]] = {"search": partial(search_table, search)}
+    return {**found, "sliding": partial(sliding_report.table, sliding)} if sliding else found
 
 
 def _is_ladder(result: Result) -> bool:
@@ -133,8 +156,12 @@ def _peak(result: Result) -> float:
     return result.ceilings.get("f16_gflops" if result.dtype != "float32" else "fma_gflops", result.ceilings["fma_gflops"])
 
 
+def _on_gpu(result: Result) -> bool:
+    return "cuda" in result.versions
+
+
 def _machine(result: Result) -> str:
-    return result.brand if "cuda" in result.versions else f"{result.brand}, {result.threads} threads"
+    return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
 
 
 def contenders(result: Result) -> list[str]:
@@ -149,7 +176,7 @@ def layer_table(result: Result) -> str:
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
-    rows = [_cells(row, names) + [_number(_OPTIONAL[title](row), 2) for title in optional] for row in result.layers]
+    rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
     facts = summarise(result)
     totals = [_ms(facts["totals_ms"].get(name)) for name in names]
     rows.append(["sum", "", _ms(facts["total_ms"]), "", "", *totals, _number(facts["total_ratio"], 2), *[""] * len(optional)])
@@ -157,6 +184,11 @@ def layer_table(result: Result) -> str:
     blank = [""] * (3 + len(names))
     rows.append(["geometric mean", "", *blank, _number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
     return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+
+
+def _optional(title: str, row: Row) -> str:
+    value = _OPTIONAL[title](row)
+    return _ms(value) if title == TRANSFORM else _number(value, 2)
 
 
 def _mean(value: float | None) -> str:
@@ -252,10 +284,13 @@ def plot(result: Result, path: Path) -> Path:
 
 
 def plot_all(folder: Path) -> list[Path]:
-    """Draws a PNG beside every result under `folder`."""
-    return [
-        (ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png") for name, result in load_all(folder).items()
-    ]
+    """Draws a PNG beside every result under `folder`, and for a GPU's its roofline; returns their paths."""
+    paths = []
+    for name, result in load_all(folder).items():
+        paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
+        if _on_gpu(result):
+            paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
+    return paths
 
 
 def _rate(row: Row, name: str) -> float:

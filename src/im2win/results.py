@@ -33,6 +33,7 @@ class Row:
     error: largest difference between our output and the float64 reference, over the reference's largest magnitude.
     roofline_fraction: of the least time of the direct form on this machine (see `im2win.ceilings`), over ours.
     ratio: best peer's time / ours; above 1 we win.
+    transform_ms: what the transform takes alone, a part of ours_ms, where a kernel of its own makes the windows (on a GPU).
     untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
     peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.memory`), where it was asked for;
         `peak_failed` says why it could not be measured.
@@ -60,6 +61,7 @@ class Row:
     peers_failed: dict[str, str] = field(default_factory=dict)
     peers_extra_bytes: dict[str, int] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
+    transform_ms: float | None = None
 
 
 @dataclass

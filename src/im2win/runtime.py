@@ -11,22 +11,22 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi
 
+from im2win import packs
 from im2win.cuda_packing import CudaPack
-from im2win.packing import FilterPack
 from im2win.problem import Conv2d, ConvError
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 
-SCHEMA = 2
+SCHEMA = 3
 SYMBOL = "conv2d"
 _FIELDS = {
-    "schema", "conv", "algorithm", "tile", "block", "order", "target", "machine", "isa", "threads", "tuned", "extra_bytes",
-    "tvm", "im2win", "library", "sha256", "cuda",
+    "schema", "conv", "algorithm", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win",
+    "library", "sha256", "made",
 }  # fmt: skip
 
 
@@ -64,13 +64,14 @@ def cuda_runtime_library() -> ctypes.CDLL:
 class Manifest:
     """What a shared library holds, as stored beside it.
 
-    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product; 0 where there is none.
+    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product, the whole or a part at a time;
+        0 where there is none.
     """
 
     conv: Conv2d
     algorithm: str
     tile: dict[str, Any]
-    pack: FilterPack | CudaPack
+    pack: packs.Pack
     target: str
     machine: str
     isa: str
@@ -84,19 +85,12 @@ class Manifest:
     def to_json(self, library: Path) -> str:
         """The manifest's text for the library it lies beside."""
         values = {
-            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "block": self.pack.block,
-            "order": self.pack.order, "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads,
-            "tuned": self.tuned, "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
-            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "cuda": self._cuda(),
+            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "pack": packs.as_dict(self.pack),
+            "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads, "tuned": self.tuned,
+            "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "made": self.made,
         }  # fmt: skip
         return json.dumps(values, indent=1) + "\n"
-
-    def _cuda(self) -> dict[str, Any] | None:
-        """What only a GPU's library needs: the rest of the packing, and the tensor made first."""
-        if self.target != "cuda":
-            return None
-        pack = asdict(self.pack) if isinstance(self.pack, CudaPack) else {}
-        return {"made": self.made, "pack": {name: value for name, value in pack.items() if name not in ("block", "order")}}
 
     @classmethod
     def read(cls, path: Path) -> tuple[Manifest, str]:
@@ -111,17 +105,14 @@ class Manifest:
             raise ArtefactError(f"{path}: no manifest there; `im2win build` writes it beside the library.") from None
         except (ValueError, OSError) as error:
             raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
-        if not isinstance(values, dict) or set(values) != _FIELDS:
+        if not isinstance(values, dict) or "schema" not in values:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
+        if set(values) != _FIELDS:
+            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
         try:
-            pack: FilterPack | CudaPack = FilterPack(int(values["block"]), values["order"])
-            made = 0
-            if values["cuda"] is not None:
-                made, rest = int(values["cuda"]["made"]), values["cuda"]["pack"]
-                pack = CudaPack(block=pack.block, order=pack.order, **rest) if rest else pack
-            conv = Conv2d.parse(values["conv"])
+            conv, pack, made = Conv2d.parse(values["conv"]), packs.from_dict(values["pack"]), int(values["made"])
         except (ConvError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"{path}: {error}") from None
         names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
@@ -234,7 +225,7 @@ class Layer:
         if (bias is not None) != conv.bias:
             raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
-        assert isinstance(pack, FilterPack)  # every CPU library has one
+        assert not isinstance(pack, CudaPack)  # no CPU library has one
         packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
         if conv.bias:
             packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))

@@ -8,12 +8,12 @@ from typing import Any
 from im2win.suites import Layer
 
 
-def summary_rows(layers: Iterable[Layer]) -> list[dict[str, Any]]:
+def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str, Any]]:
     """One row a layer, of plain values (ready for a table, JSON or CSV); `count` multiplies nothing.
 
     Keys: `name`, `key` (parse it with `Conv2d.parse`), `count`, `flops` (of one occurrence), `bytes_moved` (least bytes that must
     move), `flops_per_byte` (arithmetic intensity: the one over the other) and `algorithms`: for each registered algorithm, the bytes of its
-    transformed tensor (an int) or the reason it does not support the layer on the CPU (a string).
+    transformed tensor on the target (an int) or the reason it does not support the layer there (a string).
     """
     from im2win.algorithms import ALGORITHMS  # imports TVM, which listing layers from the suites does not need
 
@@ -29,7 +29,7 @@ def summary_rows(layers: Iterable[Layer]) -> list[dict[str, Any]]:
                 "bytes_moved": conv.bytes_moved,
                 "flops_per_byte": conv.flops / conv.bytes_moved,
                 "algorithms": {
-                    name: algorithm.transform_bytes(conv) if (reason := algorithm.supports(conv)) is None else reason
+                    name: algorithm.stored_bytes(conv, target) if (reason := algorithm.supports(conv, target)) is None else reason
                     for name, algorithm in ALGORITHMS.items()
                 },
             }

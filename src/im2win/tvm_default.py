@@ -12,6 +12,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
+from im2win.backends import Device
 from im2win.machine import Machine
 from im2win.peers import PeerError
 from im2win.problem import Conv2d
@@ -44,18 +45,17 @@ def definition(conv: Conv2d) -> Any:
     return te.create_prim_func([data, weight, output])
 
 
-def compiled(conv: Conv2d, trials: int, threads: int, cache: Path | None) -> Any:
+def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> Any:
     """Searches with `trials` trials (or takes the search of the last run from `cache`) and compiles the best.
 
     Raises:
         PeerError: the search found no candidate that runs.
     """
-    machine = Machine.host(threads)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": threads})
+    target = _target(device)
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
     with contextlib.ExitStack() as stack:
         root = cache if cache is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
-        folder = root / f"{conv}-{machine.name}-{trials}"
+        folder = root / f"{conv}-{device.name}-{trials}"
         done = folder / "done"
         folder.mkdir(parents=True, exist_ok=True)
         if done.exists():
@@ -67,3 +67,12 @@ def compiled(conv: Conv2d, trials: int, threads: int, cache: Path | None) -> Any
         if schedule is None:
             raise PeerError(f"tvm: no candidate of the default space ran in {trials} trials.")
         return tvm.compile(schedule.mod, target)["main"]
+
+
+def _target(device: Device) -> Any:
+    """TVM's target, with what its default space asks of one."""
+    if isinstance(device, Machine):
+        return tvm.target.Target({"kind": "llvm", "mcpu": device.mcpu, "num-cores": device.threads})
+    from im2win.cuda_codegen import cuda_target
+
+    return cuda_target(device)

@@ -45,19 +45,22 @@ def bench(
 
     check_target(target)
     if target == "cuda":
-        given = {"against": against != PEERS, "threads": threads is not None, "memory": memory}
+        given = {"threads": threads is not None, "memory": memory}
         for name in (name for name, said in given.items() if said):
             raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
+        if against not in (PEERS, "tvm"):
+            raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
     chosen, skipped = workload.read(what, batch, layers, dtype, layout)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     from im2win import bench as benchmark
+    from im2win.reference import checked_accuracy
 
     names = _names(algorithms)
     for name in names:
         if target == "cuda":
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console)
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, tvm_trials if against == "tvm" else 0)
             _finish(console, result, json, name, len(names))
             continue
         result = benchmark.run(
@@ -66,6 +69,7 @@ def bench(
             threads=threads,
             logs=logs if logs.is_dir() else None,
             algorithm=name,
+            accuracy=checked_accuracy(accuracy),
             untuned=untuned,
             rounds=rounds,
             memory=memory,
@@ -84,7 +88,8 @@ def _finish(console: Console, result: Result, json: Path | None, name: str, runs
 
 
 def _on_gpu(
-    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console
+    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    tvm_trials: int,
 ) -> Result:
     from im2win import cuda_bench
     from im2win.reference import checked_accuracy
@@ -92,7 +97,7 @@ def _on_gpu(
     suite = Path(what).stem if what.endswith(".onnx") else what
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
-        rounds=rounds, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
+        rounds=rounds, tvm_trials=tvm_trials, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
     )  # fmt: skip
 
 
@@ -113,7 +118,9 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
             return
         ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
-        console.print(f"{head} {ours}  {row.algorithm}{'' if row.tuned else ' (untuned)'}; {peer}", soft_wrap=True)
+        how = f"{row.algorithm}{'' if row.tuned else ' (untuned)'}"
+        how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
+        console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
         if row.peak_failed:
             console.print(f"  peak memory: {escape(row.peak_failed)}", soft_wrap=True)
         for name, reason in row.peers_failed.items():

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_LOGS = Path("tuning_logs")
+ACCURACY = "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts) or tf32 (on a GPU)."
 
 What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|KEY", help="A named suite, an ONNX file or the key of one layer.")]
 Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
@@ -17,5 +18,5 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this pr
 Target = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or int8, instead of what the suite or model says.")]
 Layout = Annotated[str | None, typer.Option(help="NCHW or NHWC, instead of what the suite or model says.")]
-Accuracy = Annotated[str, typer.Option(help="On a GPU: exact (IEEE float32), float32 (as accurate, from TF32 products) or tf32.")]
+Accuracy = Annotated[str, typer.Option(help=ACCURACY)]
 Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]

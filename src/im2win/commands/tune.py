@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -10,12 +14,13 @@ from rich.markup import escape
 from im2win.commands import options, tables, workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
     from im2win.suites import Layer
+    from im2win.tuner import Crew
+
+Job = TypeVar("Job")
 
 
 def tune(
@@ -46,26 +51,68 @@ def tune(
 
 
 def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
-    """Tune the layers one after another with live progress and a line for each; False if the user stopped it."""
+    """Tune the layers with live progress and a line for each, one after another on each device; False if the user stopped it."""
     import im2win
     from im2win.backends import device_for
-    from im2win.tuner import Crew
+    from im2win.tuner import crews
 
     width = max(len(layer.name) for layer in layers)
-    with Crew(device_for(settings["target"], settings["threads"])) as crew, _progress(console) as progress:
-        for number, layer in enumerate(layers, 1):
+    with crews(device_for(settings["target"], settings["threads"]), len(layers)) as idle, _progress(console) as progress:
+
+        def one(numbered: tuple[int, Layer], crew: Crew, stop: threading.Event) -> None:
+            number, layer = numbered
             task = progress.add_task(f"{number}/{len(layers)} {escape(layer.name)}", total=settings["trials"], note="")
-            try:
-                record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task), crew=crew)
-            except KeyboardInterrupt:
-                return False
+            record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task, stop), crew=crew)
             progress.remove_task(task)
             speed = tables.gflops(layer.conv.flops, record.seconds)
             console.print(
                 f"{escape(layer.name):{width}}  {tables.milliseconds(record.seconds):>9} ms  {speed:>6} GFLOPS  {record.algorithm}",
                 soft_wrap=True,
             )
+
+        try:
+            shared_out(list(enumerate(layers, 1)), idle, one)
+        except KeyboardInterrupt:
+            return False
     return True
+
+
+def shared_out(jobs: Sequence[Job], crews: Sequence[Crew], do: Callable[[Job, Crew, threading.Event], None]) -> None:
+    """Does all jobs, each crew one at a time. If one fails, or the user interrupts, no other is begun, and the event asks the rest to end.
+
+    Raises:
+        what a job raised first, or KeyboardInterrupt.
+    """
+    stop = threading.Event()
+    if len(crews) == 1:
+        for job in jobs:
+            do(job, crews[0], stop)
+        return
+    idle: queue.SimpleQueue[Crew] = queue.SimpleQueue()
+    for crew in crews:
+        idle.put(crew)
+
+    def next_job(job: Job) -> None:
+        crew = idle.get()
+        try:
+            if not stop.is_set():
+                do(job, crew, stop)
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            idle.put(crew)
+
+    with ThreadPoolExecutor(len(crews)) as pool:
+        try:
+            futures = [pool.submit(next_job, job) for job in jobs]
+            failures = [future.exception() for future in as_completed(futures)]
+        except KeyboardInterrupt:
+            stop.set()
+            raise
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
 def _progress(console: Console) -> Progress:
@@ -75,10 +122,12 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _reporter(progress: Progress, task: TaskID) -> Callable[[Any], None]:
+def _reporter(progress: Progress, task: TaskID, stop: threading.Event) -> Callable[[Any], None]:
     """The callback that `im2win.tune` calls after every trial: algorithm, best time, gain over the default tile, time left."""
 
     def report(state: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
         parts = [str(state.algorithm)]
         if state.best_s:
             parts.append(f"best {tables.milliseconds(state.best_s)} ms")

@@ -34,10 +34,13 @@ class EmulationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: the kernel, its arguments by name, grid and block extents (x, y, z), bytes of dynamic shared memory."""
+    """One kernel launch: the kernel, its arguments, grid and block extents (x, y, z), bytes of dynamic shared memory.
+
+    arguments: tensors by name, numbers as they are.
+    """
 
     kernel: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str | int, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_bytes: int = 0
@@ -63,7 +66,7 @@ class Emulation:
 
     def __init__(self, source: str, launches: Sequence[Launch]) -> None:
         self.launches = tuple(launches)
-        self.names = list(dict.fromkeys(name for launch in launches for name in launch.arguments))
+        self.names = list(dict.fromkeys(name for launch in launches for name in launch.arguments if isinstance(name, str)))
         folder = Path(tempfile.mkdtemp(prefix="im2win-emulation-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         code, library = folder / "kernel.cpp", folder / "kernel.so"
@@ -82,7 +85,7 @@ class Emulation:
         """The function that runs all launches on an array of pointers."""
         calls = []
         for launch in self.launches:
-            values = ", ".join(f"t[{self.names.index(name)}]" for name in launch.arguments)
+            values = ", ".join(str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]" for one in launch.arguments)
             grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
             calls.append(f"  failure = emulator::launch({grid}, {block}, {launch.dynamic_bytes}, seed, resident, {call});")

@@ -8,7 +8,7 @@
 // Blocks run one after the other, or a few of them in turns ("resident"). A block that waits for another calls emulator::pause in its loop;
 // if all of them only wait, they wait for each other, or for a block that has not started: an error.
 //
-// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here, in types.hpp and in wmma.hpp, and nothing else.
+// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in the headers beside it, nothing else.
 #pragma once
 
 #include <algorithm>
@@ -117,16 +117,19 @@ struct Thread {
   Stack stack;
   State state = State::ready;
   dim3 index;
-  bool paused = false;                          // it ran only to find that it must wait for another block
+  size_t paused = 0;                            // `progress` when it last found that it must wait for another block
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
   void* argument = nullptr;                     // what it brings to that operation
   std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
   std::vector<AsyncCopy> open;                  // not committed yet
+  std::vector<std::vector<std::function<void()>>> products;  // of this warp, in its first thread: products under way, by commit group
+  std::vector<std::function<void()>> open_products;
 };
 
-struct Failure {
-  std::string what;
+struct Phases {  // of a barrier that counts bulk copies
+  int begun = 0, ended = 0;
+  std::vector<AsyncCopy> under_way;
 };
 
 using WarpOperation = std::function<void(void* arguments[32])>;
@@ -140,10 +143,13 @@ struct Block {
   std::mt19937_64 random;
   std::function<void()> kernel;
   std::string failure;
-  WarpOperation operation;
+  std::vector<unsigned> pace;  // of warps: some run at every turn they get, others fall behind until somebody waits for them
+  std::vector<char> dynamic_shared;
+  std::vector<std::pair<const void*, Phases>> all_phases;  // by address
+  std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
 };
 inline Block block;
-inline std::vector<char> dynamic_shared;
+inline size_t progress = 1;  // goes up with whatever a thread that waits for another block may wait for
 
 inline void wait(State state) {
   block.current->state = state;
@@ -198,7 +204,7 @@ inline void warp_operation(int site, unsigned mask, void* argument, const WarpOp
 // In a loop that waits for another block: lets others run.
 inline void pause(int site) {
   block.current->site = site;
-  block.current->paused = true;
+  block.current->paused = progress;
   wait(State::ready);
 }
 
@@ -209,18 +215,22 @@ inline void begin_block(unsigned seed) {
   block.random.seed(seed);
   block.failure.clear();
   if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
-  std::fill(dynamic_shared.begin(), dynamic_shared.end(), char(0xff));
+  std::fill(block.dynamic_shared.begin(), block.dynamic_shared.end(), char(0xff));
+  block.unfenced.assign(block.dynamic_shared.size() / 16 + 1, 0);
+  block.all_phases.clear();
   for (size_t i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread = Thread();
     thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
     thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
   }
+  block.pace.resize((count + 31) / 32);
+  for (unsigned& one : block.pace) one = 1u << block.random() % 3 * 2;
 }
 
-enum class Turn { progress, waiting, done };
+enum class Turn { able, waiting, done };
 
-// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure.
+// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure. Whether all of them wait for another.
 inline Turn step_block() {
   const size_t count = block.threads.size();
   std::vector<size_t> ready;
@@ -244,41 +254,42 @@ inline Turn step_block() {
       }
       site = thread.site, thread.state = State::ready;
     }
-    return Turn::progress;
+    return Turn::able;
   }
   // whole warps one after the other, or all threads in any order: both happen
+  const size_t warps = block.pace.size();
   std::shuffle(ready.begin(), ready.end(), block.random);
   if (block.random() & 1) {
-    const size_t warps = (count + 31) / 32;
     std::vector<size_t> rank(warps);
     for (size_t i = 0; i < warps; ++i) rank[i] = i;
     std::shuffle(rank.begin(), rank.end(), block.random);
     std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
   }
-  Turn turn = Turn::waiting;
+  std::vector<char> resting(warps);
+  for (size_t warp = 0; warp < warps; ++warp) resting[warp] = block.random() % block.pace[warp] != 0;
   for (size_t i : ready) {
     Thread& thread = block.threads[i];
-    if (thread.state != State::ready) continue;
+    if (thread.state != State::ready || resting[i / 32]) continue;
     block.current = &thread;
-    thread.paused = false;
+    thread.paused = 0;
     threadIdx = thread.index;
     switch_fiber(block.scheduler, thread.stack);
-    if (!thread.paused) turn = Turn::progress;
+    if (!thread.paused) ++progress;
   }
-  return turn;
+  return std::all_of(ready.begin(), ready.end(), [](size_t i) { return block.threads[i].paused == progress; }) ? Turn::waiting : Turn::able;
 }
 
-// A block that has started, while another one has its turn.
+// A block that has started: what is its own while another one has its turn.
 struct Resident {
   Block state;
-  std::vector<char> shared, dynamic;
+  std::vector<char> shared;
   dim3 index;
-  bool active = false, stalled = false;
+  bool active = false;
+  size_t waiting = 0;  // `progress` when all that could run in it waited for another block
 
-  // Takes its turn, or gives it back: what is the block's is exchanged with what is global.
+  // Exchanges what is the block's with what is global.
   void swap(bool begins) {
     std::swap(block, state);
-    std::swap(dynamic_shared, dynamic);
     const size_t bytes = __start_emulated_shared ? __stop_emulated_shared - __start_emulated_shared : 0;
     shared.resize(bytes);
     if (bytes && begins) std::memcpy(__start_emulated_shared, shared.data(), bytes);
@@ -286,6 +297,43 @@ struct Resident {
     blockIdx = index;
   }
 };
+inline std::vector<Resident> slots;  // their memory serves all launches
+inline Resident* running = nullptr;
+
+inline void let_run(Resident* next) {
+  if (next == running) return;
+  if (running) running->swap(false);
+  if (next) next->swap(true);
+  running = next;
+}
+
+inline std::string run_blocks(const std::vector<size_t>& order, std::mt19937_64& random) {
+  for (size_t next = 0, done = 0; done < order.size();) {
+    for (auto& slot : slots) {
+      if (slot.active || next == order.size()) continue;
+      const size_t i = order[next++];
+      let_run(nullptr);
+      slot.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y), unsigned(i / gridDim.x / gridDim.y)};
+      slot.active = true, slot.waiting = 0;
+      let_run(&slot);
+      begin_block(unsigned(random()));
+    }
+    std::vector<Resident*> able;
+    for (auto& slot : slots)
+      if (slot.active && slot.waiting != progress) able.push_back(&slot);
+    if (able.empty()) return "blocks wait for each other, or for one that has not started";
+    Resident& slot = *able[able.size() > 1 ? random() % able.size() : 0];
+    let_run(&slot);
+    const Turn turn = step_block();
+    if (!block.failure.empty()) {
+      const auto [x, y, z] = slot.index;
+      return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + block.failure;
+    }
+    if (turn == Turn::waiting) slot.waiting = progress;
+    if (turn == Turn::done) slot.active = false, ++done;
+  }
+  return "";
+}
 
 // Runs a grid, its blocks in an order drawn from the seed, at most `resident` of them in turns; "" or what went wrong.
 inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, size_t resident, std::function<void()> kernel) {
@@ -295,49 +343,31 @@ inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigne
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937_64 random(seed);
   std::shuffle(order.begin(), order.end(), random);
-  std::vector<Resident> slots(std::min(std::max(resident, size_t(1)), order.size()));
-  for (auto& slot : slots) slot.dynamic.assign(dynamic_bytes + 1024, char(0xff)), slot.state.kernel = kernel;
-  for (size_t next = 0, done = 0; done < order.size();) {
-    for (auto& slot : slots) {
-      if (slot.active || next == order.size()) continue;
-      const size_t i = order[next++];
-      slot.index = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-      slot.active = true, slot.stalled = false;
-      slot.swap(true);
-      begin_block(unsigned(random()));
-      slot.swap(false);
-    }
-    std::vector<Resident*> able;
-    for (auto& slot : slots)
-      if (slot.active && !slot.stalled) able.push_back(&slot);
-    if (able.empty()) return "blocks wait for each other, or for one that has not started";
-    Resident& slot = *able[able.size() > 1 ? random() % able.size() : 0];
-    slot.swap(true);
-    const Turn turn = step_block();
-    const std::string failure = block.failure;
-    slot.swap(false);
-    if (!failure.empty()) {
-      const auto [x, y, z] = slot.index;
-      return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + failure;
-    }
-    if (turn == Turn::waiting) {
-      slot.stalled = true;
-      continue;
-    }
-    for (auto& other : slots) other.stalled = false;
-    if (turn == Turn::done) slot.active = false, ++done;
+  slots.resize(std::min(std::max(resident, size_t(1)), order.size()));
+  for (auto& slot : slots) {
+    slot.state.dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
+    slot.state.kernel = kernel;
+    slot.active = false;
   }
-  return "";
+  const std::string failure = run_blocks(order, random);
+  let_run(nullptr);
+  return failure;
 }
 
 inline char* dynamic_shared_memory() {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block.dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
 }
 
 // ---------------------------------------------------------------- asynchronous copies
 
+inline char* fence_mark(const void* shared) {  // null outside dynamic shared memory
+  const size_t at = size_t(static_cast<const char*>(shared) - block.dynamic_shared.data());
+  return at < block.dynamic_shared.size() ? &block.unfenced[at / 16] : nullptr;
+}
+
 inline void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
   AsyncCopy copy{to, from, bytes, filled};
+  if (char* mark = fence_mark(to)) *mark = 1;
   if (block.random() & 1) land(copy);
   else block.current->open.push_back(copy);
 }
@@ -351,6 +381,73 @@ inline void wait_copies(size_t newest_left) {
     for (auto& copy : groups.front()) land(copy);
     groups.erase(groups.begin());
   }
+}
+
+// ---------------------------------------------------------------- bulk copies
+
+inline Phases& phases_at(const void* at) {
+  for (auto& [address, phases] : block.all_phases)
+    if (address == at) return phases;
+  fail("a barrier for bulk copies that was not started");
+  return block.all_phases.front().second;
+}
+inline void start_phases(const void* at) { block.all_phases.emplace_back(at, Phases()); }
+inline void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
+  Phases& phases = phases_at(at);
+  if (phases.begun++ != phases.ended) fail("a bulk copy in a phase that has one");
+  phases.under_way.push_back({to, from, bytes, bytes});
+  if (block.random() & 1) land(phases.under_way.back());
+}
+inline void wait_bulk(const void* at, int phase) {
+  Phases& phases = phases_at(at);
+  for (int tries = 0; phases.ended % 2 == phase; ++tries) {
+    if (phases.begun > phases.ended) {
+      for (auto& copy : phases.under_way) land(copy);
+      phases.under_way.clear(), ++phases.ended;
+    } else if (tries > 100000) {
+      fail("a wait for a bulk copy that nobody began");
+    } else {
+      wait(State::ready);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- products that run on
+
+inline Thread& first_of_warp() { return block.threads[(block.current - block.threads.data()) / 32 * 32]; }
+
+inline void check_fenced(const void* shared) {
+  if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
+}
+
+inline void run_all(std::vector<std::function<void()>>& products) {
+  for (auto& product : products) product();
+  products.clear();
+}
+
+// A product of this warp, in order with those before it: some time from now to the wait for it.
+inline void later(std::function<void()> product) {
+  Thread& warp = first_of_warp();
+  warp.open_products.push_back(std::move(product));
+  if (block.random() & 1) return;
+  for (auto& group : warp.products) run_all(group);
+  run_all(warp.open_products);
+}
+inline void commit_products() {
+  warp_operation(-2, 0xffffffffu, nullptr, [](void**) {
+    Thread& warp = first_of_warp();
+    warp.products.push_back(std::move(warp.open_products));
+    warp.open_products.clear();
+  });
+}
+inline void wait_products(size_t newest_left) {
+  warp_operation(-3, 0xffffffffu, nullptr, [=](void**) {
+    auto& groups = first_of_warp().products;
+    while (groups.size() > newest_left) {
+      run_all(groups.front());
+      groups.erase(groups.begin());
+    }
+  });
 }
 
 template <typename T>
@@ -390,19 +487,43 @@ inline unsigned mask_of(unsigned mask = 0xffffffffu) {
 #define __shfl_up_sync(mask, value, delta) \
   emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own - int(delta); }, 32)
 
+template <typename T>
+T atomicAdd(T* place, T value) {
+  const T before = *place;
+  *place = before + value;
+  ++emulator::progress;
+  return before;
+}
+
 #include "wmma.hpp"
 
 namespace emulator {
 
+// A kernel's argument: the address of a tensor, or a number.
+struct Argument {
+  void* address = nullptr;
+  long long number = 0;
+  Argument(void* address) : address(address) {}
+  Argument(int number) : number(number) {}
+
+  template <typename Type>
+  Type as() const {
+    if constexpr (std::is_pointer_v<Type>) {
+      return static_cast<Type>(address);
+    } else {
+      return static_cast<Type>(number);
+    }
+  }
+};
+
 template <typename... Types, size_t... Places>
-void call_indexed(void (*kernel)(Types...), void* const* pointers, std::index_sequence<Places...>) {
-  kernel(static_cast<Types>(pointers[Places])...);
+void call_indexed(void (*kernel)(Types...), const Argument* arguments, std::index_sequence<Places...>) {
+  kernel(arguments[Places].template as<Types>()...);
 }
 
-// Calls a kernel whose parameters are all pointers.
 template <typename... Types>
-void call(void (*kernel)(Types...), std::initializer_list<void*> pointers) {
-  call_indexed(kernel, pointers.begin(), std::index_sequence_for<Types...>());
+void call(void (*kernel)(Types...), std::initializer_list<Argument> arguments) {
+  call_indexed(kernel, arguments.begin(), std::index_sequence_for<Types...>());
 }
 
 }  // namespace emulator

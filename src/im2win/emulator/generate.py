@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import sym, tirx
 from tvm.ir.instrument import pass_instrument
 
 from im2win.callbacks import registered
@@ -38,26 +38,44 @@ class _Launches:
     def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
         if info.name == "tirx.SplitHostDevice":
             for function in module.functions.values():
-                self._read(function.body)
+                if not function.attrs.get("tirx.is_global_func"):  # which is what runs on the device
+                    self._read(function.body, {})
 
-    def _read(self, stmt: Any) -> None:
+    def _read(self, stmt: Any, values: dict[Any, int]) -> None:
+        """Follows the host's code: its loops round by round, `values` of its variables as far as they are known."""
         if isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tvm.ir.Call) and stmt.value.op.name == "tirx.call_ffi_kernel":
-            self.found.append(_launch(stmt.value))
+            self.found.append(_launch(stmt.value, values))
         if isinstance(stmt, tirx.AllocBuffer) and stmt.buffer.scope() == "global":
             self.workspace[stmt.buffer.name] = tuple(map(int, stmt.buffer.shape)), str(stmt.buffer.dtype)
+        if isinstance(stmt, tirx.Bind) and (value := _value(stmt.value, values)) is not None:
+            values[stmt.var] = value
+        if isinstance(stmt, tirx.For):
+            for step in range(int(stmt.extent)):
+                self._read(stmt.body, {**values, stmt.loop_var: int(stmt.min) + step})
+            return
         for child in [*getattr(stmt, "seq", ()), *([stmt.body] if hasattr(stmt, "body") else [])]:
-            self._read(child)
+            self._read(child, values)
 
 
-def _launch(call: Any) -> Launch:
+def _value(expression: Any, values: dict[Any, int]) -> int | None:
+    """An expression's value, if it is an integer that follows from those of its variables."""
+    if not str(expression.ty).startswith("int"):
+        return None
+    analyzer = sym.Analyzer()
+    for variable, value in values.items():
+        analyzer.bind(variable, value)
+    found = analyzer.simplify(expression)
+    return int(found) if isinstance(found, tirx.IntImm) else None
+
+
+def _launch(call: Any, host: dict[Any, int]) -> Launch:
     kernel, *values = call.args
     names = list(call.attrs.launch_params)
     arguments, numbers = values[: len(values) - len(names)], values[len(values) - len(names) :]
     extents = dict(zip(names, map(int, numbers), strict=True))
     grid, block = (tuple(extents.get(f"{what}Idx.{axis}", 1) for axis in "xyz") for what in ("block", "thread"))
-    return Launch(
-        str(kernel.value), tuple(str(value).removesuffix(".data") for value in arguments), grid, block, extents.get(_DYNAMIC, 0)
-    )
+    given = tuple(str(one).removesuffix(".data") if (value := _value(one, host)) is None else value for one in arguments)
+    return Launch(str(kernel.value), given, grid, block, extents.get(_DYNAMIC, 0))
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ struct fragment {
   T x[num_elements];
 };
 
-inline void gather() { emulator::warp_operation(-1, emulator::mask_of(), nullptr, [](void**) {}); }
+inline void gather() { emulator::warp_operation(-4, emulator::mask_of(), nullptr, [](void**) {}); }
 
 template <typename Fragment, typename T>
 void load(Fragment& fragment, const T* from, unsigned leading, bool by_column) {

@@ -1,5 +1,5 @@
 """Tuning: propose, build, verify, time, record, learn."""
 
-from im2win.tuner.session import Crew, Progress, TuneError, tune
+from im2win.tuner.session import Crew, Progress, TuneError, crews, tune
 
-__all__ = ["Crew", "Progress", "TuneError", "tune"]
+__all__ = ["Crew", "Progress", "TuneError", "crews", "tune"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,23 +93,20 @@ class Kernel:
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
         import torch
 
-        from im2win.runtime import SYMBOL, load_kernel
+        from im2win.cuda_runtime import Kernels
+        from im2win.runtime import load_kernel
 
         conv, inputs = bench.conv, dict(bench.inputs)
         packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
         inputs["filter"] = torch.from_numpy(packed).cuda()
         self._module = load_kernel(candidate.path)
-        self._function = self._module[SYMBOL]
-        self._transform = self._module["transform"] if candidate.made_bytes else None
-        self._data = inputs["data"]
-        if self._transform is not None:
-            inputs["data"] = torch.empty(candidate.made_bytes // conv.itemsize, dtype=self._data.dtype, device="cuda")
-        self._arguments = [*inputs.values(), bench.output]
+        self._kernels = Kernels(self._module, bool(candidate.made_bytes))
+        data, count = inputs.pop("data"), candidate.made_bytes // conv.itemsize
+        made = torch.empty(count, dtype=data.dtype, device="cuda") if count else None
+        self._arguments = [data, made, *inputs.values(), bench.output]
 
     def __call__(self) -> None:
-        if self._transform is not None:
-            self._transform(self._data, self._arguments[0])
-        self._function(*self._arguments)
+        self._kernels(*self._arguments)
 
 
 def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
@@ -131,7 +129,7 @@ def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
     return "", measured
 
 
-def verify(bench: Bench, kernel: Kernel, allowed: float) -> tuple[str, float | None]:
+def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str, float | None]:
     """Runs a kernel once on poisoned output and checks it."""
     import torch
 

@@ -79,20 +79,25 @@ class Session:
         same = record.threads == self.backend.threads and record.target == self.backend.target
         return same and stale(record) is None
 
+    def _choice(self, conv: Conv2d, record: Record) -> Choice:
+        """What a record tried, with its estimate for a problem."""
+        tile = self.backend.tile(ALGORITHMS[record.algorithm], record.tile)
+        return with_cycles(conv, record.algorithm, tile, self.device)
+
     def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
         for conv in self.log.convs(self.backend.name):
             if conv == self.conv:
                 continue
             for record in self.log.read(conv, self.backend.name):
                 if record.seconds is not None and self._applies(record):
-                    yield conv, with_cycles(conv, record.algorithm, self.backend.tile(record.tile), self.device), record.cost
+                    yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:
         """Takes over the trials that the log already holds; the last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
         for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.algorithm in names:
-                choice = with_cycles(self.conv, record.algorithm, self.backend.tile(record.tile), self.device)
+                choice = self._choice(self.conv, record)
                 if self.backend.problems(self.conv, ALGORITHMS[record.algorithm], choice.tile):
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
@@ -153,15 +158,20 @@ class Session:
 class Crew:
     """The worker processes that build and measure on one device; sessions may follow one another on the same.
 
+    Args:
+        place: which of the places where this device's kernels can be measured.
+        share: crews that share the CPUs (`crews` has one for every place).
+
     Raises:
         ToolchainError: the machine lacks what building or measuring for the device needs.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, place: int = 0, share: int = 1) -> None:
         backend = backend_for(device)
         backend.check_tools()
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(backend.workers)]
-        self.runner = Worker(backend.runner, {"TVM_NUM_THREADS": str(backend.threads)})
+        builders = max(1, backend.workers // share)
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(builders)]
+        self.runner = Worker(backend.runner, backend.places()[place])
 
     def __enter__(self) -> Crew:
         return self
@@ -169,6 +179,18 @@ class Crew:
     def __exit__(self, *reason: object) -> None:
         for worker in (*self.builders, self.runner):
             worker.close()
+
+
+@contextlib.contextmanager
+def crews(device: Device, most: int) -> Iterator[list[Crew]]:
+    """A crew for every place where this device's kernels can be measured, `most` at most: several GPUs measure at the same time.
+
+    Raises:
+        ToolchainError: as `Crew`.
+    """
+    count = min(len(backend_for(device).places()), most)
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Crew(device, place, count)) for place in range(count)]
 
 
 class Measurement:
@@ -227,7 +249,7 @@ class Measurement:
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
         backend, row = self.session.backend, ALGORITHMS[choice.algorithm]
-        made = row.cuda.transform_bytes(self.session.conv) if backend.target == "cuda" and row.cuda else 0
+        made = row.cuda.made_bytes(self.session.conv, choice.tile) if backend.target == "cuda" and row.cuda else 0
         return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
@@ -287,8 +309,8 @@ def tune(
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
         patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
-        accuracy: what a GPU's kernels may round: "exact" is IEEE float32; "float32" allows sums of TF32 products that are as accurate;
-            "tf32" TF32 itself.
+        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
+            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU.
         progress: called after every trial.
         crew: worker processes to use, for several layers one after the other; of their own if None.
 
@@ -306,7 +328,7 @@ def tune(
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-    names = [row.name for row in candidates(algorithm, conv, target)]
+    names = [row.name for row in candidates(algorithm, conv, target, accuracy)]
     session = Session(conv, names, device, Log(logs), trials, seed, patience, accuracy)
     with contextlib.ExitStack() as stack:
         measurement = Measurement(session, crew or stack.enter_context(Crew(device)))

@@ -1,0 +1,141 @@
+"""Kernels for a GPU that a study compares, compiled by all CPUs before the first of them is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy
+from im2win.runtime import Manifest
+from im2win.tuner.workers import Worker, WorkerError, serve
+
+if TYPE_CHECKING:
+    from im2win.cuda_runtime import CudaOp
+
+BUILD_S = 180.0
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Recipe(Protocol):
+    """How one kernel is made; a plain value that another process can be handed."""
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`.
+
+        Raises:
+            TileError: it cannot be made for the problem; any other exception is the compiler's.
+        """
+
+
+class BuildError(RuntimeError):
+    """A kernel that could not be compiled; the message says why."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled kernel and what it is."""
+
+    path: Path
+    manifest: Manifest
+
+
+def load(library: Library | str) -> CudaOp:
+    """The operator in a library.
+
+    Raises:
+        BuildError: there is none, for the reason in its place.
+    """
+    from im2win.cuda_runtime import CudaOp
+
+    if isinstance(library, str):
+        raise BuildError(library)
+    return CudaOp(library.manifest, library.path)
+
+
+@dataclass(frozen=True)
+class TileRecipe:
+    """An algorithm of the registry, or the best of all ("auto"), with the model's tile.
+
+    recorded: a tuning record's tile instead, if there is one that applies.
+    """
+
+    conv: Conv2d
+    algorithm: str
+    gpu: Gpu
+    accuracy: Accuracy = "float32"
+    recorded: bool = False
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`."""
+        from im2win.algorithms import algorithm, candidates
+        from im2win.backends import backend_for
+        from im2win.builder import cuda_manifest
+        from im2win.lookup import choose
+        from im2win.ranking import default_tile
+
+        names = [row.name for row in candidates(self.algorithm, self.conv, "cuda")]
+        found = choose(self.conv, self.gpu, names, None, self.accuracy) if self.recorded else None
+        if found is not None:
+            name, tile, tuned = found.algorithm, found.tile, found.exact
+        else:
+            (name, tile), tuned = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy), False
+        backend = backend_for(self.gpu, self.accuracy)
+        made = backend.build(self.conv, algorithm(name), tile, path)
+        pack = backend.pack(self.conv, tile)
+        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=tuned)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Make a recipe's kernel in the library `path`."""
+
+    recipe: Recipe
+    path: Path
+
+
+def build(job: Job) -> Manifest | str:
+    """The manifest of what was compiled, or why it was not."""
+    try:
+        return job.recipe.compile(job.path)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+        return lines[-1][:500]
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    serve(build, job_fd, result_fd)
+
+
+def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:
+    """Compiles every recipe into a library in `folder`; what failed has the reason in its place.
+
+    Args:
+        processes: at a time; None: one less than there are CPUs.
+    """
+    jobs = {name: Job(recipe, folder / f"{number}.so") for number, (name, recipe) in enumerate(recipes.items())}
+    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(min(len(jobs), processes or max(1, (os.cpu_count() or 1) - 1)))]
+    built: dict[Name, Library | str] = {}
+    order = list(jobs.items())
+    try:
+        for worker, (_, job) in zip(workers, order, strict=False):
+            worker.submit(job)
+        for place, (name, job) in enumerate(order):
+            worker = workers[place % len(workers)]
+            try:
+                answer: Manifest | str = worker.result(BUILD_S)
+            except WorkerError as error:
+                answer = f"building: {error}"
+            built[name] = answer if isinstance(answer, str) else Library(job.path, answer)
+            if place + len(workers) < len(order):
+                worker.submit(order[place + len(workers)][1])
+    finally:
+        for worker in workers:
+            worker.close()
+    return built

@@ -1,0 +1,61 @@
+"""CUDA to machine code by NVRTC, the compiler as a library: for machines that have a driver and no toolkit."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = "cuda-bindings, nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cuda-cccl"
+
+
+def _folders(pattern: str) -> list[Path]:
+    """Folders of NVIDIA's packages that fit."""
+    found = importlib.util.find_spec("nvidia")
+    roots = found.submodule_search_locations if found is not None else None
+    return [path for root in roots or () for path in sorted(Path(root).glob(pattern))]
+
+
+def available() -> bool:
+    """Whether the packages of `pip install 'im2win[cuda]'` are there: the compiler, its binding and the headers."""
+    try:
+        binding = importlib.util.find_spec("cuda.bindings.nvrtc")
+    except ModuleNotFoundError:
+        return False
+    return binding is not None and bool(_folders("*/include/cuda_fp16.h")) and bool(_folders("*/include/cccl/cuda/std/cstdint"))
+
+
+def cubin(source: str, arch: str) -> bytes:
+    """Machine code of a CUDA source for an architecture such as "sm_90a".
+
+    Raises:
+        RuntimeError: the source does not compile, the message is the compiler's; or a package is missing.
+    """
+    if not available():
+        raise RuntimeError(f"nvrtc: {_PACKAGES} must be installed: pip install 'im2win[cuda]'.")
+    for library in _folders("*/lib/libnvrtc.so*"):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    from cuda.bindings import nvrtc
+
+    def checked(answer: tuple[Any, ...]) -> Any:
+        error, *values = answer
+        if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(f"nvrtc: {nvrtc.nvrtcGetErrorString(error)[1].decode()}")
+        return values[0] if values else None
+
+    def text(size: Any, get: Any) -> bytes:
+        buffer = bytearray(checked(size(program)))
+        checked(get(program, buffer))
+        return bytes(buffer)
+
+    includes = [f"-I{path}" for path in (*_folders("*/include"), *_folders("*/include/cccl"))]
+    options = [option.encode() for option in (f"--gpu-architecture={arch}", "--std=c++17", "--disable-warnings", *includes)]
+    program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
+    try:
+        if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0").decode(errors="replace")
+            raise RuntimeError(f"nvrtc: {log.strip()[:2000]}")
+        return text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)

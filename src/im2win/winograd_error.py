@@ -1,0 +1,122 @@
+"""How far Winograd's form is from the exact convolution: measured in numpy, in the arithmetic of a kernel, against float64.
+
+And the rule that follows from it: which F(m, r) keep the project's tolerance, for sums of which length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.problem import Conv2d
+from im2win.reference import error, tolerance
+from im2win.straight_line import program
+from im2win.winograd import Matrix, Transform, transform
+
+Array = npt.NDArray[Any]
+
+TRUSTED = 0.8  # of the tolerance: a form of greater `expected` error is refused
+FILTERS = 16  # of a measurement: enough that the largest of their outputs and the largest error are steady
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of the table: the largest error relative to the largest output, and what the project's tolerance for such sums is."""
+
+    outputs: int
+    taps: int
+    channels: int
+    dtype: str
+    noise: float
+    error: float
+    tolerance: float
+
+    @property
+    def share(self) -> float:
+        """error / tolerance: above 1 a kernel would be refused."""
+        return self.error / self.tolerance
+
+
+def _applied(matrix: Matrix, values: Sequence[Array]) -> list[Array]:
+    """matrix * values by the straight-line program, in the arithmetic of the arrays."""
+
+    def step(left: Array | None, factor: Fraction, right: Array) -> Array:
+        term = right if factor == 1 else right.dtype.type(float(factor)) * right
+        return np.asarray(term if left is None else left + term)
+
+    return program(matrix).run(values, step)
+
+
+def _both_ways(matrix: Matrix, tiles: Array) -> Array:
+    """matrix * tile * matrix^T over the first two axes."""
+    down = np.stack(_applied(matrix, list(tiles)))
+    return np.stack(_applied(matrix, list(np.moveaxis(down, 1, 0))), axis=1)
+
+
+def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
+    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums of `dtype` products."""
+    g = np.array([[float(value) for value in row] for row in form.g])
+    kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
+    inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
+    return _both_ways(form.at, np.matmul(inputs, kernels)).astype(dtype)
+
+
+def measure(
+    outputs: int, taps: int, channels: int, dtype: str = "float32", *, tiles: int = 64, seed: int = 0, points: Any = None
+) -> Measured:
+    """The error of F(outputs x outputs, taps x taps) on normally distributed tensors.
+
+    Args:
+        channels: products a sum has, times taps * taps.
+        dtype: float32 or float16: what inputs, filters, their transforms and outputs are rounded to. Arithmetic and sums are float32.
+        tiles: how many tiles of outputs are computed, 16 filters each.
+        points: see `winograd.transform`.
+
+    Raises:
+        ValueError: a dtype that is neither. WinogradError: see `winograd.transform`.
+    """
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"measure: `dtype` (={dtype!r}) must be float32 or float16.")
+    form = transform(outputs, taps, points)
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((form.size, form.size, tiles, channels)).astype(dtype)
+    w = rng.standard_normal((taps, taps, channels, FILTERS)).astype(dtype)
+    expected = np.zeros((outputs, outputs, tiles, FILTERS))
+    for u in range(taps):
+        for v in range(taps):
+            expected += x[u : u + outputs, v : v + outputs].astype(np.float64) @ w[u, v].astype(np.float64)
+    found = error(_in_winograds_form(form, x, w, dtype), expected)
+    side = math.isqrt(tiles) * outputs + taps - 1
+    conv = Conv2d(1, channels, side, side, FILTERS, taps, dtype=dtype)
+    return Measured(outputs, taps, channels, dtype, form.noise**2, found, tolerance(conv))
+
+
+def table(sizes: Iterable[tuple[int, int]], channels: Iterable[int], dtype: str = "float32", **how: Any) -> list[Measured]:
+    """A measurement for every (outputs, taps) and number of channels."""
+    depths = list(channels)
+    return [measure(outputs, taps, depth, dtype, **how) for outputs, taps in sizes for depth in depths]
+
+
+def expected(conv: Conv2d, outputs: int) -> float:
+    """An estimate of the error, relative to the largest output, that Winograd's form with m = `outputs` has on a problem.
+
+    float32: eps * noise^2 * (1.3 + sqrt(K) / 20) for sums of K products. The first term is the rounding of transforms, the second that of
+    sums, both as `Transform.noise` amplifies them; the numbers are fitted to measurements. float16: transformed inputs and filters are
+    rounded to 2^-11, which is amplified in the same way. relu6 cuts off outputs, not errors: of normally distributed tensors the largest
+    sum would be about 4 sqrt(K).
+    """
+    noise = math.prod(transform(outputs, taps).noise for taps in conv.kernel)
+    root = math.sqrt(math.prod(conv.filter_shape[1:]))
+    rounding = 2.0**-11 if conv.dtype == "float16" else float(np.finfo(np.float32).eps) * (1.3 + root / 20)
+    return rounding * noise * (max(4 * root / 6, 1) if conv.activation == "relu6" else 1)
+
+
+def trusted(conv: Conv2d, outputs: int) -> bool:
+    """Whether Winograd's form with m = `outputs` is sure to keep the tolerance of a problem. Integers have none to spare."""
+    return conv.dtype != "int8" and expected(conv, outputs) <= TRUSTED * tolerance(conv)

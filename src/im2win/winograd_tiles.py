@@ -1,0 +1,94 @@
+"""A convolution as products of transformed tiles: how many there are, and how many of them are in memory at a time (no compiler)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from im2win.problem import Conv2d
+
+FORMS = {3: (2, 4, 6), 5: (2, 4)}
+"""By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The output of a convolution as tiles of `outputs` x `outputs`; a band is `rows` rows of them in each of `images` images."""
+
+    conv: Conv2d
+    outputs: int
+    images: int
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """Inputs along a side of a tile."""
+        return self.outputs + self.conv.kernel[0] - 1
+
+    @property
+    def positions(self) -> int:
+        """Products of a tile."""
+        return self.size**2
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns of tiles that cover an image's output."""
+        height, width = self.conv.output_size
+        return -(-height // self.outputs), -(-width // self.outputs)
+
+    @property
+    def bands(self) -> tuple[int, int]:
+        """Bands along images and along rows of tiles."""
+        return -(-self.conv.batch // self.images), -(-self.counts[0] // self.rows)
+
+    @property
+    def count(self) -> int:
+        """Tiles of a band."""
+        return self.images * self.rows * self.counts[1]
+
+    @property
+    def problem(self) -> Conv2d:
+        """The products of a band as a convolution."""
+        conv, many = self.conv, self.positions
+        channels, filters = many * conv.in_channels, many * conv.out_channels
+        return Conv2d(1, channels, 1, self.count, filters, 1, groups=many * conv.groups, layout="NHWC", dtype=conv.dtype)
+
+    @property
+    def transformed(self) -> int:
+        """Elements of V."""
+        return self.count * self.positions * self.conv.in_channels
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of M."""
+        return self.count * self.positions * self.conv.out_channels
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes of V, and behind it M."""
+        return (self.transformed + self.multiplied) * self.conv.itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
+    """The tiles of a convolution, in bands of at most `band` MiB: whole images, or else rows of tiles of one; at least one row."""
+    row = Tiles(conv, outputs, 1, 1)
+    rows = max((band << 20) // row.made_bytes, 1)
+    if rows >= row.counts[0]:
+        count = math.ceil(conv.batch / min(rows // row.counts[0], conv.batch))
+        return Tiles(conv, outputs, math.ceil(conv.batch / count), row.counts[0])
+    count = math.ceil(row.counts[0] / rows)
+    return Tiles(conv, outputs, 1, math.ceil(row.counts[0] / count))
+
+
+def refusal(conv: Conv2d) -> str | None:
+    """Why Winograd's form cannot compute a convolution; None if it can."""
+    down, across = conv.kernel
+    if down != across or down not in FORMS:
+        return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
+    if conv.stride != (1, 1) or conv.dilation != (1, 1):
+        return "Winograd's form is for stride 1 and dilation 1"
+    if conv.dtype != "float32":
+        return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks"
+    return None

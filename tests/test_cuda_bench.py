@@ -1,0 +1,91 @@
+"""The benchmark on a GPU, as far as it needs none: what rounds time, what rows note, and how a layer runs its transform alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cuda_parts import Module
+
+from im2win import cuda_bench, cuda_runtime
+from im2win.bench import OURS, spreads
+from im2win.commands.bench import _reporter
+from im2win.cuda_bench import TRANSFORM, Contender, _note, interleaved, with_transform
+from im2win.cuda_packing import CudaPack
+from im2win.cuda_runtime import CudaLayer, Kernels
+from im2win.problem import Conv2d
+from im2win.results import Row
+from im2win.tensors import ArgumentError
+
+CONV = Conv2d(2, 8, 9, 9, 16, 3)
+LIMITS = {"fma_gflops": 50e3, "f16_gflops": 700e3, "copy_gbs": 4000.0}
+
+
+def call(seconds: float) -> Callable[[], float]:
+    return lambda: seconds
+
+
+@pytest.mark.parametrize("transform", [None, call(0.25)])
+def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[float] = []
+    monkeypatch.setattr(cuda_bench, "sample", lambda bench, timed: order.append(timed()) or timed())
+    ready = {
+        OURS: Contender(call(1.0), 64, 1e-7, "im2win", True, transform),
+        "torch_nchw": Contender(call(2.0), 0, 1e-7),
+    }
+    samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
+    assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 4  # once before the rounds
+    row = Row("conv1", str(CONV))
+    row.spread = spreads(samples)
+    _note(row, CONV, ready, LIMITS)
+    assert row.ours_ms == pytest.approx(1e3) and row.transform_ms == (pytest.approx(250.0) if transform else None)
+    assert row.peers == {"torch_nchw": pytest.approx(2e3)} and row.best_peer == "torch_nchw" and row.ratio == pytest.approx(2.0)
+    assert (TRANSFORM in row.spread) == (transform is not None)
+
+
+@pytest.mark.parametrize("transform_ms", [None, 0.125])
+def test_the_command_prints_it(transform_ms: float | None) -> None:
+    printed: list[str] = []
+    console = SimpleNamespace(print=lambda text, **_: printed.append(text))
+    row = Row("conv1", str(CONV), ours_ms=1.0, algorithm="im2win", tuned=True, gflops=1.0, transform_ms=transform_ms)
+    _reporter(console, 5)(1, 1, row)  # type: ignore[arg-type]
+    assert ("im2win, transform 0.125 ms; no peer" in printed[0]) == (transform_ms is not None)
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaLayer]:
+    """Binds zeros to a library of these functions; tensors stay where they are, and scratch is "made"."""
+    monkeypatch.setattr(cuda_runtime, "_current_device", lambda: 0)
+    monkeypatch.setattr(cuda_runtime, "_upload", lambda array, device: "filters")
+    monkeypatch.setattr(cuda_runtime, "_check", lambda *_: None)
+    monkeypatch.setattr(cuda_runtime, "_empty", lambda count, dtype, device: "made")
+
+    def bind(module: Module, made: int) -> CudaLayer:
+        manifest = SimpleNamespace(made=made, pack=CudaPack("rows", 16, "uvc", 1))
+        op: Any = SimpleNamespace(conv=CONV, algorithm="im2win", manifest=manifest, kernels=Kernels(module, bool(made)))
+        return CudaLayer(op, np.zeros(CONV.filter_shape, np.float32), None)
+
+    return bind
+
+
+@pytest.mark.parametrize("name", ["transform", "transform_parts"])
+def test_a_layer_runs_its_transform_alone(bound: Callable[..., CudaLayer], name: str) -> None:
+    module = Module("conv2d", name)
+    layer = bound(module, 100)
+    assert layer.transforms and layer.transform("x") == "made" and module.calls == [(name, "x", "made")]
+    module.calls.clear()
+    layer("x", out="y")
+    whole = [("transform", "x", "made"), ("conv2d", "made", "filters", "y")]
+    assert module.calls == (whole if name == "transform" else [("conv2d", "x", "made", "filters", "y")])
+
+
+def test_a_layer_without_a_transform_says_so(bound: Callable[..., CudaLayer]) -> None:
+    module = Module("conv2d")
+    layer = bound(module, 0)
+    layer("x", out="y")
+    assert not layer.transforms and module.calls == [("conv2d", "x", "filters", "y")]
+    with pytest.raises(ArgumentError, match="im2win takes windows from the input: there is no transform to run alone"):
+        layer.transform("x")
