@@ -151,7 +151,7 @@ def _thread(kernel: Kernel, thread: int) -> str:
     return f"thread {index} of warp {thread // WARP}"
 
 
-def edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
+def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
     """The changes that verdicts allow."""
     return [
         Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, RULE, verdict.why)
@@ -168,12 +168,13 @@ def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
     return (start, end) if alone else verdict.span
 
 
-def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
-    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts.
+def changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]:
+    """The unit with what verdicts on it allow, and what was changed."""
+    kernels = unit.kernels.items()
+    return unit.edited(edit for name, kernel in kernels for edit in _edits(kernel, [one for one in verdicts if one.kernel == name]))
 
-    A verdict holds for the source it was made of; each kernel is judged once, with all its barriers.
-    """
-    verdicts = {name: judge(kernel) for name, kernel in unit.kernels.items()}
-    made = [edit for name, kernel in unit.kernels.items() for edit in edits(kernel, verdicts[name])]
-    result, matches = unit.edited(made)
-    return result, matches, [verdict for found in verdicts.values() for verdict in found]
+
+def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
+    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts."""
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    return *changed(unit, verdicts), verdicts

@@ -12,11 +12,10 @@ import numpy as np
 from im2win.reconstruct.events import Access, NotShown
 from im2win.reconstruct.expressions import ExpressionError, parse
 from im2win.reconstruct.pairs import Pair
-from im2win.reconstruct.splice import AXES
 from im2win.reconstruct.statements import blanked, closing
 from im2win.reconstruct.tiles import Ints, NotFused, Tiling, grid_blocks
 from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel
+from im2win.reconstruct.unit import AXES, Kernel
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from im2win.reconstruct.statements import blanked
 from im2win.reconstruct.unit import Unit
 
 RULE = "hip"
-WAVEFRONT = 64
 SHARED_LIMIT = 65536  # bytes of local data share that a work-group may take
 ARCHITECTURES = ("gfx906", "gfx90a")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from im2win.reconstruct import barriers, hip, llc, shmem
 from im2win.reconstruct.judges import Judge
@@ -133,4 +133,4 @@ def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None) 
             continue
         unit, matches = applied.unit, matches + applied.matches
         notes += applied.notes or [f"{row.name}: nothing to do"]
-    return Applied(replace(unit), matches, notes)
+    return Applied(unit, matches, notes)

@@ -56,7 +56,7 @@ def base(expr: Expr) -> set[str]:
 
 
 def settled(kernel: Kernel) -> set[str]:
-    """Arrays of integers of a thread's own that no function gets the address of, and that one statement sets, or several outside of loops."""
+    """Arrays of integers of a thread's own that one statement sets, or several outside of loops; no function gets the address of them."""
     counts, other, looped = dict[str, int](), set[str](), set[str]()
     in_loops = {id(part) for loop in kernel.loops for part in every(loop.body)}
     for part in every(kernel.statements):

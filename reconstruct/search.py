@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.barriers import RULE, Verdict, edits, judge
+from im2win.reconstruct.barriers import RULE, Verdict, changed, judge
 from im2win.reconstruct.judges import Judge
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.unit import Edit, Unit
@@ -44,13 +44,6 @@ def _objection(judges: Sequence[Judge], unit: Unit) -> str | None:
     return None
 
 
-def _changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]:
-    made: list[Edit] = []
-    for name, kernel in unit.kernels.items():
-        made += edits(kernel, [verdict for verdict in verdicts if verdict.kernel == name])
-    return unit.edited(made)
-
-
 def search(unit: Unit, judges: Sequence[Judge]) -> tuple[Unit, list[Match], list[Tried]]:
     """The unit without the barriers that indices show to be needless and that no judge misses, what was changed, and the whole story.
 
@@ -60,18 +53,18 @@ def search(unit: Unit, judges: Sequence[Judge]) -> tuple[Unit, list[Match], list
     verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
     shown = [verdict for verdict in verdicts if verdict.replacement is not None]
     allowed, story = list[Verdict](), list[Tried]()
-    whole = not shown or _objection(judges, _changed(unit, shown)[0]) is None
+    whole = not shown or _objection(judges, changed(unit, shown)[0]) is None
     for verdict in verdicts:
         if verdict.replacement is None:
             story.append(Tried(verdict, None, False))
             continue
-        objection = None if whole else _objection(judges, _changed(unit, [*allowed, verdict])[0])
+        objection = None if whole else _objection(judges, changed(unit, [*allowed, verdict])[0])
         story.append(Tried(verdict, objection, objection is None))
         if objection is None:
             allowed.append(verdict)
     for tried in story:
         log.log(logging.ERROR if tried.objection else logging.INFO, "%s: %s", RULE, tried)
-    result, matches = _changed(unit, allowed)
+    result, matches = changed(unit, allowed)
     return result, matches, story
 
 

@@ -23,9 +23,9 @@ from im2win.reconstruct.pairs import (
     replaced,
 )
 from im2win.reconstruct.rules import Match
-from im2win.reconstruct.splice import AXES, as_part, indented, linear_thread
+from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused, Tiling
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.unit import AXES, Unit
 
 RULE = "pkf-shmem"
 

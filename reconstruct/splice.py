@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from im2win.reconstruct.expressions import Index, Unary, walk
 from im2win.reconstruct.rules import ReconstructError
 from im2win.reconstruct.scan import expressions
-from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, every, statements
-from im2win.reconstruct.unit import WARP, Kernel
+from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
+from im2win.reconstruct.unit import AXES, WARP, Kernel
 
-AXES = "xyz"
 _WARP_WIDE = re.compile(r"_sync\(|__syncwarp|wmma|product_|__activemask")
 
 
@@ -58,9 +57,9 @@ def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping
     own, text, threads = kernel.threads, renamed(body, names), math.prod(block)
     if own != threads and (own % WARP or threads % WARP) and _WARP_WIDE.search(body):
         raise ReconstructError(f"kernel {kernel.name}: warps of {own} threads cannot be warps of a block of {threads}")
-    has_barrier = any(isinstance(part, Barrier) and part.scope == "block" for part in every(kernel.statements))
+    meets = any(barrier.scope == "block" for barrier in kernel.barriers)
     number, before, after = "thread", "", ""
-    if own != threads and has_barrier:
+    if own != threads and meets:
         if own > threads:
             raise ReconstructError(f"kernel {kernel.name} has barriers and {own} threads, more than {threads}")
         text = guarded(text, f"thread < {own}")
@@ -128,9 +127,9 @@ def _guards(parts: Sequence[Statement], condition: str) -> Iterator[tuple[int, s
         if isinstance(part, Declaration):
             if any(isinstance(inner, Index) or (isinstance(inner, Unary) and inner.operator == "*") for inner in _inside(part)):
                 raise ReconstructError(f"the declaration of {part.name} reads memory, which threads without work must not")
-        elif isinstance(part, Loop | Scope) and any(isinstance(inner, Barrier) for inner in every([part])):
+        elif isinstance(part, Loop | Scope) and has_barrier(part):
             yield from _guards(part.body, condition)
-        elif isinstance(part, If) and any(isinstance(inner, Barrier) for inner in every([part])):
+        elif isinstance(part, If) and has_barrier(part):
             yield from _guards([*part.then, *part.other], condition)
         elif isinstance(part, Opaque) and part.text.startswith("nvcuda::wmma::fragment<"):
             continue

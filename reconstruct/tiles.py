@@ -15,10 +15,9 @@ from im2win.reconstruct.expressions import size_of
 from im2win.reconstruct.layout import Layout
 from im2win.reconstruct.rules import ReconstructError
 from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel
+from im2win.reconstruct.unit import AXES, Kernel
 
 Ints = npt.NDArray[np.int64]
-AXES = "xyz"
 CHUNK = 64  # blocks that are traced at once
 PAIRS = 1 << 28  # of blocks, at most
 

@@ -20,6 +20,7 @@ from im2win.reconstruct.rules import Match, ReconstructError
 from im2win.reconstruct.statements import Barrier, Declaration, Loop, Statement, blanked, closing, every, statements
 
 WARP = 32
+AXES = "xyz"
 
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\((?P<bounds>[\d,\s]+)\)\s+)?(?P<name>\w+)\s*\((?P<parameters>[^()]*)\)\s*(?P<end>[;{])'
@@ -137,9 +138,10 @@ class Kernel:
         shapes = {(launch.grid, launch.block, launch.dynamic_bytes) for launch in self.launches}
         if len(shapes) > 1:
             raise ReconstructError(f"kernel {self.name} is launched in {len(shapes)} ways; rules need one.")
-        if len(self.launches[0].arguments) != len(self.parameters):
-            what = f"{len(self.parameters)} parameters and {len(self.launches[0].arguments)} arguments"
-            raise ReconstructError(f"kernel {self.name}: {what}.")
+        for launch in self.launches:
+            if len(launch.arguments) != len(self.parameters):
+                what = f"{len(self.parameters)} parameters and {len(launch.arguments)} arguments"
+                raise ReconstructError(f"kernel {self.name}: {what}.")
         return self.launches[0]
 
     @property

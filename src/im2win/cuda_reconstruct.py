@@ -166,7 +166,11 @@ def _one_head(heads: Sequence[str]) -> str:
 
 
 def _function(function: Function) -> Any:
-    """A function with a unit's launches and workspaces; its kernels only name what they are given."""
+    """A function with a unit's launches and workspaces; its kernels only name what they are given.
+
+    Raises:
+        ReconstructError: a launch takes a number, or part of a tensor.
+    """
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(function.name)
         held: dict[str | int, Any] = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
