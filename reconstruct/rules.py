@@ -33,12 +33,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Match:
-    """One place that a rule changed: its line (from 1, in the text the rule saw), and the text before and after."""
+    """One place that a rule changed: its line (from 1, in the text the rule saw), the text before and after, and why."""
 
     rule: str
     line: int
     before: str
     after: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ def reconstruct(source: str, rules: Sequence[Rule] = ()) -> Reconstruction:
             places = ", ".join(f"line {source.count(chr(10), 0, m.start()) + 1}" for m in found) or "nowhere"
             what = f"rule {rule.name!r} ({rule.why}) matched {len(found)} times ({places})"
             raise ReconstructError(f"{what}; it must match {expected} times.")
-        done += [
-            Match(rule.name, source.count("\n", 0, m.start()) + 1, m.group(), m.expand(rule.replacement)) for m in found
-        ]
+        done += [Match(rule.name, source.count("\n", 0, m.start()) + 1, m.group(), m.expand(rule.replacement), rule.why) for m in found]
         source = pattern.sub(rule.replacement, source)
         if found and pattern.search(source):
             raise ReconstructError(f"rule {rule.name!r} matches its own result; it must be idempotent.")

@@ -131,6 +131,39 @@ def test_asynchronous_copies_are_there_once_waited_for() -> None:
         assert np.isnan(y[64:]).any(), "the second group was not waited for"
 
 
+HANDED_OVER = """
+  __shared__ float s[64];
+  if (blockIdx.x == 0) {
+    y[64 + threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&y[0], 1.0f);
+  } else {
+    {wait}
+    __syncthreads();
+    s[threadIdx.x] = y[64 + threadIdx.x];
+    __syncthreads();
+    y[128 + threadIdx.x] = s[63 - threadIdx.x];
+  }
+"""
+WAIT = "if (threadIdx.x == 0) while (*(volatile float*)y == 0.0f) emulator::pause(__LINE__);"
+
+
+@pytest.mark.parametrize("wait", [WAIT, ""], ids=["waits", "does not wait"])
+def test_blocks_in_turns(wait: str) -> None:
+    """Each keeps its own shared memory; who does not wait for another finds nothing there, for some seed."""
+    emulation, right = emulate(HANDED_OVER.replace("{wait}", wait), blocks=2), []
+    for seed in SEEDS:
+        y = np.full(192, np.nan, np.float32)
+        y[0] = 0
+        emulation({"x": NUMBERS, "y": y}, seed, resident=2)
+        right.append(np.array_equal(y[128:], NUMBERS[::-1]))
+    assert all(right) if wait else not all(right)
+    if wait:  # one after the other, the second block may come first, and waits for one that has not started
+        with pytest.raises(EmulationError, match="blocks wait for each other, or for one that has not started"):
+            for seed in range(8):
+                emulation({"x": NUMBERS, "y": np.zeros(192, np.float32)}, seed)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from im2win import __version__
-from im2win.commands import ablation, bench, build, demo, facts, layers, logs, report, tune
+from im2win.commands import ablation, bench, build, demo, facts, layers, logs, reconstruct, report, tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -24,7 +24,8 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, bench.bench, ablation.ablation, report.report, facts.algorithms, facts.device, demo.demo,
+    layers.layers, tune.tune, build.build, bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms,
+    facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command()(verb)

@@ -88,20 +88,24 @@ class Emulation:
             values = ", ".join(str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]" for one in launch.arguments)
             grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
-            calls.append(f"  failure = emulator::launch({grid}, {block}, {launch.dynamic_bytes}, seed, {call});")
+            calls.append(f"  failure = emulator::launch({grid}, {block}, {launch.dynamic_bytes}, seed, resident, {call});")
             calls.append(f'  if (!failure.empty()) return (failure = "{launch.kernel}, " + failure).c_str();')
-        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed) {', "  static std::string failure;"]
+        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {', "  static std::string failure;"]
         return "\n".join([*head, *calls, "  return nullptr;", "}", ""])
 
-    def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0) -> None:
+    def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0, resident: int = 1) -> None:
         """Runs all launches on contiguous arrays, which they may write.
+
+        Args:
+            seed: of the order of blocks, warps and threads.
+            resident: blocks that run in turns, rather than one after the other.
 
         Raises:
             EmulationError: a deadlock, barriers in divergent code, or a write outside the tensors.
         """
         buffers = {name: _Guarded(tensors[name]) for name in self.names}
         pointers = (ctypes.c_void_p * len(self.names))(*(buffers[name].address for name in self.names))
-        failure = self._run(pointers, ctypes.c_uint(seed))
+        failure = self._run(pointers, ctypes.c_uint(seed), ctypes.c_uint(resident))
         if failure:
             raise EmulationError(failure.decode())
         for name, buffer in buffers.items():

@@ -5,7 +5,10 @@
 // code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies land at once
 // or when they are waited for, drawn from the seed, too: who reads before the wait, or writes what is still to be read, is found out.
 //
-// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in types.hpp, and nothing else.
+// Blocks run one after the other, or a few of them in turns ("resident"). A block that waits for another calls emulator::pause in its loop;
+// if all of them only wait, they wait for each other, or for a block that has not started: an error.
+//
+// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in the headers beside it, nothing else.
 #pragma once
 
 #include <algorithm>
@@ -114,6 +117,7 @@ struct Thread {
   Stack stack;
   State state = State::ready;
   dim3 index;
+  size_t paused = 0;                            // `progress` when it last found that it must wait for another block
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
   void* argument = nullptr;                     // what it brings to that operation
@@ -139,12 +143,13 @@ struct Block {
   std::mt19937_64 random;
   std::function<void()> kernel;
   std::string failure;
-  WarpOperation operation;
+  std::vector<unsigned> pace;  // of warps: some run at every turn they get, others fall behind until somebody waits for them
+  std::vector<char> dynamic_shared;
+  std::vector<std::pair<const void*, Phases>> all_phases;  // by address
+  std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
 };
 inline Block block;
-inline std::vector<char> dynamic_shared;
-inline std::vector<std::pair<const void*, Phases>> all_phases;  // of the block, by address
-inline std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
+inline size_t progress = 1;  // goes up with whatever a thread that waits for another block may wait for
 
 inline void wait(State state) {
   block.current->state = state;
@@ -196,95 +201,168 @@ inline void warp_operation(int site, unsigned mask, void* argument, const WarpOp
     if (other != lane && mask >> other & 1) block.threads[first + other].state = State::ready;
 }
 
-// Runs one block to its end; "" or what went wrong.
-inline std::string run_block(unsigned seed) {
+// In a loop that waits for another block: lets others run.
+inline void pause(int site) {
+  block.current->site = site;
+  block.current->paused = progress;
+  wait(State::ready);
+}
+
+inline void begin_block(unsigned seed) {
   const size_t count = size_t(blockDim.x) * blockDim.y * blockDim.z;
   block.threads.resize(count);
   if (block.memory.size() < count * Block::stack_bytes) block.memory.resize(count * Block::stack_bytes);
   block.random.seed(seed);
   block.failure.clear();
   if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
-  std::fill(dynamic_shared.begin(), dynamic_shared.end(), char(0xff));
-  unfenced.assign(dynamic_shared.size() / 16 + 1, 0);
-  all_phases.clear();
+  std::fill(block.dynamic_shared.begin(), block.dynamic_shared.end(), char(0xff));
+  block.unfenced.assign(block.dynamic_shared.size() / 16 + 1, 0);
+  block.all_phases.clear();
   for (size_t i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread = Thread();
     thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
     thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
   }
-  const size_t warps = (count + 31) / 32;
-  std::vector<unsigned> pace(warps);  // some warps run at every turn they get, others fall behind until somebody waits for them
-  for (unsigned& one : pace) one = 1u << block.random() % 3 * 2;
-  std::vector<char> resting(warps);
-  std::vector<size_t> ready(count);
-  for (;;) {
-    ready.clear();
-    size_t waiting = 0, done = 0;
-    for (size_t i = 0; i < count; ++i) {
-      if (block.threads[i].state == State::ready) ready.push_back(i);
-      waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
-    }
-    if (!block.failure.empty()) return block.failure;
-    if (done == count) return "";
-    if (ready.empty()) {
-      if (waiting + done < count) return "a warp operation that some of its lanes never reach";
-      int site = 0;
-      for (auto& thread : block.threads) {
-        if (thread.state != State::barrier) continue;
-        if (site && thread.site != site)
-          return "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
-        site = thread.site, thread.state = State::ready;
-      }
-      continue;
-    }
-    // whole warps one after the other, or all threads in any order: both happen
-    std::shuffle(ready.begin(), ready.end(), block.random);
-    if (block.random() & 1) {
-      std::vector<size_t> rank(warps);
-      for (size_t i = 0; i < warps; ++i) rank[i] = i;
-      std::shuffle(rank.begin(), rank.end(), block.random);
-      std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
-    }
-    for (size_t warp = 0; warp < warps; ++warp) resting[warp] = block.random() % pace[warp] != 0;
-    for (size_t i : ready) {
-      Thread& thread = block.threads[i];
-      if (thread.state != State::ready || resting[i / 32]) continue;
-      block.current = &thread;
-      threadIdx = thread.index;
-      switch_fiber(block.scheduler, thread.stack);
-    }
-  }
+  block.pace.resize((count + 31) / 32);
+  for (unsigned& one : block.pace) one = 1u << block.random() % 3 * 2;
 }
 
-// Runs a grid, its blocks in an order drawn from the seed; "" or what went wrong.
-inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, std::function<void()> kernel) {
-  if (size_t(threads.x) * threads.y * threads.z > 1024) return "more than 1024 threads a block";
-  gridDim = grid, blockDim = threads, block.kernel = std::move(kernel);
-  dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
-  std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::mt19937_64 random(seed);
-  std::shuffle(order.begin(), order.end(), random);
-  for (size_t i : order) {
-    blockIdx = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
-    const std::string failure = run_block(unsigned(random()));
-    if (failure.empty()) continue;
-    const auto [x, y, z] = blockIdx;
-    return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + failure;
+enum class Turn { able, waiting, done };
+
+// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure. Whether all of them wait for another.
+inline Turn step_block() {
+  const size_t count = block.threads.size();
+  std::vector<size_t> ready;
+  size_t waiting = 0, done = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (block.threads[i].state == State::ready) ready.push_back(i);
+    waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
+  }
+  if (!block.failure.empty() || done == count) return Turn::done;
+  if (ready.empty()) {
+    if (waiting + done < count) {
+      block.failure = "a warp operation that some of its lanes never reach";
+      return Turn::done;
+    }
+    int site = 0;
+    for (auto& thread : block.threads) {
+      if (thread.state != State::barrier) continue;
+      if (site && thread.site != site) {
+        block.failure = "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
+        return Turn::done;
+      }
+      site = thread.site, thread.state = State::ready;
+    }
+    return Turn::able;
+  }
+  // whole warps one after the other, or all threads in any order: both happen
+  const size_t warps = block.pace.size();
+  std::shuffle(ready.begin(), ready.end(), block.random);
+  if (block.random() & 1) {
+    std::vector<size_t> rank(warps);
+    for (size_t i = 0; i < warps; ++i) rank[i] = i;
+    std::shuffle(rank.begin(), rank.end(), block.random);
+    std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
+  }
+  std::vector<char> resting(warps);
+  for (size_t warp = 0; warp < warps; ++warp) resting[warp] = block.random() % block.pace[warp] != 0;
+  for (size_t i : ready) {
+    Thread& thread = block.threads[i];
+    if (thread.state != State::ready || resting[i / 32]) continue;
+    block.current = &thread;
+    thread.paused = 0;
+    threadIdx = thread.index;
+    switch_fiber(block.scheduler, thread.stack);
+    if (!thread.paused) ++progress;
+  }
+  return std::all_of(ready.begin(), ready.end(), [](size_t i) { return block.threads[i].paused == progress; }) ? Turn::waiting : Turn::able;
+}
+
+// A block that has started: what is its own while another one has its turn.
+struct Resident {
+  Block state;
+  std::vector<char> shared;
+  dim3 index;
+  bool active = false;
+  size_t waiting = 0;  // `progress` when all that could run in it waited for another block
+
+  // Exchanges what is the block's with what is global.
+  void swap(bool begins) {
+    std::swap(block, state);
+    const size_t bytes = __start_emulated_shared ? __stop_emulated_shared - __start_emulated_shared : 0;
+    shared.resize(bytes);
+    if (bytes && begins) std::memcpy(__start_emulated_shared, shared.data(), bytes);
+    if (bytes && !begins) std::memcpy(shared.data(), __start_emulated_shared, bytes);
+    blockIdx = index;
+  }
+};
+inline std::vector<Resident> slots;  // their memory serves all launches
+inline Resident* running = nullptr;
+
+inline void let_run(Resident* next) {
+  if (next == running) return;
+  if (running) running->swap(false);
+  if (next) next->swap(true);
+  running = next;
+}
+
+inline std::string run_blocks(const std::vector<size_t>& order, std::mt19937_64& random) {
+  for (size_t next = 0, done = 0; done < order.size();) {
+    for (auto& slot : slots) {
+      if (slot.active || next == order.size()) continue;
+      const size_t i = order[next++];
+      let_run(nullptr);
+      slot.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y), unsigned(i / gridDim.x / gridDim.y)};
+      slot.active = true, slot.waiting = 0;
+      let_run(&slot);
+      begin_block(unsigned(random()));
+    }
+    std::vector<Resident*> able;
+    for (auto& slot : slots)
+      if (slot.active && slot.waiting != progress) able.push_back(&slot);
+    if (able.empty()) return "blocks wait for each other, or for one that has not started";
+    Resident& slot = *able[able.size() > 1 ? random() % able.size() : 0];
+    let_run(&slot);
+    const Turn turn = step_block();
+    if (!block.failure.empty()) {
+      const auto [x, y, z] = slot.index;
+      return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + block.failure;
+    }
+    if (turn == Turn::waiting) slot.waiting = progress;
+    if (turn == Turn::done) slot.active = false, ++done;
   }
   return "";
 }
 
+// Runs a grid, its blocks in an order drawn from the seed, at most `resident` of them in turns; "" or what went wrong.
+inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, size_t resident, std::function<void()> kernel) {
+  if (size_t(threads.x) * threads.y * threads.z > 1024) return "more than 1024 threads a block";
+  gridDim = grid, blockDim = threads;
+  std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::mt19937_64 random(seed);
+  std::shuffle(order.begin(), order.end(), random);
+  slots.resize(std::min(std::max(resident, size_t(1)), order.size()));
+  for (auto& slot : slots) {
+    slot.state.dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
+    slot.state.kernel = kernel;
+    slot.active = false;
+  }
+  const std::string failure = run_blocks(order, random);
+  let_run(nullptr);
+  return failure;
+}
+
 inline char* dynamic_shared_memory() {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
+  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block.dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
 }
 
 // ---------------------------------------------------------------- asynchronous copies
 
 inline char* fence_mark(const void* shared) {  // null outside dynamic shared memory
-  const size_t at = size_t(static_cast<const char*>(shared) - dynamic_shared.data());
-  return at < dynamic_shared.size() ? &unfenced[at / 16] : nullptr;
+  const size_t at = size_t(static_cast<const char*>(shared) - block.dynamic_shared.data());
+  return at < block.dynamic_shared.size() ? &block.unfenced[at / 16] : nullptr;
 }
 
 inline void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
@@ -308,12 +386,12 @@ inline void wait_copies(size_t newest_left) {
 // ---------------------------------------------------------------- bulk copies
 
 inline Phases& phases_at(const void* at) {
-  for (auto& [address, phases] : all_phases)
+  for (auto& [address, phases] : block.all_phases)
     if (address == at) return phases;
   fail("a barrier for bulk copies that was not started");
-  return all_phases.front().second;
+  return block.all_phases.front().second;
 }
-inline void start_phases(const void* at) { all_phases.emplace_back(at, Phases()); }
+inline void start_phases(const void* at) { block.all_phases.emplace_back(at, Phases()); }
 inline void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
   Phases& phases = phases_at(at);
   if (phases.begun++ != phases.ended) fail("a bulk copy in a phase that has one");
@@ -408,6 +486,16 @@ inline unsigned mask_of(unsigned mask = 0xffffffffu) {
   emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own + int(delta); }, 32)
 #define __shfl_up_sync(mask, value, delta) \
   emulator::shuffle(__LINE__, emulator::mask_of(mask), value, [=](int own) { return own - int(delta); }, 32)
+
+template <typename T>
+T atomicAdd(T* place, T value) {
+  const T before = *place;
+  *place = before + value;
+  ++emulator::progress;
+  return before;
+}
+
+#include "wmma.hpp"
 
 namespace emulator {
 

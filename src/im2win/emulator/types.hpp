@@ -85,12 +85,6 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 template <typename T>
 T __ldg(const T* place) { return *place; }
-template <typename T>
-T atomicAdd(T* place, T value) {
-  const T before = *place;
-  *place = before + value;
-  return before;
-}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }

@@ -1,0 +1,180 @@
+"""Which barriers a kernel needs: decided by an argument about indices, barrier by barrier, and never by trying.
+
+For every barrier, with all decisions so far in force: without it two epochs become one. If no two threads of different warps meet in it, a
+barrier of the warp is enough; if no two threads of a warp meet, either, none is. Threads meet at a byte that both touch and one writes;
+every address of every thread and iteration is enumerated (`trace`, `footprints`). Global memory that the kernel writes counts like shared
+memory. A fence or an atomic operation keeps its barriers: other blocks see in which order things happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from im2win.reconstruct.events import NotShown, Waited
+from im2win.reconstruct.footprints import Ledger, Meeting
+from im2win.reconstruct.rules import Match
+from im2win.reconstruct.scan import written
+from im2win.reconstruct.trace import Trace
+from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
+
+Needed = Literal["needed", "not shown", "warp", "none"]
+RULE = "barriers"
+BLOCKS = 4096  # of a grid that are looked at one by one where places depend on the block
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one barrier.
+
+    number: counts the kernel's barriers in the order of the text. line: in the source. scope: "block" or "warp", what it is.
+    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of a warp meet; "none": no threads meet.
+    """
+
+    kernel: str
+    number: int
+    line: int
+    span: tuple[int, int]
+    scope: str
+    outcome: Needed
+    why: str
+
+    @property
+    def replacement(self) -> str | None:
+        """The text in its place; None where it stays."""
+        if self.outcome == "none":
+            return ""
+        return "__syncwarp();" if self.outcome == "warp" and self.scope == "block" else None
+
+
+def judge(kernel: Kernel) -> list[Verdict]:
+    """A verdict on every barrier of a kernel, in the order of the text; those that are met most often are decided first.
+
+    Raises:
+        ReconstructError: the kernel's launch is not known.
+    """
+    count = len(kernel.barriers)
+    if not count:
+        return []
+    try:
+        ledgers = _ledgers(kernel)
+    except NotShown as error:
+        return [_verdict(kernel, number, "not shown", str(error)) for number in range(count)]
+    state = [barrier.scope for barrier in kernel.barriers]
+    met = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
+    found = dict[int, Verdict]()
+    for number in sorted(range(count), key=lambda number: (-met[number], number)):
+        outcome, why = _decide(kernel, ledgers, state, number)
+        if outcome in ("warp", "none"):
+            state[number] = outcome
+        found[number] = _verdict(kernel, number, outcome, why)
+    return [found[number] for number in range(count)]
+
+
+def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:
+    barrier = kernel.barriers[number]
+    return Verdict(kernel.name, number, kernel.line(barrier.span[0]), barrier.span, barrier.scope, outcome, why)
+
+
+def _ledgers(kernel: Kernel) -> list[Ledger]:
+    """One for every block that must be looked at, with all numbers that launches give: the first, where nothing depends on the block."""
+    outputs = written(kernel)
+    loose = [parameter.name for parameter in kernel.parameters if parameter.element and not parameter.restrict]
+    if outputs and loose:
+        raise NotShown(f"parameter {loose[0]} is not __restrict__: what it points to may be what the kernel writes")
+    tracked = {array.name for array in kernel.shared} | outputs
+    count, threads = math.prod(kernel.launch.grid), kernel.threads
+    given = [{name: np.array(value) for name, value in numbers.items()} for numbers in kernel.numbers]
+    try:
+        return [Ledger(Trace(kernel, tracked, None, names), threads) for names in given]
+    except NotShown as error:
+        if count > BLOCKS:
+            raise
+        first = error
+    x, y, _ = kernel.launch.grid
+    blocks = [(np.array([i % x]), np.array([i // x % y]), np.array([i // (x * y)])) for i in range(count)]
+    try:
+        return [Ledger(Trace(kernel, tracked, block, names), threads) for names in given for block in blocks]
+    except NotShown:
+        raise first from None
+
+
+def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], number: int) -> tuple[Needed, str]:
+    """Block barriers first: without this one, do warps meet? Then barriers of any kind: do threads?"""
+    if state[number] == "block":
+        held = _held(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
+        if held is not None:
+            return held
+    held = _held(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
+    if held is None:
+        return "none", "no thread touches what another writes"
+    if state[number] == "block":
+        return "warp", f"only threads of one warp meet: {held[1]}"
+    return held
+
+
+def _held(kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int) -> tuple[Needed, str] | None:
+    """Why a barrier must stay among those that are `apart`; None if without it no threads of different groups of `per` meet."""
+    for ledger in ledgers:
+        for group in ledger.groups(lambda wait: wait.number != number and apart(wait)):
+            if not any(epoch.ended and epoch.ended.number == number for epoch in group[:-1]):
+                continue
+            fence = next((epoch.fence for epoch in group if epoch.fence), None)
+            if fence:
+                return "needed", f"it orders {fence.text} in line {kernel.line(fence.span[0])}, which other blocks take part in"
+            meeting = next(ledger.meetings(group, per), None)
+            if meeting is not None:
+                sure = meeting.certain and meeting.parted
+                return ("needed" if sure else "not shown"), _described(kernel, meeting)
+    return None
+
+
+def _described(kernel: Kernel, meeting: Meeting) -> str:
+    """The meeting in words."""
+    one, other = meeting.one, meeting.other
+    write, read = ("writes", "reads") if meeting.certain else ("may write", "may read")
+    place = f"byte {meeting.byte} of {meeting.buffer}"
+    first, second = (_thread(kernel, thread) for thread in (meeting.thread, meeting.another))
+    lines = [kernel.line(access.span[0]) for access in (one, other)]
+    text = f"{first} {write} {place} in line {lines[0]}, {second} {write if other.write else read} it in line {lines[1]}"
+    return text + ("" if meeting.parted else ", and no barrier is between them even now")
+
+
+def _thread(kernel: Kernel, thread: int) -> str:
+    x, y, z = kernel.launch.block
+    index = (thread % x, thread // x % y, thread // (x * y)) if y * z > 1 else thread
+    return f"thread {index} of warp {thread // WARP}"
+
+
+def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
+    """The changes that verdicts allow."""
+    return [
+        Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, RULE, verdict.why)
+        for verdict in verdicts
+        if verdict.replacement is not None
+    ]
+
+
+def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
+    """The whole line of a barrier that stands alone in it, else the barrier."""
+    start = kernel.source.rfind("\n", 0, verdict.span[0]) + 1
+    end = kernel.source.find("\n", verdict.span[1]) + 1
+    alone = kernel.source[start:end].strip() == kernel.source[slice(*verdict.span)]
+    return (start, end) if alone else verdict.span
+
+
+def changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]:
+    """The unit with what verdicts on it allow, and what was changed."""
+    kernels = unit.kernels.items()
+    return unit.edited(edit for name, kernel in kernels for edit in _edits(kernel, [one for one in verdicts if one.kernel == name]))
+
+
+def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
+    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts."""
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    return *changed(unit, verdicts), verdicts

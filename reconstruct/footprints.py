@@ -1,0 +1,185 @@
+"""Who touches what between two barriers, and whether anyone meets.
+
+Two threads meet at a byte if both touch it and one of them writes. As long as no two threads of different warps meet between two block
+barriers, and no two threads of a warp between two barriers of any kind, the order in which threads run cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, Waited
+
+Ints = npt.NDArray[np.int64]
+_NOBODY = np.iinfo(np.int32).max
+
+
+@dataclass
+class Touched:
+    """Of one buffer in one epoch, unit by unit: whether it is written, and the first and last thread that touches it."""
+
+    wrote: npt.NDArray[np.bool_]
+    first: npt.NDArray[np.int32]
+    last: npt.NDArray[np.int32]
+
+    @classmethod
+    def nothing(cls, size: int) -> Touched:
+        return cls(np.zeros(size, np.bool_), np.full(size, _NOBODY, np.int32), np.full(size, -1, np.int32))
+
+    def add(self, other: Touched) -> None:
+        """What both touch."""
+        self.wrote |= other.wrote
+        np.minimum(self.first, other.first, out=self.first)
+        np.maximum(self.last, other.last, out=self.last)
+
+    def met(self, per: int) -> npt.NDArray[np.bool_]:
+        """Units where threads of different groups of `per` threads meet."""
+        return np.asarray(self.wrote & (self.first // per != self.last // per))
+
+
+@dataclass
+class Epoch:
+    """What happens between two barriers.
+
+    accesses: all of them, asynchronous ones as long as they may be under way. fence: something that other blocks take part in. ended: the
+    barrier behind it, None at the end of the kernel.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    fence: Fence | None = None
+    ended: Waited | None = None
+    touched: dict[str, Touched] = field(default_factory=dict)
+
+
+def epochs(events: Iterable[Event]) -> list[Epoch]:
+    """The events in pieces that barriers part; an asynchronous copy counts in all pieces until it has landed for sure."""
+    found, groups, opened = [Epoch()], list[list[Access]](), list[Access]()
+    for event in events:
+        match event:
+            case Access():
+                found[-1].accesses.append(event)
+                if event.pending:
+                    opened.append(event)
+            case Commit():
+                groups.append(opened)
+                opened = []
+            case Landed(left):
+                del groups[: max(len(groups) - left, 0)]
+            case Fence():
+                found[-1].fence = found[-1].fence or event
+            case Waited():
+                found[-1].ended = event
+                found.append(Epoch([access for group in groups for access in group] + opened))
+    return found
+
+
+class Ledger:
+    """The epochs of a kernel with what is touched in each.
+
+    Args:
+        events: of one block.
+        threads: of that block.
+    """
+
+    def __init__(self, events: Iterable[Event], threads: int) -> None:
+        self.epochs, self.threads = epochs(events), threads
+        self._units: dict[str, int] = {}
+        self._places: dict[str, Ints] = {}
+        by_buffer: dict[str, list[Access]] = {}
+        for access in self._all():
+            by_buffer.setdefault(access.buffer, []).append(access)
+        for buffer, accesses in by_buffer.items():
+            self._count(buffer, accesses)
+        for epoch in self.epochs:
+            for access in epoch.accesses:
+                self._touch(epoch, access)
+
+    def _all(self) -> list[Access]:
+        return list({id(access): access for epoch in self.epochs for access in epoch.accesses}.values())
+
+    def _count(self, buffer: str, accesses: Sequence[Access]) -> None:
+        """Chooses units in which all accesses of a buffer are whole, and lists those in use."""
+        self._units[buffer] = int(np.gcd.reduce([np.gcd.reduce(np.append(access.start.ravel(), access.width)) for access in accesses]))
+        self._places[buffer] = np.unique(np.concatenate([np.unique(self._touches(access)[0]) for access in accesses]))
+
+    def _touches(self, access: Access) -> tuple[Ints, Ints]:
+        """The units of an access and the threads that touch them, one beside the other, in the order of threads."""
+        shape = np.broadcast_shapes(access.start.shape, () if access.mask is None else access.mask.shape, (self.threads,))
+        starts = np.broadcast_to(access.start, shape)
+        threads = np.broadcast_to(np.arange(self.threads), shape)
+        if access.mask is not None:
+            chosen = np.broadcast_to(access.mask, shape)
+            starts, threads = starts[chosen], threads[chosen]
+        order = np.argsort(threads, axis=None, kind="stable")
+        starts, threads = starts.ravel()[order], threads.ravel()[order]
+        unit = self._units[access.buffer]
+        units = (starts[:, None] // unit + np.arange(access.width // unit)).ravel()
+        return units, np.repeat(threads, access.width // unit)
+
+    def _touch(self, epoch: Epoch, access: Access) -> None:
+        units, threads = self._touches(access)
+        at = np.searchsorted(self._places[access.buffer], units)
+        touched = epoch.touched.setdefault(access.buffer, Touched.nothing(len(self._places[access.buffer])))
+        first, last = (np.full(len(touched.first), nobody, np.int32) for nobody in (_NOBODY, -1))
+        first[at[::-1]], last[at] = threads[::-1], threads  # of equal places the last one stays
+        wrote = np.zeros(len(first), np.bool_)
+        wrote[at] = access.write
+        touched.add(Touched(wrote, first, last))
+
+    def meetings(self, group: Sequence[Epoch], per: int) -> Iterator[Meeting]:
+        """A meeting of threads of different groups of `per`, for every buffer that has one where several of these epochs touch it."""
+        for buffer in sorted({buffer for epoch in group for buffer in epoch.touched}):
+            touched = Touched.nothing(len(self._places[buffer]))
+            times = np.zeros(len(self._places[buffer]), np.int64)
+            for part in (epoch.touched[buffer] for epoch in group if buffer in epoch.touched):
+                touched.add(part)
+                times += part.last >= 0
+            met = touched.met(per) & (times > 1)
+            if met.any():
+                yield self._meeting(group, per, buffer, int(np.argmax(met)))
+
+    def _meeting(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Meeting:
+        """Two accesses of one unit, one of them a write, by threads of different groups; in different epochs where there are such."""
+        unit, found = int(self._places[buffer][place]), list[tuple[int, Access, int]]()
+        for number, epoch in enumerate(group):
+            for access in (access for access in epoch.accesses if access.buffer == buffer):
+                units, threads = self._touches(access)
+                found += [(number, access, int(thread)) for thread in np.unique(threads[units == unit])]
+        pairs = [
+            (Meeting(buffer, unit * self._units[buffer], one, thread, other, another, epoch != later))
+            for epoch, one, thread in found
+            for later, other, another in found
+            if one.write and thread // per != another // per
+        ]
+        return min(pairs, key=lambda pair: (not pair.parted, not pair.certain))
+
+    def groups(self, apart: Callable[[Waited], bool]) -> list[list[Epoch]]:
+        """The epochs in runs that only the barriers `apart` part."""
+        runs: list[list[Epoch]] = [[]]
+        for epoch in self.epochs:
+            runs[-1].append(epoch)
+            if epoch.ended is not None and apart(epoch.ended):
+                runs.append([])
+        return runs
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """Two threads at one byte of a buffer: `thread` writes it, `another` touches it; `parted`: a barrier is between them as it is."""
+
+    buffer: str
+    byte: int
+    one: Access
+    thread: int
+    other: Access
+    another: int
+    parted: bool
+
+    @property
+    def certain(self) -> bool:
+        """Whether both are sure to happen."""
+        return self.one.certain and self.other.certain

@@ -1,0 +1,138 @@
+"""Indices of a tensor of which a block holds a part in shared memory: changed, and compared with the old ones address by address."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from im2win.reconstruct.events import Access, NotShown
+from im2win.reconstruct.expressions import ExpressionError, parse
+from im2win.reconstruct.pairs import Pair
+from im2win.reconstruct.statements import blanked, closing
+from im2win.reconstruct.tiles import Ints, NotFused, Tiling, grid_blocks
+from im2win.reconstruct.trace import Trace
+from im2win.reconstruct.unit import AXES, Kernel
+
+
+@dataclass(frozen=True)
+class _Site:
+    """An index of a tensor in a kernel's body: the offsets of the name and of the index, and both ends."""
+
+    start: int
+    index: tuple[int, int]
+    end: int
+
+
+def _sites(kernel: Kernel, name: str) -> list[_Site]:
+    """Where a kernel indexes a parameter: `name[index]` or `(name + index)`, and no other use.
+
+    Raises:
+        NotFused: it is used in another way.
+    """
+    text, found = blanked(kernel.source), []
+    for match in re.finditer(rf"\b{name}\b", text[: kernel.inner[1]]):
+        if match.start() < kernel.inner[0]:
+            continue
+        after = re.compile(r"\s*(\[|\+ )").match(text, match.end())
+        if after is None:
+            raise NotFused(f"line {kernel.line(match.start())}: {name} is used other than by an index")
+        if after[1] == "[":
+            last = closing(text, after.end() - 1)
+        else:
+            opened = text.rindex("(", 0, match.start())
+            if text[opened + 1 : match.start()].strip():
+                raise NotFused(f"line {kernel.line(match.start())}: {name} is used other than by an index")
+            last = closing(text, opened)
+        found.append(_Site(match.start(), (after.end(), last), last))
+    return found
+
+
+def held(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
+    """A kernel's body with all indices of the tensor those of its part in shared memory.
+
+    Factors are changed where that is right for every thread, iteration and block; elsewhere digits are taken apart and put together.
+
+    Raises:
+        NotFused: an index that neither does.
+    """
+    sites = _sites(kernel, name)
+    makes = kernel is found.producer
+    single = {f"blockIdx.{axis}" for axis, along in zip(AXES, tiles.along, strict=True) if along.count == 1}
+    origin = single if makes else {f"blockIdx.{axis}" for axis in AXES}
+    texts = []
+    for site in sites:
+        index = kernel.source[slice(*site.index)]
+        place = f"(({index}) - {found.tensor}_origin)"
+        try:
+            short = tiles.layout.rescaled(parse(index), origin)
+            short = re.sub(r"\(\(int\)blockIdx\.([xyz])\)", r"tile_\1", short) if makes else short
+        except ExpressionError:
+            short = tiles.layout.text(place)
+        texts.append([short, tiles.layout.text(place)])
+    choice = [0] * len(sites)
+    for _ in range(2):
+        body = _written(kernel, sites, [forms[i] for forms, i in zip(texts, choice, strict=True)], f"{found.tensor}_tile")
+        wrong = _mismatches(found, tiles, kernel, name, body)
+        if not wrong:
+            return body
+        choice = [1 if any(low <= site.start < high for low, high in wrong) else i for site, i in zip(sites, choice, strict=True)]
+    line = kernel.line(min(wrong)[0])
+    raise NotFused(f"line {line}: an index of {found.tensor} does not lie where the part in shared memory has it")
+
+
+def _written(kernel: Kernel, sites: list[_Site], texts: list[str], name: str) -> str:
+    source, end = kernel.source, kernel.inner[1]
+    body = source[:end]
+    for site, text in sorted(zip(sites, texts, strict=True), key=lambda pair: -pair[0].start):
+        opens = " + " if body[site.end] == ")" else "["
+        body = body[: site.start] + name + opens + text + body[site.end :]
+    return body[kernel.inner[0] :]
+
+
+def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str) -> set[tuple[int, int]]:
+    """Spans, in the kernel's source, of statements whose new indices are not where the old ones' elements are held."""
+    tile, wrong = f"{found.tensor}_tile", set[tuple[int, int]]()
+    changed = kernel.source[: kernel.inner[0]] + body + kernel.source[kernel.inner[1] :]
+    inner = kernel.inner[0], kernel.inner[0] + len(body)
+    parameters = tuple(replace(parameter, name=tile) if parameter.name == name else parameter for parameter in kernel.parameters)
+    held = Kernel(kernel.name, parameters, kernel.bounds, (kernel.span[0], inner[1] + 1), inner, changed, kernel.launches)
+    for _, blocks in grid_blocks(kernel):
+        old = [event for event in Trace(kernel, {name}, blocks) if isinstance(event, Access)]
+        for names, start in _origins(found, tiles, kernel, blocks):
+            try:
+                traced = Trace(held, {tile}, blocks, {**names, f"{found.tensor}_origin": start})
+                new = [event for event in traced if isinstance(event, Access)]
+            except NotShown:
+                return {kernel.inner}
+            if [event.width for event in old] != [event.width for event in new]:
+                raise NotFused(f"the accesses of {found.tensor} in {kernel.name} are not those before")
+            wrong |= {before.span for before, after in zip(old, new, strict=True) if not _same(before, after, start, tiles)}
+    return wrong
+
+
+def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Ints, Ints]) -> Iterator[tuple[dict[str, Ints], Ints]]:
+    """Which tile of its box each block is, and where that box begins: one case for a consumer, one for each tile of a producer."""
+    if kernel is not found.producer:
+        yield {}, tiles.start(blocks)
+        return
+    first, *steps = tiles.origin
+    counts = [along.count if along.axis else 1 for along in tiles.along]
+    for number in range(math.prod(counts)):
+        tied = (number % counts[0], number // counts[0] % counts[1], number // (counts[0] * counts[1]))
+        tile = [np.full_like(block, i) if along.axis else block for along, block, i in zip(tiles.along, blocks, tied, strict=True)]
+        start = sum(((block - i) * step for block, i, step in zip(blocks, tile, steps, strict=True)), np.full_like(blocks[0], first))
+        yield {f"tile_{axis}": index for axis, index in zip(AXES, tile, strict=True)}, start
+
+
+def _same(before: Access, after: Access, start: Ints, tiles: Tiling) -> bool:
+    """Whether an access goes where its elements are held: all its lanes, and aligned for its width."""
+    place, new, mask = np.broadcast_arrays(
+        before.start // tiles.element - start.reshape(-1, 1), after.start // tiles.element, np.True_ if before.mask is None else before.mask
+    )
+    place, new, lanes = place[mask], new[mask], before.width // tiles.element
+    last = tiles.layout.held(place + lanes - 1) == new + lanes - 1
+    return bool(np.all(place >= 0) and np.all(tiles.layout.held(place) == new) and np.all(last) and np.all(new % lanes == 0))

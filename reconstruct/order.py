@@ -1,0 +1,156 @@
+"""Which work a block takes up, by the order in which blocks start: blocks that make a tensor before those that read it, wave by wave.
+
+Whoever reads waits only for blocks with smaller tickets, which have started and wait for nobody. That is checked, ticket by ticket.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from im2win.reconstruct.expressions import parse
+from im2win.reconstruct.splice import indented
+from im2win.reconstruct.tiles import Along, Ints, NotFused, Tiling
+from im2win.reconstruct.unit import AXES
+from im2win.reconstruct.values import evaluate
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The work of a ticket, as C.
+
+    blocks: tickets there are. head: declarations before the work, of a `ticket`. makes: the condition that it makes, rather than reads.
+    producer, consumer: which block of its kernel it is then, along x, y and z.
+    """
+
+    blocks: int
+    head: tuple[tuple[str, str], ...]
+    makes: str
+    producer: dict[str, str]
+    consumer: dict[str, str]
+
+    @property
+    def declarations(self) -> str:
+        """The head as C."""
+        return "".join(f"int {name} = {value};\n" for name, value in self.head)
+
+
+def _spread(number: str, grid: Grid, left_out: int | None = None) -> dict[str, str]:
+    """The index along each axis of the block with a number, x fastest, among the axes that are not left out."""
+    found, before = dict[str, str](), 1
+    axes = [axis for axis in range(3) if axis != left_out]
+    for axis in axes:
+        word = number if before == 1 else f"({number} / {before})"
+        last = axis == axes[-1]
+        found[AXES[axis]] = "0" if grid[axis] == 1 else word if last else f"({word} % {grid[axis]})"
+        before *= grid[axis]
+    return found
+
+
+def order(producer: Grid, consumer: Grid, tiles: Tiling, wave: int) -> Order:
+    """The order of a fused launch; see `llc.fuse` for `wave`.
+
+    Raises:
+        NotFused: waves where the kernels share no axis along which blocks lie over whole blocks.
+    """
+    makers, readers = math.prod(producer), math.prod(consumer)
+    if wave < 0:
+        raise NotFused(f"`wave` (={wave}) must be at least 0")
+    if wave:
+        found = _waves(producer, consumer, tiles, wave)
+    else:
+        head = (("maker", "ticket"), ("reader", f"(ticket - {makers})"))
+        found = Order(makers + readers, head, f"ticket < {makers}", _spread("maker", producer), _spread("reader", consumer))
+    _check(found, producer, consumer, tiles)
+    return found
+
+
+def _waves(producer: Grid, consumer: Grid, tiles: Tiling, wave: int) -> Order:
+    tied = [(axis, along) for axis, along in enumerate(tiles.along) if along.axis]
+    if len(tied) != 1 or tied[0][1].every != 1 or tied[0][1].period or tied[0][1].count > tied[0][1].step:
+        raise NotFused("waves need one axis along which every block that reads lies over blocks of its own that make")
+    axis, along = tied[0]
+    other = AXES.index(along.axis)
+    span, rows, columns = wave * along.step, math.prod(producer) // producer[axis], math.prod(consumer) // consumer[other]
+    full, last = span * rows + wave * columns, -(-consumer[other] // wave) - 1
+    head = (
+        ("wave", f"min((ticket / {full}), {last})"),
+        ("turn", f"(ticket - (wave * {full}))"),
+        ("makers", f"((wave < {last} ? {span} : ({producer[axis]} - (wave * {span}))) * {rows})"),
+        ("maker", f"(turn % {rows})"),
+        ("reader", f"((turn - makers) % {columns})"),
+    )
+    first, second = _spread("maker", producer, axis), _spread("reader", consumer, other)
+    first[AXES[axis]] = f"((wave * {span}) + (turn / {rows}))"
+    second[AXES[other]] = f"((wave * {wave}) + ((turn - makers) / {columns}))"
+    return Order(math.prod(producer) + math.prod(consumer), head, "turn < makers", first, second)
+
+
+def _check(found: Order, producer: Grid, consumer: Grid, tiles: Tiling) -> None:
+    """Every block is somebody's work, and what a block reads is made by earlier tickets.
+
+    Raises:
+        NotFused: it is not so.
+    """
+    scope: dict[str, Ints | None] = {"ticket": np.arange(found.blocks)}
+    for name, value in found.head:
+        scope[name] = evaluate(parse(value), scope)
+    makes = np.broadcast_to(evaluate(parse(found.makes), scope), (found.blocks,)) != 0  # type: ignore[arg-type]
+    tickets = [np.flatnonzero(makes), np.flatnonzero(~makes)]
+    numbers = []
+    for chosen, blocks, grid in zip(tickets, (found.producer, found.consumer), (producer, consumer), strict=True):
+        x, y, z = (np.broadcast_to(evaluate(parse(blocks[axis]), scope), (found.blocks,))[chosen] for axis in AXES)  # type: ignore[arg-type]
+        inside = all(np.all((index >= 0) & (index < extent)) for index, extent in zip((x, y, z), grid, strict=True))
+        numbers.append(x + grid[0] * (y + grid[1] * z))
+        if not inside or not np.array_equal(np.sort(numbers[-1]), np.arange(math.prod(grid))):
+            raise NotFused("an order of blocks that leaves some out")
+    when = np.zeros(math.prod(producer), np.int64)
+    when[numbers[0]] = tickets[0]
+    latest = when.reshape(producer[::-1]).transpose()
+    for reader, ticket in zip(numbers[1], tickets[1], strict=True):
+        if latest[_box(tiles, consumer, int(reader), producer)].max() > ticket:
+            raise NotFused("an order of blocks in which one waits for a later one")
+
+
+def _box(tiles: Tiling, consumer: Grid, reader: int, producer: Grid) -> tuple[slice, slice, slice]:
+    x, y, _ = consumer
+    index = {"x": reader % x, "y": reader // x % y, "z": reader // (x * y)}
+    first = [int(along.first(np.array(index[along.axis]))) if along.axis else 0 for along in tiles.along]
+    i, j, k = (slice(at, min(at + along.count, extent)) for at, along, extent in zip(first, tiles.along, producer, strict=True))
+    return i, j, k
+
+
+@dataclass(frozen=True)
+class Flags:
+    """One counter for the tickets, then one for the blocks that make at each place along the shared axes.
+
+    count: of counters. signal: that of a block that makes, as C. expected: what it comes to. waits: C that waits for those of a block that
+    reads, with the counters called `flags`.
+    """
+
+    count: int
+    signal: str
+    expected: int
+    waits: str
+
+
+def flags(found: Order, producer: Grid, tiles: Tiling, name: str) -> Flags:
+    """The counters of a fused launch; `name` is that of their parameter."""
+    tied: list[tuple[str, Along, int]] = [(AXES[axis], along, producer[axis]) for axis, along in enumerate(tiles.along) if along.axis]
+    signal, index, many, depth = "1", "1", 1, 1
+    lines = "if (thread == 0) {\n"
+    for axis, along, extent in tied:
+        first = re.sub(r"\bblock\b", found.consumer[along.axis], along.text("block"))
+        lines += indented(f"for (int wait_{axis} = 0; wait_{axis} < {along.count}; ++wait_{axis}) {{\n", 2 * depth)
+        lines += indented(f"if (({first} + wait_{axis}) < {extent}) {{\n", 2 * depth + 2)
+        signal, index = f"({signal} + ({found.producer[axis]} * {many}))", f"({index} + (({first} + wait_{axis}) * {many}))"
+        many, depth = many * extent, depth + 2
+    expected = math.prod(producer) // many
+    lines += indented(f"im2win::await_done(({name} + {index}), {expected}u);\n", 2 * depth)
+    lines += "".join("  " * level + "}\n" for level in reversed(range(depth)))
+    return Flags(1 + many, signal, expected, lines)

@@ -1,0 +1,136 @@
+"""The rule sets by name, and the one function that applies them: what tuning, building and the command line ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from im2win.reconstruct import barriers, hip, llc, shmem
+from im2win.reconstruct.judges import Judge
+from im2win.reconstruct.rules import Match, ReconstructError
+from im2win.reconstruct.search import search
+from im2win.reconstruct.unit import Unit
+
+log = logging.getLogger("im2win.reconstruct")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What rules need to know.
+
+    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. judges: they must not object to a change.
+    """
+
+    shared: int = 49152
+    wave: int = 0
+    judges: tuple[Judge, ...] = ()
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rewritten unit, every change, and a line for everything that was decided."""
+
+    unit: Unit
+    matches: list[Match] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """A row of the registry.
+
+    why: what it is for. must: whether a source that it does not fit is an error; otherwise that source stays as it is.
+    """
+
+    name: str
+    why: str
+    apply: Callable[[Unit, Settings], Applied]
+    must: bool = False
+
+
+def _barriers(unit: Unit, settings: Settings) -> Applied:
+    result, matches, story = search(unit, settings.judges)
+    return Applied(result, matches, [str(tried) for tried in story])
+
+
+def _judged(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
+    """A fused unit that no judge objects to.
+
+    Raises:
+        ReconstructError: one does.
+    """
+    result, matches = fused
+    for judge in settings.judges:
+        objection = judge.objection(result)
+        if objection is not None:
+            raise ReconstructError(f"{judge.name} objects to the fused kernel: {objection}")
+    return Applied(result, matches, [f"{match.rule}: {match.why}" for match in matches])
+
+
+def _shared(unit: Unit, settings: Settings) -> Applied:
+    return _judged(shmem.fuse(unit, settings.shared), settings)
+
+
+def _cached(unit: Unit, settings: Settings) -> Applied:
+    return _judged(llc.fuse(unit, settings.shared, settings.wave), settings)
+
+
+def _hip(unit: Unit, settings: Settings) -> Applied:
+    result, matches = hip.translate(unit)
+    return Applied(result, matches, [f"line {match.line}: {match.rule}, {match.why}" for match in matches])
+
+
+RULE_SETS: dict[str, RuleSet] = {
+    row.name: row
+    for row in (
+        RuleSet(barriers.RULE, "drops or weakens barriers that an argument about indices shows to be needless", _barriers),
+        RuleSet(shmem.RULE, "fuses a kernel with the one that reads its result, held in shared memory", _shared),
+        RuleSet(llc.RULE, "fuses a kernel with the one that reads its result, through the last-level cache", _cached),
+        RuleSet(hip.RULE, "translates to HIP", _hip, must=True),
+    )
+}
+
+
+def split(unit: Unit) -> dict[str, Unit]:
+    """Every kernel of a unit as a source of its own, by name."""
+    found = {}
+    for name, kernel in unit.kernels.items():
+        launches = tuple(launch for launch in unit.launches if launch.kernel == name)
+        used = {tensor for launch in launches for tensor in launch.arguments}
+        workspace = {tensor: shape for tensor, shape in unit.workspace.items() if tensor in used}
+        found[name] = Unit(f"{unit.head}{kernel.text}\n", launches, workspace)
+    return found
+
+
+def rule_sets(names: Sequence[str]) -> list[RuleSet]:
+    """Rule sets by name.
+
+    Raises:
+        ReconstructError: an unknown name.
+    """
+    for name in names:
+        if name not in RULE_SETS:
+            raise ReconstructError(f"`rules` (={name!r}) must be among {', '.join(RULE_SETS)}.")
+    return [RULE_SETS[name] for name in names]
+
+
+def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None) -> Applied:
+    """Applies rule sets in order; one that does not fit leaves the unit as it is, and the log says why.
+
+    Raises:
+        ReconstructError: an unknown name, or a rule set that must fit and does not.
+    """
+    settings, matches, notes = settings or Settings(), list[Match](), list[str]()
+    for row in rule_sets(names):
+        try:
+            applied = row.apply(unit, settings)
+        except ReconstructError as error:
+            if row.must:
+                raise
+            notes.append(f"{row.name} does not apply: {error}")
+            log.warning("%s does not apply, the source stays as it is: %s", row.name, error)
+            continue
+        unit, matches = applied.unit, matches + applied.matches
+        notes += applied.notes or [f"{row.name}: nothing to do"]
+    return Applied(unit, matches, notes)

@@ -1,0 +1,114 @@
+"""Partial kernel fusion through shared memory (PKF-Shmem): a kernel that writes a tensor and the one that reads it, as one kernel.
+
+The tensor stays in shared memory: every block makes what it reads itself, block by block of the producer, and then goes on as a block of
+the consumer. Which block needs which is enumerated (`tiles`), never guessed, and the new indices are compared with the old ones (`held`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from im2win.emulator import Launch
+from im2win.reconstruct.held import held
+from im2win.reconstruct.pairs import (
+    ALIGNMENT,
+    STATIC_LIMIT,
+    Merged,
+    Pair,
+    fused_block,
+    merged_parameters,
+    pair,
+    rebased,
+    replaced,
+)
+from im2win.reconstruct.rules import Match
+from im2win.reconstruct.splice import as_part, indented, linear_thread
+from im2win.reconstruct.tiles import NotFused, Tiling
+from im2win.reconstruct.unit import AXES, Unit
+
+RULE = "pkf-shmem"
+
+
+def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | None = None) -> tuple[Unit, list[Match]]:
+    """Two kernels as one that keeps the tensor between them in shared memory.
+
+    Args:
+        limit: bytes of shared memory that a block may take.
+
+    Raises:
+        NotFused: no such pair, or one whose blocks, indices or sizes do not fit.
+    """
+    found = pair(unit, producer, consumer)
+    block, merged = fused_block(found), merged_parameters(found, {found.tensor})
+    tiles = found.tiling()
+    size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
+    dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
+    static = found.producer.static_bytes + found.consumer.static_bytes
+    total = dynamic + static
+    if static > STATIC_LIMIT:
+        raise NotFused(f"both kernels declare {static} bytes of shared memory; a kernel may declare {STATIC_LIMIT}")
+    if total > limit:
+        raise NotFused(f"{found.tensor} takes {size} bytes of a block's shared memory, with the rest {total}; there are {limit}")
+    name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
+    made = _producer_part(found, tiles, block, merged, size)
+    used = _consumer_part(found, tiles, block, size)
+    element = found.read.element
+    head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({", ".join(row for _, row in merged.parameters)}) {{\n'
+    parts = f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"
+    body = (
+        f"extern __shared__ __align__({ALIGNMENT}) unsigned char fused_shared[];\n"
+        f"{element}* {found.tensor}_tile = ({element}*)(fused_shared);\n"
+        f"int thread = {linear_thread(block)};\n"
+    )
+    body += (f"int {found.tensor}_origin = {_origin(tiles)};\n" if f"{found.tensor}_origin" in parts else "") + parts
+    tensors = tuple(tensor for tensor, _ in merged.parameters)
+    launch = Launch(name, tensors, found.consumer.launch.grid, block, dynamic)
+    why = (
+        f"every block of {found.consumer.name} reads of {found.tensor} what {math.prod(tiles.counts)} block(s) of "
+        f"{found.producer.name} write; {size} bytes hold it"
+    )
+    launches = {found.producer.name: [], found.consumer.name: [launch]}
+    result, matches = replaced(unit, found, launches, head + indented(body) + "}\n", RULE, why)
+    workspace = {tensor: shape for tensor, shape in unit.workspace.items() if tensor != found.tensor}
+    return replace(result, workspace=workspace), matches
+
+
+def _origin(tiles: Tiling) -> str:
+    """The first element that a block needs, as C."""
+    words = [str(tiles.origin[0])] if tiles.origin[0] else []
+    for along, step in zip(tiles.along, tiles.origin[1:], strict=True):
+        if along.axis:
+            words.append(f"({along.text(f'((int)blockIdx.{along.axis})')} * {step})")
+    return f"({' + '.join(words)})" if len(words) > 1 else (words or ["0"])[0]
+
+
+def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merged: Merged, offset: int) -> str:
+    """Makes a block's part of the tensor: the producer's blocks that it needs, one after the other."""
+    kernel = found.producer
+    body = rebased(kernel, held(found, tiles, kernel, found.written.name), offset)
+    names = {before: after for before, after in merged.producer.items() if before != after and before != found.written.name}
+    before, after, blocks = "", "", dict[str, str]()
+    depth = 0
+    for axis, along, extent in zip(AXES, tiles.along, kernel.launch.grid, strict=True):
+        tile, first = f"tile_{axis}", along.text(f"((int)blockIdx.{along.axis})")
+        if along.count == 1:
+            blocks[axis] = first
+            continue
+        before += indented(f"for (int {tile} = 0; {tile} < {along.count}; ++{tile}) {{\n", 2 * depth)
+        depth += 1
+        blocks[axis] = tile if first == "0" else f"({first} + {tile})"
+        if (along.axis and along.count > along.step) or extent % along.count:
+            before += indented(f"if ({blocks[axis]} < {extent}) {{\n", 2 * depth)
+            depth += 1
+    inner = as_part(kernel, body, "producer", block, names, blocks)
+    if depth and kernel.shared:
+        inner += "__syncthreads();\n"  # the next of them writes the shared memory that this one reads
+    for level in reversed(range(depth)):
+        after += "  " * level + "}\n"
+    return before + indented(inner, 2 * depth) + after
+
+
+def _consumer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], offset: int) -> str:
+    body = rebased(found.consumer, held(found, tiles, found.consumer, found.read.name), offset)
+    return as_part(found.consumer, body, "consumer", block, {}, None)

@@ -1,0 +1,142 @@
+"""A kernel's body as a part of another kernel: its threads and blocks become numbers that are computed there."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from im2win.reconstruct.expressions import Index, Unary, walk
+from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.scan import expressions
+from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
+from im2win.reconstruct.unit import AXES, WARP, Kernel
+
+_WARP_WIDE = re.compile(r"_sync\(|__syncwarp|wmma|product_|__activemask")
+
+
+def indented(text: str, by: int = 2) -> str:
+    """Text further right; directives and blank lines as they are."""
+    return re.sub(r"^(?=[^\n])", " " * by, text, flags=re.MULTILINE)
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Text with whole identifiers replaced; never in what they replace."""
+    if not names:
+        return text
+    pattern = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, names), key=len, reverse=True)) + r")(?!\w)")
+    return pattern.sub(lambda match: names[match.group()], text)
+
+
+def linear_thread(block: tuple[int, int, int]) -> str:
+    """The number of a thread in a block of this shape, as C."""
+    x, y, z = block
+    text = "((int)threadIdx.x)"
+    if y > 1:
+        text = f"((((int)threadIdx.y) * {x}) + {text})"
+    return text if z == 1 else f"((((int)threadIdx.z) * {x * y}) + {text})"
+
+
+Shape = tuple[int, int, int]
+
+
+def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping[str, str], blocks: Mapping[str, str] | None) -> str:
+    """A kernel's body with another kernel's threads.
+
+    Args:
+        body: the kernel's, perhaps edited.
+        prefix: of the names that say which thread and block of its own launch this is.
+        block: shape of the blocks of the kernel it becomes a part of; a thread's number there is called `thread`.
+        names: of parameters and arrays, as they are called there.
+        blocks: its block's index along x, y and z, as C; None if it is that of the kernel it is part of.
+
+    Raises:
+        ReconstructError: it has more threads and barriers, or a warp's work that a part of a warp cannot do.
+    """
+    own, text, threads = kernel.threads, renamed(body, names), math.prod(block)
+    if own != threads and (own % WARP or threads % WARP) and _WARP_WIDE.search(body):
+        raise ReconstructError(f"kernel {kernel.name}: warps of {own} threads cannot be warps of a block of {threads}")
+    meets = any(barrier.scope == "block" for barrier in kernel.barriers)
+    number, before, after = "thread", "", ""
+    if own != threads and meets:
+        if own > threads:
+            raise ReconstructError(f"kernel {kernel.name} has barriers and {own} threads, more than {threads}")
+        text = guarded(text, f"thread < {own}")
+    elif own != threads:
+        before, number, after = _rounds(own, threads, prefix)
+    moved = ("thread",) * (kernel.launch.block != block) + ("block",) * (blocks is not None)
+    head = _indices(kernel, text, prefix, number, blocks, moved)
+    for what in moved:
+        text = re.sub(rf"\b{what}Idx\.([xyz])\b", rf"{prefix}_{what}_\1", text)
+    inner = head + textwrap.dedent(text.strip("\n").rstrip(" ")) + "\n"
+    inner = re.sub(r"\n+", "\n", inner)
+    depth = before.count("{")
+    return before + indented(inner, 2 * depth) + after
+
+
+def _indices(kernel: Kernel, text: str, prefix: str, number: str, blocks: Mapping[str, str] | None, moved: Sequence[str]) -> str:
+    """Declarations of the indices that a body uses, of the kinds that are `moved`."""
+    x, y, z = kernel.launch.block
+    numbers = {"x": f"({number} % {x})" if y * z > 1 else number, "y": f"(({number} / {x}) % {y})" if z > 1 else f"({number} / {x})",
+               "z": f"({number} / {x * y})"}  # fmt: skip
+    extents = dict(zip(AXES, (x, y, z), strict=True))
+    lines = []
+    for what in moved:
+        for axis in (axis for axis in AXES if re.search(rf"\b{what}Idx\.{axis}\b", text)):
+            value = (blocks or {}).get(axis, "0") if what == "block" else numbers[axis] if extents[axis] > 1 else "0"
+            lines.append(f"int {prefix}_{what}_{axis} = {value};\n")
+    return "".join(lines)
+
+
+def _rounds(own: int, threads: int, prefix: str) -> tuple[str, str, str]:
+    """What stands before and after a body whose threads are taken in turns, and a thread's number in between."""
+    count, number = -(-own // threads), f"{prefix}_thread"
+    before, after, depth = "", "", 0
+    if count > 1:
+        before = f"for (int {prefix}_round = 0; {prefix}_round < {count}; ++{prefix}_round) {{\n"
+        depth = 1
+        before += indented(f"int {number} = (({prefix}_round * {threads}) + thread);\n")
+    else:
+        number = "thread"
+    if own % threads:
+        before += indented(f"if ({number} < {own}) {{\n", 2 * depth)
+        depth += 1
+    for level in reversed(range(depth)):
+        after += "  " * level + "}\n"
+    return before, number, after
+
+
+def guarded(body: str, condition: str) -> str:
+    """A body of which only some threads do anything, while all of them meet at its barriers.
+
+    Raises:
+        ReconstructError: a declaration that reads memory, which the others must not do.
+    """
+    text = blanked(body)
+    inserts = sorted(_guards(statements(text, 0, len(text)), condition), reverse=True)
+    for at, words in inserts:
+        body = body[:at] + words + body[at:]
+    return body
+
+
+def _guards(parts: Sequence[Statement], condition: str) -> Iterator[tuple[int, str]]:
+    for part in parts:
+        if isinstance(part, Barrier):
+            continue
+        if isinstance(part, Declaration):
+            if any(isinstance(inner, Index) or (isinstance(inner, Unary) and inner.operator == "*") for inner in _inside(part)):
+                raise ReconstructError(f"the declaration of {part.name} reads memory, which threads without work must not")
+        elif isinstance(part, Loop | Scope) and has_barrier(part):
+            yield from _guards(part.body, condition)
+        elif isinstance(part, If) and has_barrier(part):
+            yield from _guards([*part.then, *part.other], condition)
+        elif isinstance(part, Opaque) and part.text.startswith("nvcuda::wmma::fragment<"):
+            continue
+        else:
+            yield part.span[0], f"if ({condition}) {{ "
+            yield part.span[1], " }"
+
+
+def _inside(part: Statement) -> list[object]:
+    return [inner for expr in expressions(part) for inner in walk(expr)]
