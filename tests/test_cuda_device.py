@@ -120,8 +120,9 @@ def test_calls_hold_what_the_formula_says(key: str) -> None:
     """Within the rounding of PyTorch's allocator; PyTorch and cuDNN are asked as well."""
     conv = Conv2d.parse(key)
     row = measure_layer(Layer("layer", conv))
-    assert row.measured_bytes.keys() == set(ALGORITHMS) and row.measured_bytes["im2win_fused"] == 0
-    assert not row.failed.keys() & ALGORITHMS.keys(), row.failed
+    possible = {name for name, one in ALGORITHMS.items() if one.supports(conv, "cuda") is None}
+    assert row.measured_bytes.keys() == possible and row.measured_bytes["im2win_fused"] == 0
+    assert not row.failed.keys() & possible, row.failed
     assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
     assert bool(row.cudnn_bytes) != conv.bias
 

@@ -102,15 +102,16 @@ def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
 def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:
     """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
 
-    Six outputs leave no room for other errors than float32's own.
+    Six outputs leave no room for other errors than float32's own, and none leave any for TF32's, which the transforms multiply.
     """
     most = transform_bytes(conv, oriented("ncmku", conv.layout))
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
+    accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
     for outputs in FORMS[conv.kernel[0]]:
         least = tiles_of(conv, outputs, BANDS[0])
         bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
         problem = next(iter(bands)).problem
-        for tile in space(problem, gpu, CudaPlan(), products if outputs <= 4 else exact):
+        for tile in space(problem, gpu, CudaPlan(), accurate if outputs <= 4 else exact):
             yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())
 
 

@@ -1,7 +1,8 @@
 """Device memory that convolutions take beside input, filters and output: every algorithm's by formula and measured, and its peers'.
 
-By formula it is the tensor that an algorithm makes before the product. Kernels take it from PyTorch's allocator, so that its statistics
-show the most that a call held. cuDNN's workspaces are what it asks for; PyTorch's are measured in the same way as ours.
+By formula it is the tensor that an algorithm makes before the product, or what of it a tile holds at a time. Kernels take it from
+PyTorch's allocator, so that its statistics show the most that a call held. cuDNN's workspaces are what it asks for; PyTorch's are measured
+in the same way as ours.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ def device_zeros(conv: Conv2d) -> dict[str, Any]:
     }
 
 
-def _ours(row: Algorithm, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> int:
+def _ours(row: Algorithm, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> tuple[int, int]:
+    """Bytes by formula, measured."""
     import im2win
 
     op = im2win.build(conv, "cuda", logs=logs, algorithm=row.name, accuracy=accuracy)
     bias = np.zeros(conv.out_channels, OUTPUT_DTYPES[conv.dtype]) if conv.bias else None
     layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), bias)
     measured, _ = call_bytes(partial(layer, tensors["data"], residual=tensors.get("residual"), out=tensors["output"]))
-    return measured
+    return op.extra_bytes, measured
 
 
 def _torch(conv: Conv2d, tensors: dict[str, Any], layout: str) -> int:
@@ -86,9 +88,8 @@ def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "
         if (reason := row.supports(conv, "cuda")) is not None:
             found.failed[name] = reason
             continue
-        found.formula_bytes[name] = row.stored_bytes(conv, "cuda")
         try:
-            found.measured_bytes[name] = _ours(row, conv, tensors, logs, accuracy)
+            found.formula_bytes[name], found.measured_bytes[name] = _ours(row, conv, tensors, logs, accuracy)
         except Exception as error:
             found.failed[name] = _last_line(error)
             continue
