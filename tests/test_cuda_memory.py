@@ -95,13 +95,14 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         assert target == "cuda"
         if algorithm == "mec":
             raise RuntimeError("first line\nit does not build")
-        held = other.get(algorithm, ALGORITHMS[algorithm].stored_bytes(conv, "cuda"))
+        stored = ALGORITHMS[algorithm].stored_bytes(conv, "cuda")
+        held = other.get(algorithm, stored)
 
         def bind(w: Any, bias: Any) -> Callable[..., Any]:
             assert w.shape == conv.filter_shape and (bias is not None) == conv.bias
             return lambda x, residual, out: held
 
-        return SimpleNamespace(bind=bind)
+        return SimpleNamespace(bind=bind, extra_bytes=stored)
 
     def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[], Any]:
         if layout == "NHWC":

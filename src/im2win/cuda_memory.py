@@ -88,6 +88,7 @@ def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "
         if (reason := row.supports(conv, "cuda")) is not None:
             found.failed[name] = reason
             continue
+        found.formula_bytes[name] = row.stored_bytes(conv, "cuda")
         try:
             found.formula_bytes[name], found.measured_bytes[name] = _ours(row, conv, tensors, logs, accuracy)
         except Exception as error:
