@@ -221,6 +221,37 @@ void hold(Sum*) {}
 
 #endif
 
+// Four words, each two halves or a float, added and subtracted.
+#ifndef IM2WIN_EMULATOR
+__device__ __forceinline__ void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
+__device__ __forceinline__ void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
+#else
+template <typename Operation>
+void with_halves(unsigned* to, const unsigned* a, const unsigned* b, Operation operation) {
+  for (int i = 0; i < 4; ++i) {
+    unsigned word = 0;
+    for (int j = 0; j < HalfWord::values; ++j) word |= unsigned(half(operation(HalfWord::get(a[i], j), HalfWord::get(b[i], j))).bits) << 16 * j;
+    to[i] = word;
+  }
+}
+inline void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  with_halves(to, a, b, [](float x, float y) { return x + y; });
+}
+inline void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  with_halves(to, a, b, [](float x, float y) { return x - y; });
+}
+#endif
+__device__ __forceinline__ void add_f32(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) to[i] = unsigned(__float_as_int(__int_as_float(int(a[i])) + __int_as_float(int(b[i]))));
+}
+__device__ __forceinline__ void subtract_f32(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) to[i] = unsigned(__float_as_int(__int_as_float(int(a[i])) - __int_as_float(int(b[i]))));
+}
+
 // 16 aligned bytes, as four words.
 __device__ __forceinline__ void load_words(unsigned* to, const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);

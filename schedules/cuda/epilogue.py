@@ -28,9 +28,10 @@ def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
         return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
     rows, cols = (tile.warp_n // 64, tile.warp_m // 8) if tile.warpgroup else (tile.warp_m // 16, tile.warp_n // 8)
     tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # of a product's sums, along which neighbours lie
+    wide = tile.outputs if tile.in_rows and conv.layout == "NCHW" else 1  # neighbours that every sum stands for
     for run in (8, 4, 2):
         aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
-        if run <= most and aligned and tiles % (run // 2) == 0:
+        if run <= most and aligned and run % wide == 0 and tiles % max(run // wide // 2, 1) == 0:
             return run
     return 1
 

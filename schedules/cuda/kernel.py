@@ -25,7 +25,8 @@ from im2win.schedules.cuda.product import FmaProduct
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
-from im2win.winograd_tiles import tiles_of
+from im2win.schedules.cuda.winograd_rows import RowProduct, TileRows
+from im2win.winograd_tiles import row_problem, tiles_of
 
 Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
@@ -33,18 +34,27 @@ Place = Callable[[Any], tuple[Conv2d, Any]]
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
     """Where a tile takes its windows from, in shared memory."""
+    if tile.in_rows:
+        return TileRows
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
+def windows_of(conv: Conv2d, tile: CudaTile) -> Conv2d:
+    """The problem whose windows one launch takes: of Winograd's form along rows those of whole tiles."""
+    return row_problem(conv, tile.outputs) if tile.in_rows else conv
+
+
 def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
-    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form."""
-    if not tile.outputs:
+    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form in bands."""
+    if not tile.outputs or tile.in_rows:
         return conv, tile
     return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
 
 
 def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     """How filters are packed for a tile."""
+    if tile.in_rows:
+        return replace(pack_of(row_problem(conv, tile.outputs), replace(tile, outputs=0)), outputs=tile.outputs)  # type: ignore[type-var]
     if tile.outputs:
         pack = pack_of(*product_of(conv, tile))
         assert isinstance(pack, CudaPack)  # products of tiles have no planes
@@ -59,14 +69,15 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
 
 
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
-    """Bytes of shared memory that a block takes."""
-    parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, Planes: planes.shared_bytes}
+    """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
+    parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, TileRows: patch.shared_bytes, Planes: planes.shared_bytes}
     return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
     """Elements of a block's filters that one step of the sum takes."""
-    return tile.block_m * (tile.slabs * conv.kernel[1] if tile.planes else tile.block_k) * max(tile.arithmetic.parts, 1)
+    depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
+    return tile.block_m * depth * tile.positions * max(tile.arithmetic.parts, 1)
 
 
 def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
@@ -83,7 +94,7 @@ def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] |
 
 def thread_blocks(conv: Conv2d, tile: CudaTile) -> tuple[int, int]:
     """Thread blocks along channels, of all groups, and along windows."""
-    return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(conv, tile)
+    return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(windows_of(conv, tile), tile)
 
 
 def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
@@ -101,22 +112,24 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
         tensors: see `arguments`.
         place: where a part of a convolution lies in the whole; None for all of it.
     """
-    blocks, pack = thread_blocks(conv, tile), pack_of(conv, tile)
+    blocks, pack, source = thread_blocks(conv, tile), pack_of(conv, tile), windows_of(conv, tile)
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
         channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
-        arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
+        arena = Arena(shared_bytes(source, tile, plan), tile.dtype)
         form = BulkFilters if tile.warpgroup else Filters
         filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
-        operand = operand_of(tile)(conv, tile, plan, arena, tensors["data"], windows, group, tid)
-        whole, outputs = place(operand) if place else (conv, operand)
-        product = _product(conv, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
+        operand = operand_of(tile)(source, tile, plan, arena, tensors["data"], windows, group, tid)
+        whole, outputs = place(operand) if place else (conv, operand.outputs_of(conv) if tile.in_rows else operand)
+        product = _product(source, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
         _pipeline(tile, steps, filter_, operand, product)
         Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)
 
 
 def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
+    if tile.in_rows:
+        return RowProduct(conv, tile, operand, tid, run=run)
     if tile.product == "fma":
         return FmaProduct(tile, operand, tid, run=run)
     return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)

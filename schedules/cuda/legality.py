@@ -7,29 +7,56 @@ import math
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather, planes
-from im2win.schedules.cuda.kernel import product_of, shared_bytes
+from im2win.schedules.cuda.kernel import operand_of, product_of, shared_bytes, windows_of
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.product import fma_lanes
-from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile, promoted
-from im2win.winograd_tiles import FORMS
+from im2win.schedules.cuda.tile import MAX_HELD, ORDERS, PRODUCTS, CudaTile, promoted
+from im2win.winograd_tiles import FORMS, ROW_FORMS, ROW_TAPS
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
-MAX_HELD = 208  # for sums and the words that products of a warpgroup still read
 OTHERS = 40  # registers for addresses and the like
 
 
 def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal. `plan`: of the algorithm."""
+    if isinstance(plan, WinogradPlan) and tile.patch:
+        return _row_form(conv, tile) or _problems(windows_of(conv, tile), tile, gpu, CudaPlan(staged="rows"))
     if isinstance(plan, WinogradPlan):
-        forms = FORMS.get(conv.kernel[0], ())
+        forms = FORMS.get(conv.kernel[0], ()) if conv.dtype == "float32" else ()
         if tile.outputs not in forms:
-            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, forms))} for a kernel of {conv.kernel[0]} taps"]
+            allowed = ", ".join(map(str, forms)) or "of a patch's tiles"
+            return [f"`outputs` (={tile.outputs}) must be one of {allowed} for a kernel of {conv.kernel[0]} taps and {conv.dtype}"]
         if tile.band < 0:
             return [f"`band` (={tile.band}) must be at least 0"]
         return problems(*product_of(conv, tile), gpu, CudaPlan())
     if tile.outputs or tile.band:
         return [f"`outputs` (={tile.outputs}) and `band` (={tile.band}) must be 0: they are for Winograd's form"]
+    return _problems(conv, tile, gpu, plan)
+
+
+def _row_form(conv: Conv2d, tile: CudaTile) -> list[str]:
+    """Every rule of Winograd's form along rows that a tile breaks."""
+    rules = [
+        (tile.product in PRODUCTS and tile.warpgroup, f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"),
+        (tile.outputs in ROW_FORMS, f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, ROW_FORMS))} for tiles of rows"),
+        (conv.kernel[1] == ROW_TAPS, f"the kernel's {conv.kernel[1]} columns must be {ROW_TAPS} for tiles of rows"),
+        (conv.dtype != "int8", "tiles of rows are for float16 and float32: transformed int8 needs more than 8 bits"),
+        (tile.band == 0, f"`band` (={tile.band}) must be 0 for tiles of rows"),
+        (tile.order == "Cuvc", f"`order` (={tile.order}) must be Cuvc for tiles of rows"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    return broken or [text for holds, text in _row_words(conv, tile) if not holds]
+
+
+def _row_words(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
+    return [
+        (tile.halves == 2 or tile.slabs == 1, f"`slabs` (={tile.slabs}) must be 1 where registers hold one slab only"),
+        (not promoted(windows_of(conv, tile), tile), "sums of tiles of rows must not be so long that they are kept in parts"),
+    ]
+
+
+def _problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
     counts = ("block_m", "block_n", "warp_m", "warp_n", "slabs")
     rules = [
         (tile.product in PRODUCTS, f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"),
@@ -46,12 +73,12 @@ def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str
 
 def sum_registers(conv: Conv2d, tile: CudaTile) -> int:
     """Registers of a thread for sums."""
-    return tile.sums * (2 if promoted(conv, tile) else 1)
+    return tile.positions * tile.sums * (2 if promoted(conv, tile) else 1)
 
 
 def word_registers(tile: CudaTile) -> int:
-    """Registers of a thread for windows that a warpgroup's products read: two slabs, of 2 rows in every 64 windows 16 bytes each."""
-    return 2 * tile.warp_n // 64 * 2 * 4 * max(tile.arithmetic.parts, 1)
+    """Registers of a thread for windows that a warpgroup's products read, or that are still to be transformed."""
+    return tile.halves * tile.word_registers + (4 * tile.positions if tile.in_rows else 0)
 
 
 def _warps(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
@@ -95,7 +122,7 @@ def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, st
 
 
 def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[bool, str]]:
-    taps, rows, needed = math.prod(conv.kernel), planes.rows(conv), shared_bytes(conv, tile, plan)
+    rows, needed = planes.rows(conv), shared_bytes(conv, tile, plan)
     rules = [
         (needed <= gpu.block_shared, f"the block's {needed} bytes of shared memory must be at most {gpu.block_shared}"),
         (
@@ -117,4 +144,5 @@ def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[
             (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
             (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
         ]
-    return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the kernel's {taps} taps")]
+    taps = operand_of(tile).taps(conv)
+    return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the {taps} that share channels")]

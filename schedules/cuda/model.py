@@ -15,7 +15,7 @@ from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
-from im2win.schedules.cuda.kernel import operand_of, pack_of, product_of, shared_bytes, step_filters
+from im2win.schedules.cuda.kernel import operand_of, pack_of, product_of, shared_bytes, step_filters, windows_of
 from im2win.schedules.cuda.legality import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
@@ -112,9 +112,10 @@ def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
         return depth * rows * cols, 2 * loads + 30
     split = tile.arithmetic.parts == 2
     if tile.warpgroup:
-        products = tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
-        loads = tile.slabs * tile.warp_n // 64 * 2
-        return products * tile.warp_m * GROUP_CYCLES, loads * (14 if split else 4) + 3 * products + 40
+        products = tile.positions * tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
+        loads = tile.positions * tile.slabs * tile.warp_n // 64 * 2
+        each = (14 if split else 4) + (4 if tile.in_rows else 0)
+        return products * tile.warp_m * GROUP_CYCLES, loads * each + 3 * products + 40
     count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
     loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
     if split:
@@ -143,12 +144,13 @@ def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
 
 def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
     """The model's estimate of a legal tile."""
-    if tile.outputs:
+    if tile.outputs and not tile.in_rows:
         return _winograd_estimate(conv, tile, gpu)
-    pack = pack_of(conv, tile)
-    part, parts = _parts(conv, plan)
-    blocks = pack.blocks(conv) * operand_of(tile).blocks(part, tile)
+    pack, whole = pack_of(conv, tile), conv
     steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
+    channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), CudaPlan(staged="rows") if tile.in_rows else plan
+    part, parts = _parts(conv, plan)
+    blocks = channel_blocks * operand_of(tile).blocks(part, tile)
     at_once = _blocks_at_once(conv, tile, gpu, plan)
     warps = tile.threads // 32
     busy, others = _step_issues(conv, tile)
@@ -160,12 +162,13 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     per_scheduler = at_once * warps / SCHEDULERS
     step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1))
     run = run_length(conv, tile, operand_of(tile).run(conv, tile))
-    stores = tile.sums / run * (6 if run == 1 else 4)
+    stores = tile.positions * tile.sums / run * (6 if run == 1 else 4)
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
-    sectors = conv.itemsize * math.prod(conv.output_shape) * (2.0 if run * conv.itemsize < 8 else 1.2)
-    output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * math.prod(conv.output_shape)
+    outputs = math.prod(whole.output_shape)
+    sectors = conv.itemsize * outputs * (2.0 if run * conv.itemsize < 8 else 1.2)
+    output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * outputs
     stored = parts * plan.transform_bytes(conv)
     given = math.prod(conv.input_shape) * conv.itemsize
     waste = _sector_waste(conv, tile, plan)

@@ -115,10 +115,15 @@ class Patch(PatchWindows):
         self._stored = size // conv.itemsize
         self._copies = tile.slabs * SLAB // size // LANES * self._geometry.pixels * LANES
         self._rounds = -(-self._copies // tile.threads)
-        self._taps = math.prod(conv.kernel)
+        self._taps = self.taps(conv)
         self._spread = -(-self._rounds // max(self._taps - max(tile.ahead - 1, 0), 1))  # rounds a step
         self._offsets = self._fill_offsets(arena)
         self._fetched: Any = None if self._unit else local("fetched", (self._spread, self._stored), conv.dtype)
+
+    @staticmethod
+    def taps(conv: Conv2d) -> int:
+        """Steps that read the same channels."""
+        return math.prod(conv.kernel)
 
     def _fill_offsets(self, arena: Arena) -> Any:
         """Where each pixel lies in the input, for channel 0; -1 where it lies outside."""

@@ -54,12 +54,12 @@ class CudaPlan:
 
 @dataclass(frozen=True)
 class WinogradPlan(CudaPlan):
-    """Tiles of the input, transformed, and their products: some at a time. See `winograd`."""
+    """Tiles of the input, transformed, and their products: some at a time, see `winograd`; or as windows are loaded, see `winograd_rows`."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the least band."""
-        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
+        """Bytes of the least band; none where only tiles of rows hold the numbers."""
+        return 0 if conv.dtype != "float32" else min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
 
     def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
         """Bytes of a band."""
-        return tiles_of(conv, tile.outputs, tile.band).made_bytes
+        return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).made_bytes

@@ -15,7 +15,7 @@ from im2win.schedules.cuda import planes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.winograd_tiles import FORMS, tiles_of
+from im2win.winograd_tiles import FORMS, ROW_FORMS, ROW_TAPS, row_problem, tiles_of
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))
@@ -28,6 +28,7 @@ WARPGROUPS = (
     (128, 128), (64, 128), (128, 64), (64, 64), (256, 64), (96, 128), (192, 64), (64, 256), (32, 256), (96, 64), (32, 128), (48, 128),
     (16, 128),
 )  # fmt: skip
+ROW_WARPGROUPS = ((64, 64), (48, 64), (32, 64), (32, 128), (16, 128), (40, 64))
 PRODUCT_WARPS = ((64, 64), (32, 64), (64, 32), (32, 32), (48, 64), (96, 32), (32, 128), (128, 32), (16, 64), (64, 48))
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8))
 BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer launches
@@ -99,6 +100,16 @@ def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
             yield CudaTile(product, *block, slabs, stages, order, *patch)
 
 
+def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[CudaTile]:
+    """Tiles of rows, transformed as they are loaded: a warpgroup has sums for every column of a tile, so it takes fewer channels."""
+    if conv.kernel[1] != ROW_TAPS or conv.in_channels // conv.groups <= FEW_CHANNELS:
+        return
+    for product, outputs in itertools.product(products, ROW_FORMS):
+        for block in _blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
+            for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
+                yield CudaTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
+
+
 def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:
     """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
 
@@ -107,7 +118,8 @@ def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator
     most = transform_bytes(conv, oriented("ncmku", conv.layout))
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
     accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
-    for outputs in FORMS[conv.kernel[0]]:
+    yield from _row_tiles(conv, products)
+    for outputs in FORMS[conv.kernel[0]] if conv.dtype == "float32" else ():
         least = tiles_of(conv, outputs, BANDS[0])
         bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
         problem = next(iter(bands)).problem
@@ -118,6 +130,6 @@ def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator
 def space(conv: Conv2d, gpu: Gpu, plan: CudaPlan, products: Sequence[str]) -> list[CudaTile]:
     """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
     if isinstance(plan, WinogradPlan):
-        return list(_winograd_tiles(conv, gpu, products))
+        return [tile for tile in _winograd_tiles(conv, gpu, products) if not tile.patch or not problems(conv, tile, gpu, plan)]
     tiles = (tile for product in products for tile in _tiles(conv, product, plan))
     return [tile for tile in tiles if not problems(conv, tile, gpu, plan)]

@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
+from im2win.winograd_tiles import ROW_TAPS
 
 ORDERS = ("cuv", "uvc", "Cuvc")
 PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
+MAX_HELD = 208  # registers for sums and the words that products of a warpgroup still read
 SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
 
 Unit = Literal["core", "warp", "warpgroup"]
@@ -70,7 +72,8 @@ class CudaTile:
         once, and a step is then `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block's windows are `block_n`
         neighbours in memory, even across rows and images, and every tap is copied by itself.
     outputs: with Winograd's form, along each side of a tile; the rest then says how the products of transformed tiles are computed, as a
-        1x1 convolution. 0 without.
+        1x1 convolution. With a patch, tiles are so many outputs of a row, and windows are transformed on their way to the product: see
+        `winograd_rows`. 0 without.
     band: MiB that transformed tiles and their products may take at a time.
     """
 
@@ -92,6 +95,16 @@ class CudaTile:
     def patch(self) -> bool:
         """Whether a block's windows are a patch of the output."""
         return self.rows > 0
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether windows are transformed to Winograd's form along rows."""
+        return self.patch and self.outputs > 0
+
+    @property
+    def positions(self) -> int:
+        """Products of a window with each filter: of tiles of a row as many as they have columns, else 1."""
+        return self.outputs + ROW_TAPS - 1 if self.in_rows else 1
 
     @property
     def planes(self) -> bool:
@@ -132,6 +145,16 @@ class CudaTile:
     def sums(self) -> int:
         """Sums that a thread holds."""
         return self.warp_m * self.warp_n // self.lanes
+
+    @property
+    def word_registers(self) -> int:
+        """Registers of a warpgroup's thread for the windows of a slab: of 2 rows in every 64 windows 16 bytes each."""
+        return self.positions * (self.warp_n // 64) * 2 * 4 * max(self.arithmetic.parts, 1)
+
+    @property
+    def halves(self) -> int:
+        """Slabs whose windows a warpgroup's thread holds: two, where they fit beside the sums, so that products of one run on meanwhile."""
+        return 1 if self.positions * self.sums + 2 * self.word_registers > MAX_HELD else 2
 
     @property
     def dtype(self) -> str:
@@ -176,4 +199,4 @@ class CudaTile:
 
 def promoted(conv: Conv2d, tile: CudaTile) -> bool:
     """Whether sums are too long for tensor cores alone, which cut off what a float32 sum loses: see `matrix`."""
-    return tile.arithmetic.parts == 2 and math.prod(conv.filter_shape[1:]) > PROVEN_DEPTH
+    return tile.arithmetic.parts == 2 and math.prod(conv.filter_shape[1:]) // tile.positions > PROVEN_DEPTH

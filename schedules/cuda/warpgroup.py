@@ -6,6 +6,7 @@ makes TF32 parts of them in registers. Products run on while the next slab is lo
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tvm.tirx.script import builder as T
@@ -26,11 +27,12 @@ class WarpgroupProduct(TensorProduct):
         self._operand = operand
         group, warp, lane = tid // 128, tid // 32 % 4, tid % 32
         self._g, self._t = lane // 4, lane % 4
-        super().__init__(conv, tile, tile.warp_n // 64, tile.warp_m // 8, channels_are_rows=False, run=run)
+        self._columns = tile.warp_m // 8
+        super().__init__(conv, tile, tile.warp_n // 64, tile.positions * self._columns, channels_are_rows=False, run=run)
         self._m = group % tile.warps[0] * tile.warp_m
         self._n = group // tile.warps[0] * tile.warp_n + warp * (16 * self._rows)
         parts = ("high", "low") if tile.arithmetic.parts == 2 else ("word",)
-        self._a = [local(f"a_{part}", (2, self._rows, 2, 4), "uint32") for part in parts]
+        self._a = [local(f"a_{part}", (tile.halves * tile.positions, self._rows, 2, 4), "uint32") for part in parts]
         operand.prepare(self._rows * 2, lambda i: self._window((i // 2, i % 2)))
         self._begin()
 
@@ -49,24 +51,29 @@ class WarpgroupProduct(TensorProduct):
         """Adds the product of one step. `turn`: which half of the registers its first slab takes."""
         tile = self._tile
         for slab in range(tile.slabs):
-            half = (turn + slab) % 2
+            half = (turn + slab) % tile.halves * tile.positions
             with T.unroll(self._rows) as i, T.unroll(2) as place:
-                window = pointer(self._operand.shared, *self._operand.at(i * 2 + place, slab, self._t, step))
-                call("load_words", pointer(self._a[0], half, i, place, 0), window)
-                split(tile, self._a, half, i, place)
+                self._load(step, slab, half, i, place)
             call("begin_products")
-            for part in range(STEPS):
+            for part, position in itertools.product(range(STEPS), range(tile.positions)):
                 for a, b in SPLIT_PRODUCTS[len(self._a) - 1]:
                     with T.unroll(self._rows) as i:
-                        self._product(filters, step, slab, part, half, a, b, i)
+                        self._product(filters, step, slab, part, half, position, a, b, i)
             call("commit_products")
-            call("wait_products<1>")
+            call(f"wait_products<{tile.halves - 1}>")
         self.promote(step)
 
-    def _product(self, filters: Any, step: Expr, slab: int, part: int, half: int, a: int, b: int, i: Expr) -> None:
+    def _load(self, step: Expr, slab: int, half: int, i: Expr, place: Expr) -> None:
+        """Loads a window's words of one slab to registers, as the unit reads them."""
+        window = pointer(self._operand.shared, *self._operand.at(i * 2 + place, slab, self._t, step))
+        call("load_words", pointer(self._a[0], half, i, place, 0), window)
+        split(self._tile, self._a, half, i, place)
+
+    def _product(self, filters: Any, step: Expr, slab: int, part: int, half: int, position: int, a: int, b: int, i: Expr) -> None:
         tile, elements = self._tile, CHUNK * self._tile.slab // SLAB
-        at = (((slab * len(self._a) + b) * CHUNKS + part * 2) * tile.block_m + self._m) * elements
-        words = [pointer(self._a[a], half, i, place, part * 2) for place in range(2)]
+        first = ((position * tile.slabs + slab) * len(self._a) + b) * CHUNKS
+        at = ((first + part * 2) * tile.block_m + self._m) * elements
+        words = [pointer(self._a[a], half + position, i, place, part * 2) for place in range(2)]
         kind = {"float32": "tf32", "float16": "f16", "int8": "s8"}[tile.dtype]
         read = pointer(filters, step % tile.stages, at)
-        call(f"wgmma_{kind}<{tile.warp_m}>", pointer(self._sums, i, 0, 0), *words, read, tile.block_m * CHUNK)
+        call(f"wgmma_{kind}<{tile.warp_m}>", pointer(self._sums, i, position * self._columns, 0), *words, read, tile.block_m * CHUNK)

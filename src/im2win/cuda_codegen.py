@@ -26,7 +26,7 @@ from im2win.schedules.cuda.instructions import warpgroup_products
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
-from im2win.schedules.cuda.plan import WinogradPlan
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
@@ -61,7 +61,9 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
     broken = problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    if isinstance(plan, WinogradPlan):
+    if tile.in_rows:
+        functions = {SYMBOL: kernel.product_kernel(conv, tile, CudaPlan(staged="rows"), SYMBOL)}
+    elif isinstance(plan, WinogradPlan):
         functions = {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}
     elif isinstance(plan, InParts):
         functions = {SYMBOL: parts_kernel(conv, tile, plan, SYMBOL), TRANSFORM_PARTS: parts_transform(conv, plan, TRANSFORM_PARTS)}

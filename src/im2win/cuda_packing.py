@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.problem import Conv2d
-from im2win.winograd_packing import transformed
-from im2win.winograd_tiles import tiles_of
+from im2win.winograd_packing import transformed, transformed_rows
+from im2win.winograd_tiles import row_problem, tiles_of
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +58,7 @@ class CudaPack:
         "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; places t and t + 4 are those of "products".
             Which channel a column is says `column`.
     outputs: filters are transformed for Winograd's form with so many outputs along a tile's side, and the rest is about the products of
-        transformed tiles (`winograd_tiles`); 0 without.
+        transformed tiles (`winograd_tiles`): in the order "Cuvc" of tiles of a row, else of whole ones. 0 without.
     parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
         what that leaves; 0 packs filters as they are.
     """
@@ -75,6 +75,10 @@ class CudaPack:
         """Channel blocks of all groups."""
         return conv.groups * -(-(conv.out_channels // conv.groups) // self.block)
 
+    def _problem(self, conv: Conv2d) -> Conv2d:
+        """The products of transformed tiles."""
+        return row_problem(conv, self.outputs) if self.order == "Cuvc" else tiles_of(conv, self.outputs, 0).problem
+
     def _step(self, conv: Conv2d) -> int:
         """Elements of the sum that a step takes."""
         return self.slabs * STEP_WORDS * WORD // conv.itemsize
@@ -89,7 +93,7 @@ class CudaPack:
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:
         """Shape of the packed filter, in elements."""
         if self.outputs:
-            return replace(self, outputs=0).shape(tiles_of(conv, self.outputs, 0).problem)
+            return replace(self, outputs=0).shape(self._problem(conv))
         slab = STEP_WORDS * WORD // conv.itemsize
         return self.blocks(conv), self.depth(conv) // slab, self.block * slab * max(self.parts, 1)
 
@@ -107,8 +111,11 @@ class CudaPack:
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         if self.outputs:
-            form = transformed(conv, w, self.outputs).transpose(2, 3, 0, 1).astype(w.dtype)  # [row, column, output channel, input channel]
-            problem = tiles_of(conv, self.outputs, 0).problem
+            problem = self._problem(conv)
+            if self.order == "Cuvc":
+                form = transformed_rows(w, self.outputs).astype(w.dtype)
+            else:
+                form = transformed(conv, w, self.outputs).transpose(2, 3, 0, 1).astype(w.dtype)  # [row, column, output, input channel]
             return replace(self, outputs=0).filter(problem, form.reshape(problem.filter_shape))
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         flat = self._ordered(conv, w).reshape(groups, per_group, -1)

@@ -27,6 +27,11 @@ def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
     return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
 
 
+def transformed_rows(w: Array, outputs: int) -> Array:
+    """[out_channels, in_channels / groups, rows, t] in float64: every row of filters in the form of F(outputs, columns)."""
+    return np.asarray(np.einsum("jv,kcuv->kcuj", floats(transform(outputs, w.shape[3]).g), w.astype(np.float64)))
+
+
 @dataclass(frozen=True)
 class WinogradPack:
     """Transformed filters as a tensor with the axes of `order`, innermost last, and bias as [channel blocks, block].

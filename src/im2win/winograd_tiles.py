@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from im2win.problem import Conv2d
 
 FORMS = {3: (2, 4, 6), 5: (2, 4)}
 """By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
+
+ROW_TAPS, ROW_FORMS = 3, (2,)
+"""Taps and outputs of a tile of a row, of the forms there are kernels for."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,14 @@ def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
     return Tiles(conv, outputs, 1, math.ceil(row.counts[0] / count))
 
 
+def row_problem(conv: Conv2d, outputs: int) -> Conv2d:
+    """Tiles of `outputs` neighbouring outputs of a row, as windows: one convolution of their width, so far apart, padded to whole tiles."""
+    top, left, bottom, _ = conv.padding
+    width = outputs + conv.kernel[1] - 1
+    right = (-(-conv.output_size[1] // outputs) - 1) * outputs + width - conv.width - left
+    return replace(conv, kernel=(conv.kernel[0], width), stride=(1, outputs), padding=(top, left, bottom, right))
+
+
 def spread(conv: Conv2d) -> str | None:
     """Why windows do not share inputs as Winograd's form has them; None if they do. On every target."""
     return None if conv.stride == conv.dilation == (1, 1) else "Winograd's form is for stride 1 and dilation 1"
@@ -94,6 +105,6 @@ def refusal(conv: Conv2d) -> str | None:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
     if (reason := spread(conv)) is not None:
         return reason
-    if conv.dtype != "float32":
-        return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks"
+    if conv.dtype == "int8" or (conv.dtype == "float16" and across != ROW_TAPS):
+        return f"{conv.dtype} does not hold transformed tiles of {across} taps as accurately as its tolerance asks"
     return None
