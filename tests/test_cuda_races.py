@@ -65,6 +65,10 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "warpgroups, patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
+    "warpgroups, tiles of rows": (
+        "n1-c60x5x6-k32x3x3-p1", ("winograd", CudaTile("wg_tf32x3", 32, 64, 16, 64, 1, 3, "Cuvc", 1, 5, 3, outputs=2)),
+        (OFFSETS, STEP, STEP),
+    ),
     "winograd": (
         "n1-c20x5x6-k32x3x3-p1", ("winograd", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc", outputs=2)), (PIXELS, TABLE, STEP, OUTPUTS),
     ),

@@ -53,10 +53,9 @@ def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
 
 def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     """How filters are packed for a tile."""
-    if tile.in_rows:
-        return replace(pack_of(row_problem(conv, tile.outputs), replace(tile, outputs=0)), outputs=tile.outputs)  # type: ignore[type-var]
     if tile.outputs:
-        pack = pack_of(*product_of(conv, tile))
+        one = (row_problem(conv, tile.outputs), replace(tile, outputs=0)) if tile.in_rows else product_of(conv, tile)
+        pack = pack_of(*one)
         assert isinstance(pack, CudaPack)  # products of tiles have no planes
         return replace(pack, outputs=tile.outputs)
     if tile.planes:
@@ -121,7 +120,7 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
         form = BulkFilters if tile.warpgroup else Filters
         filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
         operand = operand_of(tile)(source, tile, plan, arena, tensors["data"], windows, group, tid)
-        whole, outputs = place(operand) if place else (conv, operand.outputs_of(conv) if tile.in_rows else operand)
+        whole, outputs = place(operand) if place else (conv, operand.outputs_of(conv) if isinstance(operand, TileRows) else operand)
         product = _product(source, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
         _pipeline(tile, steps, filter_, operand, product)
         Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)

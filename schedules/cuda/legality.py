@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import gather, planes
-from im2win.schedules.cuda.kernel import operand_of, product_of, shared_bytes, windows_of
+from im2win.schedules.cuda.kernel import product_of, shared_bytes, windows_of
+from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import MAX_HELD, ORDERS, PRODUCTS, CudaTile, promoted
-from im2win.winograd_tiles import FORMS, ROW_FORMS, ROW_TAPS
+from im2win.schedules.cuda.winograd_rows import TileRows
+from im2win.winograd_tiles import forms, row_forms
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
@@ -23,10 +23,10 @@ def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str
     if isinstance(plan, WinogradPlan) and tile.patch:
         return _row_form(conv, tile) or _problems(windows_of(conv, tile), tile, gpu, CudaPlan(staged="rows"))
     if isinstance(plan, WinogradPlan):
-        forms = FORMS.get(conv.kernel[0], ()) if conv.dtype == "float32" else ()
-        if tile.outputs not in forms:
-            allowed = ", ".join(map(str, forms)) or "of a patch's tiles"
-            return [f"`outputs` (={tile.outputs}) must be one of {allowed} for a kernel of {conv.kernel[0]} taps and {conv.dtype}"]
+        known = forms(conv)
+        if tile.outputs not in known:
+            taps = f"{conv.dtype} and a kernel of {conv.kernel[0]} taps"
+            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known))} for {taps}"]
         if tile.band < 0:
             return [f"`band` (={tile.band}) must be at least 0"]
         return problems(*product_of(conv, tile), gpu, CudaPlan())
@@ -37,11 +37,10 @@ def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str
 
 def _row_form(conv: Conv2d, tile: CudaTile) -> list[str]:
     """Every rule of Winograd's form along rows that a tile breaks."""
+    known = row_forms(conv)
     rules = [
         (tile.product in PRODUCTS and tile.warpgroup, f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"),
-        (tile.outputs in ROW_FORMS, f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, ROW_FORMS))} for tiles of rows"),
-        (conv.kernel[1] == ROW_TAPS, f"the kernel's {conv.kernel[1]} columns must be {ROW_TAPS} for tiles of rows"),
-        (conv.dtype != "int8", "tiles of rows are for float16 and float32: transformed int8 needs more than 8 bits"),
+        (tile.outputs in known, f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known)) or 'none'} for rows of {conv}"),
         (tile.band == 0, f"`band` (={tile.band}) must be 0 for tiles of rows"),
         (tile.order == "Cuvc", f"`order` (={tile.order}) must be Cuvc for tiles of rows"),
     ]
@@ -144,5 +143,5 @@ def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[
             (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
             (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
         ]
-    taps = operand_of(tile).taps(conv)
+    taps = (TileRows if tile.in_rows else Patch).taps(conv)
     return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the {taps} that share channels")]

@@ -54,7 +54,7 @@ class CudaPlan:
 
 @dataclass(frozen=True)
 class WinogradPlan(CudaPlan):
-    """Tiles of the input, transformed, and their products: some at a time, see `winograd`; or as windows are loaded, see `winograd_rows`."""
+    """Tiles of the input, transformed, and their products: some at a time, see `winograd`; or as they are loaded, see `winograd_rows`."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of the least band; none where only tiles of rows hold the numbers."""

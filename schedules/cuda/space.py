@@ -15,7 +15,7 @@ from im2win.schedules.cuda import planes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.winograd_tiles import FORMS, ROW_FORMS, ROW_TAPS, row_problem, tiles_of
+from im2win.winograd_tiles import forms, row_forms, row_problem, tiles_of
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))
@@ -102,9 +102,8 @@ def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
 
 def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[CudaTile]:
     """Tiles of rows, transformed as they are loaded: a warpgroup has sums for every column of a tile, so it takes fewer channels."""
-    if conv.kernel[1] != ROW_TAPS or conv.in_channels // conv.groups <= FEW_CHANNELS:
-        return
-    for product, outputs in itertools.product(products, ROW_FORMS):
+    few = conv.in_channels // conv.groups <= FEW_CHANNELS
+    for product, outputs in itertools.product(products, () if few else row_forms(conv)):
         for block in _blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
             for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
                 yield CudaTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
@@ -119,7 +118,7 @@ def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
     accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
     yield from _row_tiles(conv, products)
-    for outputs in FORMS[conv.kernel[0]] if conv.dtype == "float32" else ():
+    for outputs in forms(conv):
         least = tiles_of(conv, outputs, BANDS[0])
         bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
         problem = next(iter(bands)).problem

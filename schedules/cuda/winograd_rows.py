@@ -2,9 +2,10 @@
 
     y[i] = A^T sum over c, u of (G w[c, u]) * (B^T d[c, u])        d: m + 2 neighbouring inputs of a row, y: m neighbouring outputs
 
-The input under a patch of the output lies in shared memory, as for the direct form. A tile is a window of m + 2 columns, m apart; a warpgroup's
-thread loads its columns, and what it makes of them are the words of m + 2 products, each with sums of its own. So no transformed tile is ever
-stored, and products are (m + 2) / 3m of the direct form's. Filters are transformed ahead of time. Sums leave through A^T.
+The input under a patch of the output lies in shared memory, as for the direct form. A tile is a window of m + 2 columns, m apart; a
+warpgroup's thread loads its columns, and what it makes of them are the words of m + 2 products, each with sums of its own. So no
+transformed tile is ever stored, and products are (m + 2) / 3m of the direct form's. Filters are transformed ahead of time. Sums leave
+through A^T.
 """
 
 from __future__ import annotations

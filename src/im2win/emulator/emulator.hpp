@@ -125,6 +125,7 @@ struct Thread {
   std::vector<AsyncCopy> open;                  // not committed yet
   std::vector<std::vector<std::function<void()>>> products;  // of this warp, in its first thread: products under way, by commit group
   std::vector<std::function<void()>> open_products;
+  bool group_open = false, late = false;  // whether a group of products was begun; whether it runs only when it is waited for
 };
 
 struct Phases {  // of a barrier that counts bulk copies
@@ -425,11 +426,12 @@ inline void run_all(std::vector<std::function<void()>>& products) {
   products.clear();
 }
 
-// A product of this warp, in order with those before it: some time from now to the wait for it.
+// A product of this warp, in order with those before it: some time from now to the wait for it; of some groups none before the wait.
 inline void later(std::function<void()> product) {
   Thread& warp = first_of_warp();
+  if (!warp.group_open) warp.group_open = true, warp.late = block.random() & 1;
   warp.open_products.push_back(std::move(product));
-  if (block.random() & 1) return;
+  if (warp.late || block.random() & 1) return;
   for (auto& group : warp.products) run_all(group);
   run_all(warp.open_products);
 }
@@ -438,6 +440,7 @@ inline void commit_products() {
     Thread& warp = first_of_warp();
     warp.products.push_back(std::move(warp.open_products));
     warp.open_products.clear();
+    warp.group_open = false;
   });
 }
 inline void wait_products(size_t newest_left) {
