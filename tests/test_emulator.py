@@ -192,6 +192,23 @@ def test_source_that_is_no_cuda() -> None:
         emulate("nonsense;")
 
 
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("im2win.emulator.shutil.which", lambda name: None)
+    with pytest.raises(EmulationError, match=r"needs a C\+\+ compiler on PATH \(g\+\+ or clang\+\+\); none was found"):
+        emulate("")
+
+
+def test_sources_share_nothing_but_the_emulator() -> None:
+    """Each has its own static arrays, whichever ran before, and a failure of one is not another's."""
+    large = emulate(REVERSE.replace("{barrier}", "__syncthreads();"))
+    none, broken = emulate("y[threadIdx.x] = x[threadIdx.x];"), emulate("if (threadIdx.x < 32) __syncthreads();\n__syncthreads();")
+    for _ in range(2):
+        np.testing.assert_array_equal(run(none, NUMBERS, 64), NUMBERS)
+        with pytest.raises(EmulationError, match=r"k, block .* wait at different barriers"):
+            run(broken, NUMBERS, 64)
+        np.testing.assert_array_equal(run(large, NUMBERS, 64), NUMBERS[::-1])
+
+
 def test_translation_leaves_code_alone() -> None:
     assert translate("#include <cuda.h>\n#include <cstdint>\nint x;") == "\n#include <cstdint>\nint x;"
 

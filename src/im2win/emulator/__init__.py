@@ -6,7 +6,9 @@ result for some seed, one that reads shared memory nobody wrote gives NaN, one t
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
@@ -53,6 +55,26 @@ def translate(source: str) -> str:
     return _SHARED.sub(r"alignas(\1) __shared__", text)
 
 
+def _compile(what: str, library: Path, *arguments: str | Path) -> None:
+    """Makes a shared library."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise EmulationError("emulating CUDA needs a C++ compiler on PATH (g++ or clang++); none was found.")
+    command = [compiler, "-std=c++17", "-w", "-fPIC", "-shared", *map(str, arguments), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EmulationError(f"{what} does not compile: {done.stderr.strip()[:2000]}")
+
+
+@functools.cache
+def _runtime() -> Path:
+    """What runs blocks and threads, compiled once a process: it would take longer than most kernels."""
+    folder = Path(tempfile.mkdtemp(prefix="im2win-emulator-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _compile("the emulator", folder / "emulator.so", "-O2", HEADERS / "emulator.cpp")
+    return folder / "emulator.so"
+
+
 class Emulation:
     """Compiled CUDA and its launches: ``emulation({"data": x, "filter": w, "out": y}, seed=1)``.
 
@@ -71,13 +93,7 @@ class Emulation:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         code, library = folder / "kernel.cpp", folder / "kernel.so"
         code.write_text(f'#include "emulator.hpp"\n#line 1 "kernel.cu"\n{translate(source)}\n{self._entry()}')
-        compiler = shutil.which("g++") or shutil.which("clang++")
-        if compiler is None:
-            raise EmulationError("emulating CUDA needs a C++ compiler on PATH (g++ or clang++); none was found.")
-        command = [compiler, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", f"-I{HEADERS}", str(code), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise EmulationError(f"the CUDA source does not compile: {done.stderr.strip()[:2000]}")
+        _compile("the CUDA source", library, "-O1", f"-I{HEADERS}", code, _runtime())
         self._run = ctypes.CDLL(str(library)).im2win_emulate
         self._run.restype = ctypes.c_char_p
 
@@ -88,9 +104,9 @@ class Emulation:
             values = ", ".join(str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]" for one in launch.arguments)
             grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
-            calls.append(f"  failure = emulator::launch({grid}, {block}, {launch.dynamic_bytes}, seed, resident, {call});")
-            calls.append(f'  if (!failure.empty()) return (failure = "{launch.kernel}, " + failure).c_str();')
-        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {', "  static std::string failure;"]
+            what = f'"{launch.kernel}", {{{grid}, {block}, {launch.dynamic_bytes}}}, seed, resident, {call}'
+            calls.append(f"  if (const char* failure = emulator::launch({what})) return failure;")
+        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {']
         return "\n".join([*head, *calls, "  return nullptr;", "}", ""])
 
     def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0, resident: int = 1) -> None:

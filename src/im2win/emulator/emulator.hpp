@@ -9,18 +9,14 @@
 // if all of them only wait, they wait for each other, or for a block that has not started: an error.
 //
 // The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in the headers beside it, nothing else.
+// Every kernel compiles it, so it includes little: what needs more is in emulator.cpp, which is compiled once.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
 #include <initializer_list>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -42,7 +38,7 @@
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-inline dim3 threadIdx, blockIdx, blockDim, gridDim;
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 inline constexpr int warpSize = 32;
 
 extern char __start_emulated_shared[] __attribute__((weak));
@@ -50,414 +46,43 @@ extern char __stop_emulated_shared[] __attribute__((weak));
 
 namespace emulator {
 
-// ---------------------------------------------------------------- fibers
+// A function that somebody else keeps while it is called; std::function would take longer to compile than most kernels.
+template <typename... Arguments>
+class Function {
+  const void* held = nullptr;
+  void (*run)(const void*, Arguments...) = nullptr;
 
-#if defined(__x86_64__)
-extern "C" void im2win_switch_fiber(void** from, void* to);
-asm(R"(
-.text
-.weak im2win_switch_fiber
-.type im2win_switch_fiber,@function
-im2win_switch_fiber:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-)");
-struct Stack {
-  void* top = nullptr;
-  void start(char* memory, size_t size, void (*entry)()) {
-    auto end = reinterpret_cast<uintptr_t>(memory + size) & ~uintptr_t(15);
-    auto** slot = reinterpret_cast<void**>(end) - 2;  // as if `entry` had been called: the stack is 8 beyond a multiple of 16
-    *slot = reinterpret_cast<void*>(entry);
-    top = slot - 6;
-    std::memset(top, 0, 6 * sizeof(void*));
-  }
-};
-inline void switch_fiber(Stack& from, Stack& to) { im2win_switch_fiber(&from.top, to.top); }
-#else
-}  // namespace emulator
-#include <ucontext.h>
-namespace emulator {
-struct Stack {
-  ucontext_t context;
-  void start(char* memory, size_t size, void (*entry)()) {
-    getcontext(&context);
-    context.uc_stack.ss_sp = memory;
-    context.uc_stack.ss_size = size;
-    context.uc_link = nullptr;
-    makecontext(&context, entry, 0);
-  }
-};
-inline void switch_fiber(Stack& from, Stack& to) { swapcontext(&from.context, &to.context); }
-#endif
-
-// ---------------------------------------------------------------- a block and its threads
-
-enum class State { ready, barrier, warp, done };
-
-struct AsyncCopy {
-  void* to;
-  const void* from;
-  size_t bytes, filled;  // the rest is zero
+ public:
+  Function() = default;
+  template <typename Kept>
+  Function(const Kept& kept) : held(&kept), run([](const void* held, Arguments... given) { (*static_cast<const Kept*>(held))(given...); }) {}
+  void operator()(Arguments... given) const { run(held, given...); }
 };
 
-struct Thread {
-  Stack stack;
-  State state = State::ready;
-  dim3 index;
-  size_t paused = 0;                            // `progress` when it last found that it must wait for another block
-  int site = 0;                                 // line of the barrier or warp operation it waits at
-  unsigned mask = 0;                            // lanes that take part in its warp operation
-  void* argument = nullptr;                     // what it brings to that operation
-  std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
-  std::vector<AsyncCopy> open;                  // not committed yet
-  std::vector<std::vector<std::function<void()>>> products;  // of this warp, in its first thread: products under way, by commit group
-  std::vector<std::function<void()>> open_products;
-  bool group_open = false, late = false;  // whether a group of products was begun; whether it runs only when it is waited for
-};
+// ---------------------------------------------------------------- threads
 
-struct Phases {  // of a barrier that counts bulk copies
-  int begun = 0, ended = 0;
-  std::vector<AsyncCopy> under_way;
-};
+extern size_t progress;  // goes up with whatever a thread that waits for another block may wait for
 
-using WarpOperation = std::function<void(void* arguments[32])>;
+[[gnu::cold]] void fail(const char* what);
+void syncthreads(int site);
 
-struct Block {
-  static constexpr size_t stack_bytes = 64 << 10;
-  std::vector<Thread> threads;
-  std::vector<char> memory;
-  Stack scheduler;
-  Thread* current = nullptr;
-  std::mt19937_64 random;
-  std::function<void()> kernel;
-  std::string failure;
-  std::vector<unsigned> pace;  // of warps: some run at every turn they get, others fall behind until somebody waits for them
-  std::vector<char> dynamic_shared;
-  std::vector<std::pair<const void*, Phases>> all_phases;  // by address
-  std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
-};
-inline Block block;
-inline size_t progress = 1;  // goes up with whatever a thread that waits for another block may wait for
+// All lanes of `mask` bring an argument; the last of them does the work for all. Then each goes on. site: the line.
+void warp_operation(int site, unsigned mask, void* argument, const Function<void**>& operation);
 
-inline void wait(State state) {
-  block.current->state = state;
-  switch_fiber(block.current->stack, block.scheduler);
-}
-
-inline void fail(const std::string& what) {
-  if (block.failure.empty()) block.failure = what;
-  wait(State::done);
-}
-
-inline void land(const AsyncCopy& copy) {
-  std::memcpy(copy.to, copy.from, copy.filled);
-  std::memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.bytes - copy.filled);
-}
-
-inline void run_thread() {
-  block.kernel();
-  for (auto& group : block.current->groups)
-    for (auto& copy : group) land(copy);
-  wait(State::done);
-}
-
-inline void syncthreads(int site) {
-  block.current->site = site;
-  wait(State::barrier);
-}
-
-// All lanes of `mask` bring an argument; the last of them does the work for all. Then each goes on.
-inline void warp_operation(int site, unsigned mask, void* argument, const WarpOperation& operation) {
-  Thread& self = *block.current;
-  const size_t lane = (&self - block.threads.data()) % 32, first = (&self - block.threads.data()) - lane;
-  if (!(mask >> lane & 1)) fail("line " + std::to_string(site) + ": a thread is not in the mask of its own warp operation");
-  self.site = site, self.mask = mask, self.argument = argument;
-  void* arguments[32] = {};
-  bool all = true;
-  for (size_t other = 0; other < 32; ++other) {
-    if (!(mask >> other & 1) || other == lane) continue;
-    const bool exists = first + other < block.threads.size();
-    Thread* thread = exists ? &block.threads[first + other] : nullptr;
-    if (!exists || thread->state == State::done) fail("line " + std::to_string(site) + ": a lane of the mask has ended or does not exist");
-    if (thread->state != State::warp || thread->site != site || thread->mask != mask) all = false;
-    else arguments[other] = thread->argument;
-  }
-  if (!all) return wait(State::warp);
-  arguments[lane] = argument;
-  operation(arguments);
-  for (size_t other = 0; other < 32; ++other)
-    if (other != lane && mask >> other & 1) block.threads[first + other].state = State::ready;
-}
+// A mask, or the whole warp; of the last warp of a block only the lanes that exist.
+unsigned mask_of(unsigned mask = 0xffffffffu);
+size_t lane();
 
 // In a loop that waits for another block: lets others run.
-inline void pause(int site) {
-  block.current->site = site;
-  block.current->paused = progress;
-  wait(State::ready);
-}
+void pause(int site);
 
-inline void begin_block(unsigned seed) {
-  const size_t count = size_t(blockDim.x) * blockDim.y * blockDim.z;
-  block.threads.resize(count);
-  if (block.memory.size() < count * Block::stack_bytes) block.memory.resize(count * Block::stack_bytes);
-  block.random.seed(seed);
-  block.failure.clear();
-  if (__start_emulated_shared) std::memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared);
-  std::fill(block.dynamic_shared.begin(), block.dynamic_shared.end(), char(0xff));
-  block.unfenced.assign(block.dynamic_shared.size() / 16 + 1, 0);
-  block.all_phases.clear();
-  for (size_t i = 0; i < count; ++i) {
-    Thread& thread = block.threads[i];
-    thread = Thread();
-    thread.index = {unsigned(i % blockDim.x), unsigned(i / blockDim.x % blockDim.y), unsigned(i / blockDim.x / blockDim.y)};
-    thread.stack.start(block.memory.data() + i * Block::stack_bytes, Block::stack_bytes, run_thread);
-  }
-  block.pace.resize((count + 31) / 32);
-  for (unsigned& one : block.pace) one = 1u << block.random() % 3 * 2;
-}
+char* dynamic_shared_memory();
 
-enum class Turn { able, waiting, done };
-
-// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure. Whether all of them wait for another.
-inline Turn step_block() {
-  const size_t count = block.threads.size();
-  std::vector<size_t> ready;
-  size_t waiting = 0, done = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (block.threads[i].state == State::ready) ready.push_back(i);
-    waiting += block.threads[i].state == State::barrier, done += block.threads[i].state == State::done;
-  }
-  if (!block.failure.empty() || done == count) return Turn::done;
-  if (ready.empty()) {
-    if (waiting + done < count) {
-      block.failure = "a warp operation that some of its lanes never reach";
-      return Turn::done;
-    }
-    int site = 0;
-    for (auto& thread : block.threads) {
-      if (thread.state != State::barrier) continue;
-      if (site && thread.site != site) {
-        block.failure = "threads of a block wait at different barriers, lines " + std::to_string(site) + " and " + std::to_string(thread.site);
-        return Turn::done;
-      }
-      site = thread.site, thread.state = State::ready;
-    }
-    return Turn::able;
-  }
-  // whole warps one after the other, or all threads in any order: both happen
-  const size_t warps = block.pace.size();
-  std::shuffle(ready.begin(), ready.end(), block.random);
-  if (block.random() & 1) {
-    std::vector<size_t> rank(warps);
-    for (size_t i = 0; i < warps; ++i) rank[i] = i;
-    std::shuffle(rank.begin(), rank.end(), block.random);
-    std::stable_sort(ready.begin(), ready.end(), [&](size_t a, size_t b) { return rank[a / 32] < rank[b / 32]; });
-  }
-  std::vector<char> resting(warps);
-  for (size_t warp = 0; warp < warps; ++warp) resting[warp] = block.random() % block.pace[warp] != 0;
-  for (size_t i : ready) {
-    Thread& thread = block.threads[i];
-    if (thread.state != State::ready || resting[i / 32]) continue;
-    block.current = &thread;
-    thread.paused = 0;
-    threadIdx = thread.index;
-    switch_fiber(block.scheduler, thread.stack);
-    if (!thread.paused) ++progress;
-  }
-  return std::all_of(ready.begin(), ready.end(), [](size_t i) { return block.threads[i].paused == progress; }) ? Turn::waiting : Turn::able;
-}
-
-// A block that has started: what is its own while another one has its turn.
-struct Resident {
-  Block state;
-  std::vector<char> shared;
-  dim3 index;
-  bool active = false;
-  size_t waiting = 0;  // `progress` when all that could run in it waited for another block
-
-  // Exchanges what is the block's with what is global.
-  void swap(bool begins) {
-    std::swap(block, state);
-    const size_t bytes = __start_emulated_shared ? __stop_emulated_shared - __start_emulated_shared : 0;
-    shared.resize(bytes);
-    if (bytes && begins) std::memcpy(__start_emulated_shared, shared.data(), bytes);
-    if (bytes && !begins) std::memcpy(shared.data(), __start_emulated_shared, bytes);
-    blockIdx = index;
-  }
-};
-inline std::vector<Resident> slots;  // their memory serves all launches
-inline Resident* running = nullptr;
-
-inline void let_run(Resident* next) {
-  if (next == running) return;
-  if (running) running->swap(false);
-  if (next) next->swap(true);
-  running = next;
-}
-
-inline std::string run_blocks(const std::vector<size_t>& order, std::mt19937_64& random) {
-  for (size_t next = 0, done = 0; done < order.size();) {
-    for (auto& slot : slots) {
-      if (slot.active || next == order.size()) continue;
-      const size_t i = order[next++];
-      let_run(nullptr);
-      slot.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y), unsigned(i / gridDim.x / gridDim.y)};
-      slot.active = true, slot.waiting = 0;
-      let_run(&slot);
-      begin_block(unsigned(random()));
-    }
-    std::vector<Resident*> able;
-    for (auto& slot : slots)
-      if (slot.active && slot.waiting != progress) able.push_back(&slot);
-    if (able.empty()) return "blocks wait for each other, or for one that has not started";
-    Resident& slot = *able[able.size() > 1 ? random() % able.size() : 0];
-    let_run(&slot);
-    const Turn turn = step_block();
-    if (!block.failure.empty()) {
-      const auto [x, y, z] = slot.index;
-      return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + block.failure;
-    }
-    if (turn == Turn::waiting) slot.waiting = progress;
-    if (turn == Turn::done) slot.active = false, ++done;
-  }
-  return "";
-}
-
-// Runs a grid, its blocks in an order drawn from the seed, at most `resident` of them in turns; "" or what went wrong.
-inline std::string launch(dim3 grid, dim3 threads, size_t dynamic_bytes, unsigned seed, size_t resident, std::function<void()> kernel) {
-  if (size_t(threads.x) * threads.y * threads.z > 1024) return "more than 1024 threads a block";
-  gridDim = grid, blockDim = threads;
-  std::vector<size_t> order(size_t(grid.x) * grid.y * grid.z);
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::mt19937_64 random(seed);
-  std::shuffle(order.begin(), order.end(), random);
-  slots.resize(std::min(std::max(resident, size_t(1)), order.size()));
-  for (auto& slot : slots) {
-    slot.state.dynamic_shared.assign(dynamic_bytes + 1024, char(0xff));
-    slot.state.kernel = kernel;
-    slot.active = false;
-  }
-  const std::string failure = run_blocks(order, random);
-  let_run(nullptr);
-  return failure;
-}
-
-inline char* dynamic_shared_memory() {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block.dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
-}
-
-// ---------------------------------------------------------------- asynchronous copies
-
-inline char* fence_mark(const void* shared) {  // null outside dynamic shared memory
-  const size_t at = size_t(static_cast<const char*>(shared) - block.dynamic_shared.data());
-  return at < block.dynamic_shared.size() ? &block.unfenced[at / 16] : nullptr;
-}
-
-inline void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
-  AsyncCopy copy{to, from, bytes, filled};
-  if (char* mark = fence_mark(to)) *mark = 1;
-  if (block.random() & 1) land(copy);
-  else block.current->open.push_back(copy);
-}
-inline void commit_copies() {
-  block.current->groups.push_back(std::move(block.current->open));
-  block.current->open.clear();
-}
-inline void wait_copies(size_t newest_left) {
-  auto& groups = block.current->groups;
-  while (groups.size() > newest_left) {
-    for (auto& copy : groups.front()) land(copy);
-    groups.erase(groups.begin());
-  }
-}
-
-// ---------------------------------------------------------------- bulk copies
-
-inline Phases& phases_at(const void* at) {
-  for (auto& [address, phases] : block.all_phases)
-    if (address == at) return phases;
-  fail("a barrier for bulk copies that was not started");
-  return block.all_phases.front().second;
-}
-inline void start_phases(const void* at) { block.all_phases.emplace_back(at, Phases()); }
-inline void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
-  Phases& phases = phases_at(at);
-  if (phases.begun++ != phases.ended) fail("a bulk copy in a phase that has one");
-  phases.under_way.push_back({to, from, bytes, bytes});
-  if (block.random() & 1) land(phases.under_way.back());
-}
-inline void wait_bulk(const void* at, int phase) {
-  Phases& phases = phases_at(at);
-  for (int tries = 0; phases.ended % 2 == phase; ++tries) {
-    if (phases.begun > phases.ended) {
-      for (auto& copy : phases.under_way) land(copy);
-      phases.under_way.clear(), ++phases.ended;
-    } else if (tries > 100000) {
-      fail("a wait for a bulk copy that nobody began");
-    } else {
-      wait(State::ready);
-    }
-  }
-}
-
-// ---------------------------------------------------------------- products that run on
-
-inline Thread& first_of_warp() { return block.threads[(block.current - block.threads.data()) / 32 * 32]; }
-
-inline void check_fenced(const void* shared) {
-  if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
-}
-
-inline void run_all(std::vector<std::function<void()>>& products) {
-  for (auto& product : products) product();
-  products.clear();
-}
-
-// A product of this warp, in order with those before it: some time from now to the wait for it; of some groups none before the wait.
-inline void later(std::function<void()> product) {
-  Thread& warp = first_of_warp();
-  if (!warp.group_open) warp.group_open = true, warp.late = block.random() & 1;
-  warp.open_products.push_back(std::move(product));
-  if (warp.late || block.random() & 1) return;
-  for (auto& group : warp.products) run_all(group);
-  run_all(warp.open_products);
-}
-inline void commit_products() {
-  warp_operation(-2, 0xffffffffu, nullptr, [](void**) {
-    Thread& warp = first_of_warp();
-    warp.products.push_back(std::move(warp.open_products));
-    warp.open_products.clear();
-    warp.group_open = false;
-  });
-}
-inline void wait_products(size_t newest_left) {
-  warp_operation(-3, 0xffffffffu, nullptr, [=](void**) {
-    auto& groups = first_of_warp().products;
-    while (groups.size() > newest_left) {
-      run_all(groups.front());
-      groups.erase(groups.begin());
-    }
-  });
-}
-
-template <typename T>
-T shuffle(int site, unsigned mask, T value, const std::function<int(int)>& source, int width) {
+template <typename T, typename Source>
+T shuffle(int site, unsigned mask, T value, const Source& source, int width) {
   struct Argument {
     T value, result;
-    const std::function<int(int)>* source;
+    const Source* source;
   } argument{value, value, &source};
   warp_operation(site, mask, &argument, [width](void* arguments[32]) {
     for (int lane = 0; lane < 32; ++lane) {
@@ -471,10 +96,34 @@ T shuffle(int site, unsigned mask, T value, const std::function<int(int)>& sourc
   return argument.result;
 }
 
-// A mask, or the whole warp; of the last warp of a block only the lanes that exist.
-inline unsigned mask_of(unsigned mask = 0xffffffffu) {
-  const size_t first = (block.current - block.threads.data()) / 32 * 32, left = block.threads.size() - first;
-  return left < 32 ? mask & ((1u << left) - 1) : mask;
+// ---------------------------------------------------------------- copies and products that run on
+
+void copy_async(void* to, const void* from, size_t bytes, size_t filled);  // the rest is zero
+void commit_copies();
+void wait_copies(size_t newest_left);
+
+void start_phases(const void* at);  // of a barrier that counts bulk copies
+void copy_bulk(void* to, const void* from, size_t bytes, const void* at);
+void wait_bulk(const void* at, int phase);
+
+struct Product {
+  virtual ~Product() = default;
+  virtual void run() = 0;
+};
+void keep_for_later(Product* product);  // and delete it
+void check_fenced(const void* shared);
+void commit_products();
+void wait_products(size_t newest_left);
+
+// A product of this warp, in order with those before it: some time from now to the wait for it.
+template <typename Body>
+void later(const Body& body) {
+  struct Kept : Product {
+    Body body;
+    explicit Kept(const Body& body) : body(body) {}
+    void run() override { body(); }
+  };
+  keep_for_later(new Kept(body));
 }
 
 }  // namespace emulator
@@ -502,6 +151,8 @@ T atomicAdd(T* place, T value) {
 
 namespace emulator {
 
+// ---------------------------------------------------------------- launches
+
 // A kernel's argument: the address of a tensor, or a number.
 struct Argument {
   void* address = nullptr;
@@ -528,5 +179,13 @@ template <typename... Types>
 void call(void (*kernel)(Types...), std::initializer_list<Argument> arguments) {
   call_indexed(kernel, arguments.begin(), std::index_sequence_for<Types...>());
 }
+
+// A grid, its blocks in an order drawn from the seed, at most `resident` of them in turns. shared: where the kernel's static arrays are.
+struct Grid {
+  dim3 blocks, threads;
+  size_t dynamic_bytes;
+  char *shared = __start_emulated_shared, *shared_end = __stop_emulated_shared;
+};
+const char* launch(const char* name, const Grid& grid, unsigned seed, size_t resident, const Function<>& kernel);  // null, or what went wrong
 
 }  // namespace emulator

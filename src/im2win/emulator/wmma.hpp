@@ -46,8 +46,7 @@ void load_matrix_sync(fragment<accumulator, m, n, k, T>& fragment, const T* from
 template <int m, int n, int k, typename T>
 void store_matrix_sync(T* to, const fragment<accumulator, m, n, k, T>& fragment, unsigned leading, layout_t layout) {
   gather();
-  const size_t lane = (emulator::block.current - emulator::block.threads.data()) % 32;
-  for (size_t i = lane; i < size_t(m) * n; i += 32) {
+  for (size_t i = emulator::lane(); i < size_t(m) * n; i += 32) {
     const size_t row = i / n, column = i % n;
     to[layout == mem_col_major ? column * leading + row : row * leading + column] = fragment.x[i];
   }
