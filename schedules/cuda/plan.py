@@ -9,7 +9,7 @@ from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.winograd_tiles import FORMS, tiles_of
+from im2win.winograd_tiles import forms, tiles_of
 
 Staged = Literal["taps", "rows", "windows"]
 
@@ -58,7 +58,7 @@ class WinogradPlan(CudaPlan):
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of the least band; none where only tiles of rows hold the numbers."""
-        return 0 if conv.dtype != "float32" else min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
+        return min((tiles_of(conv, outputs, 0).made_bytes for outputs in forms(conv)), default=0)
 
     def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
         """Bytes of a band."""
