@@ -9,7 +9,7 @@ from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.winograd_tiles import forms, tiles_of
+from im2win.winograd_tiles import FORMS, tiles_of
 
 Staged = Literal["taps", "rows", "windows"]
 
@@ -57,8 +57,8 @@ class WinogradPlan(CudaPlan):
     """Tiles of the input, transformed, and their products: some at a time, see `winograd`; or as they are loaded, see `winograd_rows`."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the least band; none where only tiles of rows hold the numbers."""
-        return min((tiles_of(conv, outputs, 0).made_bytes for outputs in forms(conv)), default=0)
+        """Bytes of the least band."""
+        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
 
     def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
         """Bytes of a band."""
