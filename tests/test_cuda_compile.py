@@ -47,6 +47,8 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
     ]
     if dtype != "int8":
         kernels.append(("winograd", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
+        if PRODUCTS[product].unit == "warpgroup":
+            kernels.append(("winograd", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
     products = {f"conv2d_{i}_kernel" for i in range(len(kernels))}
     parts = {"conv2d_4_kernel_1", "transform_parts_4_kernel"} | ({"conv2d_5_kernel_2"} if dtype != "int8" else set())
     assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_3_kernel"})
