@@ -31,6 +31,7 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
 
+SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
@@ -72,6 +73,11 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
     return kernel_module(functions)
 
 
+def _made(module: tvm.IRModule) -> str | None:
+    source = (module.attrs or {}).get(SOURCE)
+    return None if source is None else str(source)
+
+
 def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
     """Kernels by name as a module to compile."""
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
@@ -84,14 +90,19 @@ def device_functions() -> str:
 
 
 @contextlib.contextmanager
-def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
+def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterator[None]:
     """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
+
+    Args:
+        made: the source that kernels already have; it takes the place of what is generated.
 
     Raises (inside):
         ReconstructError: a rule does not match as it says.
     """
 
     def rewrite(source: str, target: Any) -> str:
+        if made is not None:
+            return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
         return head + device_functions() + "\n" + warpgroup_products(kernels) + reconstruct(mark + kernels, rules).source
 
@@ -114,7 +125,7 @@ def compiler() -> str:
 
 def generate_source(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Generated:
     """The CUDA source of kernels as it goes to the compiler, and their launches; needs neither a GPU nor a compiler."""
-    with reconstructed(rules):
+    with reconstructed(rules, _made(module)):
         return generate(module, cuda_target(gpu), CONFIG, PIPELINE)
 
 
@@ -144,6 +155,6 @@ def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -
     """
     compiler()
     compiled = registered(_COMPILE, lambda before: lambda source: cubin(source, gpu))
-    with reconstructed(rules), compiled, tvm.transform.PassContext(config=CONFIG):
+    with reconstructed(rules, _made(module)), compiled, tvm.transform.PassContext(config=CONFIG):
         executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
     return Compiled(executable, 0)
