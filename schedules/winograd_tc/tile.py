@@ -87,6 +87,35 @@ class TensorCoreTile:
         """Products of float16 by warps, summed in float32."""
         return PRODUCTS["f16"]
 
+    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
+
+    @property
+    def product(self) -> str:
+        """The arithmetic's name."""
+        return "f16"
+
+    @property
+    def warp_m(self) -> int:
+        """Of a warp, along tiles."""
+        return self.block_m if self.mapping == "sync_free" else self.shape[0]
+
+    @property
+    def warp_n(self) -> int:
+        """Of a warp, along filters."""
+        return self.block_n if self.mapping == "sync_free" else self.shape[1]
+
+    @property
+    def sums(self) -> int:
+        """Sums that a thread holds."""
+        return self.warp_m * self.warp_n // WARP
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of 64 bytes of a step, a part of one counted as one."""
+        return -(-self.block_k // self.arithmetic.slab)
+
+    stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
+
     @property
     def pack(self) -> WinogradPack:
         """How filters are packed: what a block needs of a position is contiguous."""

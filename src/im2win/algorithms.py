@@ -10,10 +10,11 @@ from typing import Any
 from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec, winograd
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.reference import Accuracy
-from im2win.schedulers import Scheduler, Windows, Winograd
+from im2win.schedulers import CudaOnly, Scheduler, Windows, Winograd
 from im2win.schedules.cpu import Plan, Where
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_tiles import refusal
 
 Define = Callable[..., list[Any]]
@@ -64,6 +65,8 @@ class Algorithm:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
+        if isinstance(self.cuda, TensorCorePlan) and (reason := self.cuda.unable(conv)) is not None:
+            return reason
         if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv)) is not None:
             return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
@@ -156,6 +159,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm(
             "winograd", "Winograd, strip by strip", "Lavin and Gray, arXiv 1509.09308",
             winograd.define, Winograd(), direct.transform_bytes, WinogradPlan(),
+        ),
+        Algorithm(
+            "winograd_tc", "Winograd on tensor cores, fused", "partial kernel fusion, Lavin and Gray, arXiv 1509.09308",
+            winograd.define, CudaOnly(), TensorCorePlan().transform_bytes, TensorCorePlan(),
         ),
     )
 }

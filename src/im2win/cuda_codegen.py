@@ -27,9 +27,9 @@ from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.plan import WinogradPlan
-from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
@@ -47,21 +47,25 @@ def cuda_target(gpu: Gpu) -> Any:
     )  # fmt: skip
 
 
-def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.IRModule:
+def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModule:
     """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
 
     Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
     `transform_parts` (data, lowered) then is for measuring.
 
     Raises:
-        TileError: the tile is not legal.
+        TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
     """
     plan = algorithm.cuda
     if plan is None:
         raise TileError(f"{algorithm.name} has no CUDA schedule.")
-    broken = problems(conv, tile, gpu, plan)
+    broken = plan.problems(conv, tile, gpu) if isinstance(plan, TensorCorePlan) else problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+    if isinstance(plan, TensorCorePlan):
+        from im2win import cuda_fused
+
+        return cuda_fused.lower(conv, tile, gpu)
     if isinstance(plan, WinogradPlan):
         functions = {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}
     elif isinstance(plan, InParts):

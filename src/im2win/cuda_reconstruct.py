@@ -70,7 +70,7 @@ def functions(module: tvm.IRModule, gpu: Gpu, pipeline: str | None = None) -> li
     Args:
         pipeline: TVM's lowering pipeline by name; None for the one for schedules, which inserts barriers itself.
     """
-    config = CONFIG if pipeline == PIPELINE else {}
+    config = CONFIG if pipeline else {}
     found = []
     for symbol, function in module.functions.items():
         name = str(symbol.name_hint)
