@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from emulated import ROWS, Emulated, Kernel, differences, expected, generated, t
 from oracle import exact_tensors, normal_tensors
 from recorded import fill, ok
 
+from im2win.algorithms import candidates
 from im2win.backends import backend_for
 from im2win.cuda_packing import CudaPack
 from im2win.fingerprint import fingerprint
@@ -20,7 +23,7 @@ from im2win.logs import Log
 from im2win.lookup import search
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
-from im2win.reference import error, reference, tolerance
+from im2win.reference import Accuracy, error, reference, tolerance
 from im2win.schedules.cuda.kernel import pack_of, product_of
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.model import estimate
@@ -29,7 +32,7 @@ from im2win.schedules.cuda.space import BANDS
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.suites import suite
 from im2win.winograd_packing import transformed
-from im2win.winograd_tiles import FORMS, tiles_of
+from im2win.winograd_tiles import FORMS, forms, tiles_of
 
 PLAN = WinogradPlan()
 
@@ -125,7 +128,7 @@ CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"outputs": 3}, "`outputs` (=3) must be one of 2, 4, 6 for a kernel of 3 taps"),
+        ({"outputs": 3}, "`outputs` (=3) must be one of 2, 4, 6 for float32 and a kernel of 3 taps"),
         ({"band": -1}, "`band` (=-1) must be at least 0"),
         ({"warp_n": 24}, "`warp_n` (=24) must divide `block_n` (=64)"),
         ({"order": "Cuvc"}, "`order` Cuvc is for patches"),
@@ -174,6 +177,55 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     assert [(one.rung, one.record.tile["outputs"]) for one in found.values() if one.record] == [
         ("exact", 6), ("nearest layer", 4), ("nearest layer", 2),
     ]  # fmt: skip
+
+
+HALF = CONV.with_(dtype="float16")
+
+
+def test_halves_are_for_accuracy_winograd_only() -> None:
+    """Neither named nor among all is it a candidate with any other, nor is its tile legal."""
+    reason = "float16 does not hold transformed tiles as accurately as its tolerance asks; accuracy 'winograd' allows it"
+    tile = kernel("wg_f16", 4)[1]
+    for accuracy in ("exact", "float32", "tf32"):
+        assert "winograd" not in [row.name for row in candidates("auto", HALF, "cuda", accuracy)]
+        assert default_tile(HALF, "auto", H200, accuracy)[0] != "winograd"
+        assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd"], tile) == [
+            f"`outputs` (=4) of float16 needs `accuracy` winograd, not {accuracy}"
+        ]
+    for accuracy in ("float32", "tf32"):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            candidates("winograd", HALF, "cuda", accuracy)
+    lax = backend_for(H200, "winograd")
+    assert [row.name for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd"]
+    assert lax.problems(HALF, ROWS["winograd"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
+    assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
+    assert ROWS["winograd"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
+
+
+def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> None:
+    """Neither of this layer nor of its neighbour, however fast: only who asks for accuracy "winograd" gets it."""
+    direct = CudaTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
+    facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
+    for algorithm, tile, seconds in (("winograd", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm", direct, 1e-3)):
+        facts |= {"algorithm": algorithm, "fingerprint": fingerprint(algorithm, "cuda")}
+        fill(log, ok(seconds, HALF, tile=tile.as_dict(), **facts))
+    names = list(ROWS)
+    for conv in (HALF, HALF.with_(bias=True)):
+        found = {accuracy: search(conv, H200, names, log.folder, accuracy) for accuracy in get_args(Accuracy)}
+        taken = {accuracy: one.record.algorithm for accuracy, one in found.items() if one.record}
+        assert taken == dict.fromkeys(("exact", "float32", "tf32"), "implicit_gemm") | {"winograd": "winograd"}
+    assert "accuracy 'winograd' allows it" in search(HALF, H200, names, log.folder).skipped[0][1]
+
+
+def test_forms_of_halves() -> None:
+    """Two and four outputs of three taps, two of five; none where relu6 cuts off outputs of long sums."""
+    found = {taps: forms(Conv2d(1, 64, 9, 9, 64, taps, dtype="float16")) for taps in FORMS}
+    assert found == {3: (2, 4), 5: (2,)}
+    long = Conv2d(1, 8192, 9, 9, 64, 3, dtype="float16", activation="relu6")
+    reason = "relu6 cuts off outputs of such long sums, but not the errors of transformed tiles in float16"
+    assert forms(long) == () and ROWS["winograd"].supports(long, "cuda", "winograd") == reason
+    [message] = problems(HALF, kernel("f16", 6)[1], H200, PLAN)
+    assert message == "`outputs` (=6) must be one of 2, 4 for float16 and a kernel of 3 taps"
 
 
 # --- filters and launches

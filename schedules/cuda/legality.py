@@ -11,7 +11,7 @@ from im2win.schedules.cuda.kernel import product_of, shared_bytes
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile, promoted
-from im2win.winograd_tiles import FORMS
+from im2win.winograd_tiles import forms
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
@@ -22,9 +22,10 @@ OTHERS = 40  # registers for addresses and the like
 def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal. `plan`: of the algorithm."""
     if isinstance(plan, WinogradPlan):
-        forms = FORMS.get(conv.kernel[0], ())
-        if tile.outputs not in forms:
-            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, forms))} for a kernel of {conv.kernel[0]} taps"]
+        known = forms(conv)
+        if tile.outputs not in known:
+            taps = f"{conv.dtype} and a kernel of {conv.kernel[0]} taps"
+            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known))} for {taps}"]
         if tile.band < 0:
             return [f"`band` (={tile.band}) must be at least 0"]
         return problems(*product_of(conv, tile), gpu, CudaPlan())

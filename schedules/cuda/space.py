@@ -15,7 +15,7 @@ from im2win.schedules.cuda import planes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.winograd_tiles import FORMS, tiles_of
+from im2win.winograd_tiles import forms, tiles_of
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))
@@ -107,7 +107,7 @@ def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator
     most = transform_bytes(conv, oriented("ncmku", conv.layout))
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
     accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
-    for outputs in FORMS[conv.kernel[0]]:
+    for outputs in forms(conv):
         least = tiles_of(conv, outputs, BANDS[0])
         bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
         problem = next(iter(bands)).problem

@@ -6,30 +6,16 @@ from im2win.gpu import Gpu
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.schedules.cuda.legality import MAX_SUMS, MAX_THREADS
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, FUSIONS, MAPPINGS, Sizes, TensorCoreTile
-from im2win.winograd_tiles import spread
+from im2win.winograd_tiles import forms
 
-FORMS = (2, 4)  # outputs along a side of a tile
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
-
-
-def unable(conv: Conv2d) -> str | None:
-    """Why no tile computes a convolution; None if one does."""
-    if conv.kernel != (3, 3):
-        return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
-    if (reason := spread(conv)) is not None:
-        return reason
-    if conv.dtype != "float16":
-        return f"Winograd's form on tensor cores multiplies float16, not {conv.dtype}"
-    if conv.groups != 1:
-        return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
-    return None
 
 
 def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     counts = ("block_m", "block_n", "block_k")
-    words = (("fragment", tuple(FRAGMENTS)), ("mapping", MAPPINGS), ("fusion", FUSIONS), ("outputs", FORMS))
+    words = (("fragment", tuple(FRAGMENTS)), ("mapping", MAPPINGS), ("fusion", FUSIONS), ("outputs", forms(conv)))
     rules = [
         *(
             (getattr(tile, name) in known, f"`{name}` (={getattr(tile, name)}) must be one of {', '.join(map(str, known))}")

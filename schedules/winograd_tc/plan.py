@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 from im2win.schedules.cuda.plan import CudaPlan
-from im2win.winograd_tiles import Tiles
+from im2win.winograd_tiles import Tiles, refusal
 
 if TYPE_CHECKING:
     from im2win.gpu import Gpu
@@ -31,11 +32,15 @@ class TensorCorePlan(CudaPlan):
 
         return Sizes(conv, tile).made_bytes
 
-    def unable(self, conv: Conv2d) -> str | None:
-        """Why no tile computes a convolution; None if one does."""
-        from im2win.schedules.winograd_tc.legality import unable
-
-        return unable(conv)
+    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+        if conv.kernel != (3, 3):
+            return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
+        if conv.dtype != "float16":
+            return f"Winograd's form on tensor cores multiplies float16, not {conv.dtype}"
+        if conv.groups != 1:
+            return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
+        return refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
         """A tile from its plain values; ValueError if they are none."""
@@ -53,7 +58,7 @@ class TensorCorePlan(CudaPlan):
         """Every rule that a tile breaks."""
         from im2win.schedules.winograd_tc.legality import problems
 
-        reason = self.unable(conv)
+        reason = self.unable(conv, "winograd")
         return problems(conv, tile, gpu) if reason is None else [reason]
 
     def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.winograd_tc.legality import FORMS, problems
+from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, TensorCoreTile
+from im2win.winograd_tiles import forms
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
@@ -17,9 +18,9 @@ FUSED = (("sync_free", "shmem", 0), *(("sync_free", "llc", wave) for wave in WAV
 MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the least there can be
 
 
-def _tiles() -> Iterator[TensorCoreTile]:
+def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
     for outputs, block, (mapping, fusion, wave), fragment in itertools.product(
-        FORMS, itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
+        forms(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
     ):
         yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave)
 
@@ -31,4 +32,4 @@ def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
         filters = tile.pack.blocks(conv) * tile.block_n
         return filters > max(MAX_WASTE * conv.out_channels, -(-conv.out_channels // 16) * 16)
 
-    return [tile for tile in _tiles() if not problems(conv, tile, gpu) and not wasteful(tile)]
+    return [tile for tile in _tiles(conv) if not problems(conv, tile, gpu) and not wasteful(tile)]

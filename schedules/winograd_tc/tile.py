@@ -87,6 +87,11 @@ class TensorCoreTile:
         """Products of float16 by warps, summed in float32."""
         return PRODUCTS["f16"]
 
+    @property
+    def dtype(self) -> str:
+        """Element type of input and filter."""
+        return self.arithmetic.dtype
+
     # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
     @property

@@ -53,21 +53,21 @@ class Algorithm:
         if accuracy == "exact" and not self.scheduler.exact:
             return "it rounds more than a sum of products, which accuracy 'exact' leaves out"
         if target == "cuda":
-            return self._supports_cuda(conv)
+            return self._supports_cuda(conv, accuracy)
         if target != "cpu":
             return f"no schedule for target {target!r}"
         if conv.dtype != "float32":
             return f"CPU schedules compute float32, not {conv.dtype}"
         return self.scheduler.unable(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
 
-    def _supports_cuda(self, conv: Conv2d) -> str | None:
+    def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
-        if isinstance(self.cuda, TensorCorePlan) and (reason := self.cuda.unable(conv)) is not None:
+        if isinstance(self.cuda, TensorCorePlan) and (reason := self.cuda.unable(conv, accuracy)) is not None:
             return reason
-        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv)) is not None:
+        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
             return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from im2win.algorithms import ALGORITHMS, Algorithm
 from im2win.fingerprint import fingerprint
 from im2win.gpu import Gpu, device_gpu
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.reference import Accuracy, allows
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_error import trusted
 
@@ -155,8 +155,8 @@ class CudaBackend:
     """A GPU: block tiles, shared memory, register tiles, tensor cores.
 
     Args:
-        accuracy: "exact" keeps to IEEE float32; "float32" allows sums of TF32 products that are as accurate; "tf32" TF32 itself. Problems
-            of other element types have one arithmetic only.
+        accuracy: "exact" keeps to IEEE float32; "float32" allows sums of TF32 products that are as accurate; "tf32" TF32 itself;
+            "winograd" tiles transformed in float16, too, where problems otherwise have one arithmetic only.
     """
 
     target = "cuda"
@@ -197,8 +197,7 @@ class CudaBackend:
         from im2win.schedules.cuda.space import products
         from im2win.schedules.cuda.tile import PRODUCTS
 
-        allowed = get_args(Accuracy)[: get_args(Accuracy).index(self._accuracy) + 1]  # from the most accurate to the least
-        return [name for name in products(conv, self.gpu) if PRODUCTS[name].accuracy in allowed]
+        return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
 
     def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
         from im2win.schedules.cuda.model import estimate
@@ -250,10 +249,13 @@ class CudaBackend:
 
         assert row.cuda is not None
         if isinstance(row.cuda, TensorCorePlan):
-            return row.cuda.problems(conv, tile, self.gpu)
+            reason = row.cuda.unable(conv, self._accuracy)
+            return row.cuda.problems(conv, tile, self.gpu) if reason is None else [reason]
         allowed = self._products(conv)
         if tile.product not in allowed:
             return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
+        if not allows(self._accuracy, self.accuracy(tile)):
+            return [f"`outputs` (={tile.outputs}) of {tile.dtype} needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
         return problems(conv, tile, self.gpu, row.cuda)
 
     def pack(self, conv: Conv2d, tile: Tile) -> Any:
@@ -276,12 +278,12 @@ class CudaBackend:
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
-        accuracy: Accuracy = tile.arithmetic.accuracy
+        accuracy: Accuracy = "winograd" if tile.outputs and tile.dtype != "float32" else tile.arithmetic.accuracy
         return accuracy
 
     def proven(self, conv: Conv2d, tile: Tile) -> bool:
         """Whether a tile that nobody tuned for this problem may be used: not Winograd's form where its errors are near the tolerance."""
-        return tile.outputs == 0 or (tile.outputs <= 4 and trusted(conv, tile.outputs))
+        return tile.outputs == 0 or (tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

@@ -23,7 +23,7 @@ from im2win.ceilings import Ceilings
 from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
-from im2win.reference import Accuracy, tolerance
+from im2win.reference import Accuracy, allows, tolerance
 from im2win.results import Result, Row
 from im2win.runtime import Op
 from im2win.suites import Layer
@@ -72,7 +72,7 @@ def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: A
         op = im2win.build(conv, "cuda", logs=logs, algorithm=algorithm, accuracy=accuracy)
     else:
         name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
-        op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
+        op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy=accuracy)
     backend = backend_for(gpu, accuracy)
     return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile))))
 
@@ -199,7 +199,7 @@ def set_up_peers(accuracy: Accuracy) -> None:
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allows(accuracy, "tf32")
 
 
 def time_layer(

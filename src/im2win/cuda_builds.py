@@ -79,7 +79,7 @@ class TileRecipe:
         from im2win.lookup import choose
         from im2win.ranking import default_tile
 
-        names = [row.name for row in candidates(self.algorithm, self.conv, "cuda")]
+        names = [row.name for row in candidates(self.algorithm, self.conv, "cuda", self.accuracy)]
         found = choose(self.conv, self.gpu, names, None, self.accuracy) if self.recorded else None
         if found is not None:
             name, tile, tuned = found.algorithm, found.tile, found.exact

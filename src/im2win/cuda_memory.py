@@ -22,7 +22,7 @@ from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import device_gpu
 from im2win.memory_report import LayerMemory, MemoryResult
 from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.reference import Accuracy, allows
 from im2win.suites import Layer
 
 ALLOCATOR_BYTES = 2 << 20  # by which a piece of PyTorch's allocator may exceed what was asked for: it does not split off 1 MiB or less
@@ -85,7 +85,7 @@ def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "
     found = LayerMemory(layer.name, str(conv), conv.bytes_moved)
     tensors = device_zeros(conv)
     for name, row in ALGORITHMS.items():
-        if (reason := row.supports(conv, "cuda")) is not None:
+        if (reason := row.supports(conv, "cuda", accuracy)) is not None:
             found.failed[name] = reason
             continue
         try:
@@ -130,7 +130,7 @@ def measure(
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = accuracy == "tf32"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allows(accuracy, "tf32")
     convs = [layer.conv for layer in layers]
     batches = {conv.batch for conv in convs}
     result = MemoryResult(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.reference import Accuracy, allows
 
 
 class Unsupported(RuntimeError):
@@ -42,7 +42,7 @@ def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[
 
 def cudnn_math(conv: Conv2d, accuracy: Accuracy) -> str:
     """The argument `math` of `cudnn` for a problem."""
-    return {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if accuracy == "tf32" else "fma")
+    return {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if allows(accuracy, "tf32") else "fma")
 
 
 def call_bytes(call: Callable[[], Any]) -> tuple[int, Any]:

@@ -75,7 +75,7 @@ def stale(record: Record) -> str | None:
 def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
     """What is wrong with a recorded tile for a problem on a device."""
     row, backend = ALGORITHMS[algorithm], backend_for(device, accuracy)
-    if (reason := row.supports(conv, backend.target)) is not None:
+    if (reason := row.supports(conv, backend.target, accuracy)) is not None:
         return [reason]
     try:
         return backend.problems(conv, row, backend.tile(row, tile))

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from im2win.problem import Conv2d
 
 Array = npt.NDArray[Any]
-Accuracy = Literal["exact", "float32", "tf32"]
+Accuracy = Literal["exact", "float32", "tf32", "winograd"]
+"""From the most accurate to the least. "winograd": Winograd's form in the element type's own precision, transformed tiles rounded to it."""
 
 
 def checked_accuracy(value: str) -> Accuracy:
@@ -23,6 +24,12 @@ def checked_accuracy(value: str) -> Accuracy:
     if value not in get_args(Accuracy):
         raise ValueError(f"`accuracy` (={value!r}) must be one of {', '.join(get_args(Accuracy))}.")
     return value  # type: ignore[return-value]
+
+
+def allows(accuracy: Accuracy, needed: Accuracy) -> bool:
+    """Whether a user who asks for an accuracy accepts a kernel that has another."""
+    order = get_args(Accuracy)
+    return bool(order.index(needed) <= order.index(accuracy))
 
 
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
@@ -75,12 +82,17 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
     eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
     few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
+
+    With accuracy "winograd" a float16 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`.
     """
     if conv.dtype == "int8":
         return 0.0
     if conv.dtype == "float16":
-        return 1.5 * 2.0**-11
-    if accuracy == "tf32":
+        from im2win.winograd_error import half_tolerance
+
+        direct = 1.5 * 2.0**-11
+        return max(direct, half_tolerance(conv)) if accuracy == "winograd" else direct
+    if allows(accuracy, "tf32"):
         return 2.0**-10
     depth = math.prod(conv.filter_shape[1:])
     return float(np.finfo(np.float32).eps * (4 * math.sqrt(depth) + 16))

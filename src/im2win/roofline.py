@@ -51,7 +51,7 @@ def roofs(result: Result) -> dict[str, float]:
         name = "f16_gflops" if result.dtype != "float32" and "f16_gflops" in ceilings else "fma_gflops"
         return {"float16 products" if name == "f16_gflops" else "FMA": ceilings[name]}
     accuracy = result.suite.split("-")[1:]
-    if "tf32" in accuracy:
+    if {"tf32", "winograd"} & set(accuracy):
         return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}
     if "exact" in accuracy:
         return {"FMA": ceilings["fma_gflops"]}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.problem import Conv2d
-from im2win.reference import error, tolerance
+from im2win.reference import Accuracy, error, tolerance
 from im2win.straight_line import program
 from im2win.winograd import Matrix, Transform, transform
 from im2win.winograd_packing import floats
@@ -24,6 +24,12 @@ from im2win.winograd_packing import floats
 Array = npt.NDArray[Any]
 
 TRUSTED = 0.8  # of the tolerance: a form of greater `expected` error is refused
+HALVES = {3: (2, 4), 5: (2,)}
+"""By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 % or
+more of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
+F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times."""
+HALF_LIMIT = 2.0**-3  # a float16 form of greater `expected` error is refused: only relu6 behind long sums is, which cuts off outputs
+HALF_MARGIN = 2.0  # `half_tolerance` over `expected`
 FILTERS = 16  # of a measurement: enough that the largest of their outputs and the largest error are steady
 
 
@@ -62,11 +68,12 @@ def _both_ways(matrix: Matrix, tiles: Array) -> Array:
 
 
 def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
-    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums of `dtype` products."""
+    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums, then `dtype`."""
     g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
-    return _both_ways(form.at, np.matmul(inputs, kernels)).astype(dtype)
+    products = np.matmul(inputs, kernels).astype(dtype).astype(np.float32)
+    return _both_ways(form.at, products).astype(dtype)
 
 
 def measure(
@@ -76,7 +83,8 @@ def measure(
 
     Args:
         channels: products a sum has, times taps * taps.
-        dtype: float32 or float16: what inputs, filters, their transforms and outputs are rounded to. Arithmetic and sums are float32.
+        dtype: float32 or float16: what inputs, filters, their transforms, products and outputs are rounded to. Arithmetic and sums are
+            float32.
         tiles: how many tiles of outputs are computed, 16 filters each.
         points: see `winograd.transform`.
 
@@ -120,6 +128,20 @@ def expected(conv: Conv2d, outputs: int) -> float:
     return rounding * noise * (max(4 * root / 6, 1) if conv.activation == "relu6" else 1)
 
 
-def trusted(conv: Conv2d, outputs: int) -> bool:
+def trusted(conv: Conv2d, outputs: int, accuracy: Accuracy = "float32") -> bool:
     """Whether Winograd's form with m = `outputs` is sure to keep the tolerance of a problem. Integers have none to spare."""
-    return conv.dtype != "int8" and expected(conv, outputs) <= TRUSTED * tolerance(conv)
+    return conv.dtype != "int8" and expected(conv, outputs) <= TRUSTED * tolerance(conv, accuracy)
+
+
+def half_forms(conv: Conv2d) -> tuple[int, ...]:
+    """m of the forms in which float16 holds the transformed tiles of a problem with a square kernel."""
+    return tuple(m for m in HALVES.get(conv.kernel[0], ()) if expected(conv, m) <= HALF_LIMIT)
+
+
+def half_tolerance(conv: Conv2d) -> float:
+    """What a float16 kernel in Winograd's form may be off by, relative to the largest output; 0.0 where there is no form.
+
+    `HALF_MARGIN` times the `expected` error of the largest form, for transformed inputs, filters and products rounded to float16. Over
+    channels of 1 to 512 that form measures 0.3 to 0.7 times this. A sum that lacks one of 512 channels is off by about five times this.
+    """
+    return max((HALF_MARGIN * expected(conv, m) for m in half_forms(conv)), default=0.0)

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy, allows
+from im2win.winograd_error import half_forms
 
 FORMS = {3: (2, 4, 6), 5: (2, 4)}
 """By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
@@ -87,13 +89,21 @@ def spread(conv: Conv2d) -> str | None:
     return None if conv.stride == conv.dilation == (1, 1) else "Winograd's form is for stride 1 and dilation 1"
 
 
-def refusal(conv: Conv2d) -> str | None:
-    """Why no CUDA kernel computes a convolution in Winograd's form; None if one does."""
+def forms(conv: Conv2d) -> tuple[int, ...]:
+    """Outputs along a side of a tile, of the forms there are for a problem with a square kernel."""
+    return half_forms(conv) if conv.dtype == "float16" else FORMS.get(conv.kernel[0], ())
+
+
+def refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
+    """Why no CUDA kernel computes a convolution in Winograd's form with that accuracy; None if one does."""
     down, across = conv.kernel
     if down != across or down not in FORMS:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
     if (reason := spread(conv)) is not None:
         return reason
-    if conv.dtype != "float32":
-        return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks"
+    if conv.dtype == "int8" or (conv.dtype == "float16" and not allows(accuracy, "winograd")):
+        hint = "; accuracy 'winograd' allows it" if conv.dtype == "float16" else ""
+        return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks{hint}"
+    if not forms(conv):
+        return f"{conv.activation} cuts off outputs of such long sums, but not the errors of transformed tiles in {conv.dtype}"
     return None

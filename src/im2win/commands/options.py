@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 DEFAULT_LOGS = Path("tuning_logs")
-ACCURACY = "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts) or tf32 (on a GPU)."
+ACCURACY = (
+    "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts), tf32 (on a GPU) "
+    "or winograd (on a GPU: Winograd in float16, too)."
+)
 
 What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|KEY", help="A named suite, an ONNX file or the key of one layer.")]
 Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
