@@ -176,8 +176,8 @@ class Emulated:
         source, launches = combined(conv, self.kernels, edit)
         self._emulation = Emulation(_behind_poison(source), launches)
 
-    def __call__(self, tensors: Tensors, seed: int = 0) -> list[Array]:
-        """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`).
+    def __call__(self, tensors: Tensors, seed: int = 0, resident: int = 1) -> list[Array]:
+        """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`), with so many blocks running in turns.
 
         Inputs lie between poison, so that a read outside that reaches a sum shows; outputs start as poison between guards.
 
@@ -190,7 +190,7 @@ class Emulated:
             given[f"filter_{i}"] = _surrounded(kernel.pack.filter(conv, tensors["filter"]))
             given[f"lowered_{i}"] = _surrounded(_poison(kernel.lowered, conv.dtype))
             given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))
-        self._emulation(given, seed)
+        self._emulation(given, seed, resident)
         for i in range(len(self.kernels)):
             lowered = given[f"lowered_{i}"]
             size = POISON // lowered.itemsize

@@ -34,7 +34,10 @@ def _shapes(conv: Conv2d, tile: TensorCoreTile) -> list[tuple[bool, str]]:
     along = tile.shape[1]
     return [
         *((size % part == 0, f"`{name}` (={size}) must be a multiple of the fragment's {part}") for name, size, part in sides),
-        (tile.fusion != "shmem" or tile.mapping == "sync_free", "`fusion` shmem is for `mapping` sync_free: a block must need all positions"),
+        (
+            tile.fusion != "shmem" or tile.mapping == "sync_free",
+            "`fusion` shmem is for `mapping` sync_free: a block must need all positions",
+        ),
         (tile.fusion == "llc" or tile.wave == 0, f"`wave` (={tile.wave}) must be 0 without `fusion` llc"),
         (
             tile.block_n < conv.out_channels + along,
@@ -51,6 +54,7 @@ def _fits(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[tuple[bool, str]
     sizes = Sizes(conv, tile)
     stored = 0 if tile.fusion == "shmem" else sizes.transformed
     rules = [
+        (tile.wave < sizes.blocks, f"`wave` (={tile.wave}) must be less than the {sizes.blocks} blocks of tiles"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
         (sizes.staged_bytes <= STATIC_BYTES, f"the block's {sizes.staged_bytes} bytes of operands must be at most {STATIC_BYTES}"),
