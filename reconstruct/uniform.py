@@ -8,7 +8,6 @@ of the block apart, and refuses what is no such sum); then pieces are compared f
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import numpy as np

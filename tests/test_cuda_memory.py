@@ -25,7 +25,7 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.suites import Layer, suite
 from im2win.winograd_tiles import FORMS
 
-STORED = ("im2win", "im2col", "mec")  # as whole tensors
+STORED = ("im2win", "im2col", "mec", "winograd_tc")  # as whole tensors
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -1,4 +1,4 @@
-"""Winograd's form on tensor cores, as the reconstructor makes it: every mapping, fusion and fragment right, and what does not match refused."""
+"""Winograd's form on tensor cores: every mapping, fusion and fragment is right, and what does not match is refused."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_two_outputs_are_exact(key: str, fragment: str, block_k: int) -> None:
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_both_forms_keep_their_tolerance(layout: str) -> None:
     conv = Conv2d(2, 24, 11, 13, 16, 3, padding=1, layout=layout, dtype="float16", bias=True, residual=True, activation="silu")
-    chosen = [one for outputs in (2, 4) for one in kernels(outputs, "16x16x16", 16, WAYS[1:3] if layout == "NHWC" else WAYS[3:5])]
+    ways, forms = (WAYS[1:3], (2, 4)) if layout == "NHWC" else (WAYS[3:5], (4,))
+    chosen = [one for outputs in forms for one in kernels(outputs, "16x16x16", ways=ways)]
     tensors = typed(conv, normal_tensors(conv, 0))
     right = reference(conv, tensors["data"], tensors["filter"], tensors["bias"], tensors["residual"])
     found = Emulated(conv, chosen)(tensors)

@@ -106,25 +106,25 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
     steps = program(transform(m, conv.kernel[0]).bt)
-    with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread("threadIdx.x", WARP) as lane:
-        with T.launch_thread("threadIdx.y", warps) as warp:
+    threads = ("threadIdx.x", WARP), ("threadIdx.y", warps)
+    with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread(*threads[0]) as lane, T.launch_thread(*threads[1]) as warp:
 
-            def one(at: Expr) -> None:
-                place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
-                number = bx * tile.block_m + place
-                n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
-                given = local("given", (t, t), "float32")
-                with T.unroll(t) as i, T.unroll(t) as j:
-                    h, w = y + i, x + j
-                    inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
-                    value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
-                    T.buffer_store(given, T.if_then_else(inside, value.astype("float32"), tirx.const(0, "float32")), [i, j])
-                found = _both_ways(steps, given, "transformed")
-                with T.unroll(t) as i, T.unroll(t) as j:
-                    at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
-                    T.buffer_store(out, found[i, j].astype(conv.dtype), [at_v])
+        def one(at: Expr) -> None:
+            place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
+            number = bx * tile.block_m + place
+            n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
+            given = local("given", (t, t), "float32")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                h, w = y + i, x + j
+                inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
+                value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
+                T.buffer_store(given, T.if_then_else(inside, value.astype("float32"), tirx.const(0, "float32")), [i, j])
+            found = _both_ways(steps, given, "transformed")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
+                T.buffer_store(out, found[i, j].astype(conv.dtype), [at_v])
 
-            _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
+        _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
 
 
 def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:
@@ -224,13 +224,13 @@ def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> No
     """Emits a launch: M of V and U. `filters`: U as `TensorCoreTile.pack` lays it out, flat."""
     tile = sizes.tile
     bound = [("blockIdx.x", sizes.blocks), ("blockIdx.y", sizes.filter_blocks), ("threadIdx.x", WARP), ("threadIdx.y", tile.warps)]
-    with T.launch_thread(*bound[0]) as bx, T.launch_thread(*bound[1]) as by, T.launch_thread(*bound[2]) as lane:
-        with T.launch_thread(*bound[3]) as warp:
-            if tile.mapping == "sync_free":
-                _sync_free(sizes, tiles, filters, products, bx, by, lane, warp)
-            else:
-                with T.launch_thread("blockIdx.z", tile.positions) as bz:
-                    _together(sizes, tiles, filters, products, (bx, by, bz), lane, warp)
+    x, y, across, down = (T.launch_thread(*one) for one in bound)
+    with x as bx, y as by, across as lane, down as warp:
+        if tile.mapping == "sync_free":
+            _sync_free(sizes, tiles, filters, products, bx, by, lane, warp)
+        else:
+            with T.launch_thread("blockIdx.z", tile.positions) as bz:
+                _together(sizes, tiles, filters, products, (bx, by, bz), lane, warp)
 
 
 def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:

@@ -1,5 +1,7 @@
-"""How long a tile will take, from the machine's numbers: where the tuner begins. Its constants are those of `schedules.cuda.model`, which are
-measured; that the parts add up as here is not."""
+"""How long a tile will take, from the machine's numbers: where the tuner begins.
+
+Constants named as in `schedules.cuda.model` are measured; those below, and how the parts add up, are reasoned.
+"""
 
 from __future__ import annotations
 

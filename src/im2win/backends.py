@@ -20,7 +20,8 @@ Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile` or `schedules.winograd_tc.tile.TensorCoreTile`."""
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile` or
+`schedules.winograd_tc.tile.TensorCoreTile`."""
 
 
 def check_target(target: str) -> None:

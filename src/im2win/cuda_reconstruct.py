@@ -251,9 +251,9 @@ def _definition(kernel: Kernel, wanted: Launch, given: Launch, into: str, places
     )  # fmt: skip
     if not same:
         raise ReconstructError(f"kernel {kernel.name} is to be launched as {wanted}; TVM launches {given}.")
-    by_tensor = dict(zip(wanted.arguments, kernel.parameters, strict=True))
+    by_tensor = {str(name): one for name, one in zip(wanted.arguments, kernel.parameters, strict=True)}
     words = {name: f"{one.type} {'__restrict__ ' * one.restrict}{one.name}" for name, one in by_tensor.items()}
-    rows = [f"unsigned char* {into}_ptr" if name == into and places else words[name] for name in given.arguments]
+    rows = [f"unsigned char* {into}_ptr" if name == into and places else words[str(name)] for name in given.arguments]
     found = [f"  {words[name]} = ({one.type})({into}_ptr + {places[name]});\n" for name, one in by_tensor.items() if name in places]
     bounds = f"__launch_bounds__({kernel.bounds}) " if kernel.bounds else ""
     body = "\n" + "".join(found) + kernel.body.lstrip("\n")
