@@ -3,8 +3,8 @@
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
 ``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py, ``winograd-tensor-cores`` for
-benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device
-memory (``device/memory-...``) have results of their own kind.
+benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of
+device memory (``device/memory-...``) have results of their own kind.
 """
 
 from __future__ import annotations
