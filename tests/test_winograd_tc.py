@@ -17,6 +17,7 @@ from recorded import fill, ok
 from im2win import cuda_codegen, cuda_fused
 from im2win.algorithms import ALGORITHMS, candidates
 from im2win.backends import backend_for
+from im2win.builder import cuda_manifest
 from im2win.codegen import TileError, ToolchainError
 from im2win.cuda_reconstruct import functions
 from im2win.emulator import EmulationError
@@ -30,12 +31,15 @@ from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.pairs import pair
 from im2win.reconstruct.uniform import FEW, few
 from im2win.reference import error, reference, tolerance
+from im2win.runtime import Manifest, manifest_path
 from im2win.schedules.winograd_tc import kernel, legality
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.pipeline import PIPELINE
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.suites import suite
 from im2win.tuner.builder import BuildJob, build
+from im2win.tuner.runner import Outcome
+from im2win.tuner.session import Session
 
 ROW = ALGORITHMS["winograd_tc"]
 WAYS = (("sync_free", "none", 0), ("sync_free", "shmem", 0), ("sync_free", "llc", 0), ("sync_free", "llc", 1), ("bgemm", "none", 0),
@@ -324,3 +328,30 @@ def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
     assert built.outcome == "ok" and built.allocated == Sizes(CONV, tile).made_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (fusion != "shmem")
+
+
+def test_a_session_proposes_records_and_resumes(log: Log) -> None:
+    """What is tried has every fusion in it from the start; a later session takes the trials over, refusals among them."""
+    session = Session(CONV, ["winograd_tc"], H200, log, 32, 0, accuracy="winograd")
+    batch = session.next_batch()
+    assert session.default == session.search.all[0] and session.default in batch and len({choice.tile for choice in batch}) == len(batch)
+    assert {choice.tile.fusion for choice in batch} == {"none", "shmem", "llc"}
+    first, second, *_ = batch
+    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), Sizes(CONV, first.tile).made_bytes)
+    session.record(second, Outcome("build_error", "pkf-llc does not apply: there is no pair"), None)
+    again = Session(CONV, ["winograd_tc"], H200, log, 32, 0, accuracy="winograd")
+    assert again.tried == session.tried and again.best == session.best and again.best is not None and again.best[0] == first
+    [good, refused] = log.read(CONV, H200.name)
+    assert good.tolerance == tolerance(CONV, "winograd") and refused.message.startswith("pkf-llc does not apply")
+
+
+def test_manifests_say_what_a_library_needs(tmp_path: Path) -> None:
+    conv, tile = CONV.with_(bias=True), replace(TILE, fusion="llc", block_m=16, wave=16)
+    made = Sizes(conv, tile).made_bytes
+    manifest = cuda_manifest(conv, "winograd_tc", tile.as_dict(), tile.pack, H200, threads=tile.threads, made=made)
+    library = tmp_path / "conv.so"
+    library.write_bytes(b"library")
+    manifest_path(library).write_text(manifest.to_json(library))
+    read, _ = Manifest.read(manifest_path(library))
+    assert read == manifest and read.made * conv.itemsize == made and TensorCoreTile.from_dict(read.tile) == tile
+    assert read.pack == tile.pack and read.pack.shape(conv) == (1, 6, 6, 64, 64)

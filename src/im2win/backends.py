@@ -241,8 +241,9 @@ class CudaBackend:
 
     def shape(self, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
-        fused = (tile.outputs, tile.mapping, tile.fusion) if hasattr(tile, "fusion") else ()
-        return tile.product, tile.warp_m, tile.warp_n, tile.patch, *fused
+        if hasattr(tile, "fusion"):
+            return tile.outputs, tile.mapping, tile.fusion
+        return tile.product, tile.warp_m, tile.warp_n, tile.patch
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
         """Every rule that a tile breaks, this device's accuracy among them."""

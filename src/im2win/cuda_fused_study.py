@@ -46,8 +46,12 @@ ACCURACY: Accuracy = "winograd"
 TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
 FORMS: dict[str, dict[str, Any]] = {
     PROTOTYPE: {"mapping": "sync_free", "fusion": "none"},
-    **{f"pkf-{fusion}-{block}": {"mapping": "sync_free", "fusion": fusion, "block_m": block} for fusion in ("shmem", "llc") for block in (16, 32)},
-}  # fmt: skip
+    **{
+        f"pkf-{fusion}-{block}": {"mapping": "sync_free", "fusion": fusion, "block_m": block}
+        for fusion in ("shmem", "llc")
+        for block in (16, 32)
+    },
+}
 """What tiles of each form have in common; the number is the document's TB_M."""
 
 Try = tuple[str, int]
