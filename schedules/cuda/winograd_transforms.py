@@ -11,7 +11,6 @@ adds, and their instructions hide behind the bytes of V and M. V and M are round
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.epilogue import activated, output_dtype
-from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, local
+from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, local, named
 from im2win.schedules.cuda.transform import First
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
@@ -197,10 +196,9 @@ def _output_of_pixels(tiles: Tiles, products: Any, tensors: dict[str, Any], firs
         start = first()
         n, top, left = start["n"] + image, start["m"] + row * m, col * m
         found = _load_products(tiles, lanes, products, tile, channel, held, _end(conv, tensors, channel))
-        with T.unroll(m) as i, T.unroll(m) as j:
-            with T.If(tirx.all(n < conv.batch, top + i < out_h, left + j < out_w)), T.Then():
-                at = ((n * out_h + top + i) * out_w + left + j) * conv.out_channels + channel
-                _write(conv, tensors, lanes, at, lambda e: found[i, j, e])
+        with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(n < conv.batch, top + i < out_h, left + j < out_w)), T.Then():
+            at = ((n * out_h + top + i) * out_w + left + j) * conv.out_channels + channel
+            _write(conv, tensors, lanes, at, lambda e: found[i, j, e])
 
     _each_thread(tiles, conv.out_channels, lanes, one)
 
@@ -312,9 +310,9 @@ class _Rows:
         return (-(-self.height * self.row // self.word) | 1) * self.word
 
     def buffer(self) -> Any:
-        """The block's shared memory."""
+        """The block's shared memory; its name is that of no other type in the same source."""
         shape = (self.patch.channels * self.pitch,)
-        return Arena(math.prod(shape) * _itemsize(self.dtype), self.dtype).take("planes", shape, self.dtype)
+        return named(f"planes_{self.dtype}", T.alloc_buffer(shape, self.dtype, scope="shared.dyn", align=Arena.ALIGNMENT))
 
     def place(self, thread: Expr, lane: Expr) -> Expr:
         """Where the channel of a thread's lane begins."""
