@@ -4,9 +4,9 @@ A thread transforms tiles of as many neighbouring channels as fill four bytes, s
 them of M. With channels last a warp reads and writes pixels in the same way, and nothing is shared. With planes, pixels pass through shared
 memory: rows enter and leave it in accesses of up to 16 bytes, and no thread divides behind its first instructions.
 
-Transforms are computed in float32 also where tiles are halves: half arithmetic would round every step of them, to which the form's growth
-adds, and their instructions hide behind the bytes of V and M. V and M are rounded once. M in halves adds a fifth to the error of F(4x4, 3x3)
-(`winograd_error.measure`), in floats it would add half of all bytes that pass through level-2 cache.
+Transforms are computed in float32 also where tiles are halves: half arithmetic would round every step, and the form's growth multiplies
+that; their instructions hide behind the bytes of V and M. V and M are rounded once. As halves M adds a fifth to a quarter to the error of
+F(4x4, 3x3), which `winograd_error.measure` includes; as floats it would add half to the bytes that pass through level-2 cache.
 """
 
 from __future__ import annotations
