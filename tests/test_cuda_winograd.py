@@ -29,7 +29,7 @@ from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import BANDS
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 from im2win.suites import suite
 from im2win.winograd_error import measure
 from im2win.winograd_packing import transformed
@@ -190,12 +190,13 @@ def test_other_algorithms_have_no_such_tiles() -> None:
     assert message == "`outputs` (=4) and `band` (=0) must be 0: they are for Winograd's form"
 
 
-@pytest.mark.parametrize("product", ["fma", "tf32x3", "wg_tf32x3"])
+@pytest.mark.parametrize("product", ["fma", "tf32x3", "wg_tf32x3", "f16", "wg_f16"])
 def test_space(product: str) -> None:
-    found = tiles(CONV, "winograd", product)
+    conv = CONV.with_(dtype=PRODUCTS[product].dtype)
+    found = tiles(conv, "winograd", product)
     assert len(set(found)) == len(found) and {tile.outputs for tile in found} == ({2, 4, 6} if product == "fma" else {2, 4})
     for tile in found[:: max(len(found) // 50, 1)]:
-        assert problems(CONV, tile, H200, PLAN) == [] and 0 < estimate(CONV, tile, H200, PLAN).seconds < 1e-2
+        assert problems(conv, tile, H200, PLAN) == [] and 0 < estimate(conv, tile, H200, PLAN).seconds < 1e-2
 
 
 def test_fewer_products_are_estimated_to_be_faster() -> None:
@@ -205,6 +206,17 @@ def test_fewer_products_are_estimated_to_be_faster() -> None:
     assert plan is not None
     winograd = min(estimate(conv, tile, H200, PLAN).seconds for tile in tiles(conv, "winograd", "fma"))
     assert winograd < min(estimate(conv, tile, H200, plan).seconds for tile in tiles(conv, "implicit_gemm", "fma"))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_halves_are_estimated_to_be_faster(layout: str) -> None:
+    """Half the bytes of every tensor."""
+    conv = Conv2d(32, 256, 28, 28, 256, 3, padding=1, layout=layout)
+    half, whole = (
+        min(estimate(one, tile, H200, PLAN).seconds for tile in tiles(one, "winograd", product))
+        for one, product in ((conv.with_(dtype="float16"), "wg_f16"), (conv, "wg_tf32x3"))
+    )
+    assert 0.2 < half / whole < 0.7
 
 
 def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log: Log) -> None:
