@@ -18,8 +18,8 @@ import pytest
 from oracle import exact_tensors, oracle
 
 from im2win import cudnn
-from im2win.cudnn import MATHS, OUTPUT_DTYPES, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, supports
 from im2win.cuda_peers import cudnn_math
+from im2win.cudnn import MATHS, OUTPUT_DTYPES, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, supports
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 
