@@ -35,7 +35,8 @@ _PIPELINES: dict[str, tuple[ModuleType, ...]] = {
 
 # And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
 _NOT_TUNED = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")
-_OF_ONE = {"parts": "mcfa", "winograd": "winograd"}  # files that only one algorithm's kernels go through
+# files that only one algorithm's kernels go through
+_OF_ONE = {"parts": "mcfa", "winograd": "winograd", "winograd_transforms": "winograd"}
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 

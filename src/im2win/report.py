@@ -4,7 +4,7 @@ A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is 
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
 ``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py, ``winograd-tensor-cores`` for
 benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of
-device memory (``device/memory-...``) have results of their own kind.
+device memory (``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import fused_report, ladder_report, markdown, memory_report, roofline, sliding_report
+from im2win import fused_report, ladder_report, markdown, memory_report, roofline, sliding_report, winograd_report
 from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
@@ -99,6 +99,7 @@ def fill(
     """`text` with each marked table replaced by the one its result gives."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+    tables["winograd-float16"] = winograd_report.half_table
     tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:

@@ -13,6 +13,8 @@ from im2win.winograd_error import half_forms
 FORMS = {3: (2, 4, 6), 5: (2, 4)}
 """By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
 
+ALIGNMENT = 128  # bytes
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -67,9 +69,20 @@ class Tiles:
         return self.count * self.positions * self.conv.out_channels
 
     @property
+    def before_products(self) -> int:
+        """Elements before M: those of V, and as many as it takes to align M."""
+        unit = ALIGNMENT // self.conv.itemsize
+        return -(-self.transformed // unit) * unit
+
+    @property
+    def made(self) -> int:
+        """Elements of V, and behind it M."""
+        return self.before_products + self.multiplied
+
+    @property
     def made_bytes(self) -> int:
-        """Bytes of V, and behind it M."""
-        return (self.transformed + self.multiplied) * self.conv.itemsize
+        """Their bytes."""
+        return self.made * self.conv.itemsize
 
 
 @functools.lru_cache(maxsize=1024)
