@@ -18,6 +18,7 @@ from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merge
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused
+from im2win.reconstruct.uniform import few
 from im2win.reconstruct.unit import Unit
 
 RULE = "pkf-llc"
@@ -59,7 +60,7 @@ def fuse(unit: Unit, limit: int, wave: int = 0, producer: str | None = None, con
     """
     found = pair(unit, producer, consumer)
     block, merged = fused_block(found), merged_parameters(found, set())
-    tiles = found.tiling()
+    tiles = few(found).tiling()
     grids = found.producer.launch.grid, found.consumer.launch.grid
     dynamic = max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
     static = found.producer.static_bytes + found.consumer.static_bytes + 4

@@ -5,6 +5,7 @@ Whoever reads waits only for blocks with smaller tickets, which have started and
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -111,18 +112,24 @@ def _check(found: Order, producer: Grid, consumer: Grid, tiles: Tiling) -> None:
             raise NotFused("an order of blocks that leaves some out")
     when = np.zeros(math.prod(producer), np.int64)
     when[numbers[0]] = tickets[0]
-    latest = when.reshape(producer[::-1]).transpose()
-    for reader, ticket in zip(numbers[1], tickets[1], strict=True):
-        if latest[_box(tiles, consumer, int(reader), producer)].max() > ticket:
-            raise NotFused("an order of blocks in which one waits for a later one")
+    if np.any(_latest(when.reshape(producer[::-1]).transpose(), tiles, consumer, numbers[1]) > tickets[1]):
+        raise NotFused("an order of blocks in which one waits for a later one")
 
 
-def _box(tiles: Tiling, consumer: Grid, reader: int, producer: Grid) -> tuple[slice, slice, slice]:
+def _latest(when: Ints, tiles: Tiling, consumer: Grid, readers: Ints) -> Ints:
+    """The last ticket, of those that [x, y, z] of the producer's blocks have, that each of the consumer's blocks waits for."""
     x, y, _ = consumer
-    index = {"x": reader % x, "y": reader // x % y, "z": reader // (x * y)}
-    first = [int(along.first(np.array(index[along.axis]))) if along.axis else 0 for along in tiles.along]
-    i, j, k = (slice(at, min(at + along.count, extent)) for at, along, extent in zip(first, tiles.along, producer, strict=True))
-    return i, j, k
+    index = {"x": readers % x, "y": readers // x % y, "z": readers // (x * y)}
+    boxes = list[tuple[Ints, int]]()
+    for axis, along in enumerate(tiles.along):
+        if not along.axis:
+            when = when.max(axis=axis, keepdims=True)
+        boxes.append((along.first(index[along.axis]), along.count) if along.axis else (np.zeros_like(readers), 1))
+    found = np.zeros_like(readers)
+    for place in itertools.product(*(range(count) for _, count in boxes)):
+        i, j, k = (np.minimum(first + at, extent - 1) for (first, _), at, extent in zip(boxes, place, when.shape, strict=True))
+        found = np.maximum(found, when[i, j, k])
+    return found
 
 
 @dataclass(frozen=True)

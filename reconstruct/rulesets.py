@@ -115,8 +115,11 @@ def rule_sets(names: Sequence[str]) -> list[RuleSet]:
     return [RULE_SETS[name] for name in names]
 
 
-def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None) -> Applied:
+def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None, must: bool = False) -> Applied:
     """Applies rule sets in order; one that does not fit leaves the unit as it is, and the log says why.
+
+    Args:
+        must: every rule set must change something; what it is for is part of what the caller has promised.
 
     Raises:
         ReconstructError: an unknown name, or a rule set that must fit and does not.
@@ -126,11 +129,15 @@ def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None) 
         try:
             applied = row.apply(unit, settings)
         except ReconstructError as error:
+            if must:
+                raise ReconstructError(f"{row.name} does not apply: {error}") from error
             if row.must:
                 raise
             notes.append(f"{row.name} does not apply: {error}")
             log.warning("%s does not apply, the source stays as it is: %s", row.name, error)
             continue
+        if must and not applied.matches:
+            raise ReconstructError(f"{row.name} changes nothing: {'; '.join(applied.notes) or 'there is nothing that it is for'}")
         unit, matches = applied.unit, matches + applied.matches
         notes += applied.notes or [f"{row.name}: nothing to do"]
     return Applied(unit, matches, notes)

@@ -25,6 +25,7 @@ from im2win.reconstruct.pairs import (
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused, Tiling
+from im2win.reconstruct.uniform import few
 from im2win.reconstruct.unit import AXES, Unit
 
 RULE = "pkf-shmem"
@@ -41,7 +42,8 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     """
     found = pair(unit, producer, consumer)
     block, merged = fused_block(found), merged_parameters(found, {found.tensor})
-    tiles = found.tiling()
+    small = few(found)
+    tiles = small.tiling()
     size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
     dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
     static = found.producer.static_bytes + found.consumer.static_bytes
@@ -51,17 +53,18 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     if total > limit:
         raise NotFused(f"{found.tensor} takes {size} bytes of a block's shared memory, with the rest {total}; there are {limit}")
     name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
-    made = _producer_part(found, tiles, block, merged, size)
-    used = _consumer_part(found, tiles, block, size)
+    parts = [held(small, tiles, kernel, name) for kernel, name in ((small.producer, found.written.name), (small.consumer, found.read.name))]
+    made = _producer_part(found, tiles, block, merged, rebased(found.producer, parts[0], size))
+    used = as_part(found.consumer, rebased(found.consumer, parts[1], size), "consumer", block, {}, None)
     element = found.read.element
     head = f'extern "C" __global__ void __launch_bounds__({math.prod(block)}) {name}({", ".join(row for _, row in merged.parameters)}) {{\n'
-    parts = f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"
+    whole = f"{{\n{indented(made)}}}\n__syncthreads();\n{{\n{indented(used)}}}\n"
     body = (
         f"extern __shared__ __align__({ALIGNMENT}) unsigned char fused_shared[];\n"
         f"{element}* {found.tensor}_tile = ({element}*)(fused_shared);\n"
         f"int thread = {linear_thread(block)};\n"
     )
-    body += (f"int {found.tensor}_origin = {_origin(tiles)};\n" if f"{found.tensor}_origin" in parts else "") + parts
+    body += (f"int {found.tensor}_origin = {_origin(tiles)};\n" if f"{found.tensor}_origin" in whole else "") + whole
     tensors = tuple(tensor for tensor, _ in merged.parameters)
     launch = Launch(name, tensors, found.consumer.launch.grid, block, dynamic)
     why = (
@@ -83,10 +86,9 @@ def _origin(tiles: Tiling) -> str:
     return f"({' + '.join(words)})" if len(words) > 1 else (words or ["0"])[0]
 
 
-def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merged: Merged, offset: int) -> str:
-    """Makes a block's part of the tensor: the producer's blocks that it needs, one after the other."""
+def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merged: Merged, body: str) -> str:
+    """Makes a block's part of the tensor: the producer's blocks that it needs, one after the other; `body`: of one of them."""
     kernel = found.producer
-    body = rebased(kernel, held(found, tiles, kernel, found.written.name), offset)
     names = {before: after for before, after in merged.producer.items() if before != after and before != found.written.name}
     before, after, blocks = "", "", dict[str, str]()
     depth = 0
@@ -107,8 +109,3 @@ def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merg
     for level in reversed(range(depth)):
         after += "  " * level + "}\n"
     return before + indented(inner, 2 * depth) + after
-
-
-def _consumer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], offset: int) -> str:
-    body = rebased(found.consumer, held(found, tiles, found.consumer, found.read.name), offset)
-    return as_part(found.consumer, body, "consumer", block, {}, None)

@@ -20,6 +20,7 @@ from im2win.reconstruct.unit import AXES, Kernel
 Ints = npt.NDArray[np.int64]
 CHUNK = 64  # blocks that are traced at once
 PAIRS = 1 << 28  # of blocks, at most
+ELEMENTS = 1 << 27  # of a tensor, at most
 
 
 class NotFused(ReconstructError):
@@ -174,6 +175,8 @@ def tiling(producer: Kernel, written: str, consumer: Kernel, read: str, size: in
     Raises:
         NotFused: there is no formula for it.
     """
+    if size > ELEMENTS:
+        raise NotFused(f"{size} elements are too many to look at, and no few blocks stand for all")
     owner = owners(producer, written, size)
     grid = producer.launch.grid
     needed = needs(consumer, read, owner, math.prod(grid))

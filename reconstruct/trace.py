@@ -78,6 +78,7 @@ class Trace:
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
+        self.apart: dict[str, str] = {}  # by buffer: what was left out of its places because it depends on the block, see `Pointer`
 
     def __iter__(self) -> Iterator[Event]:
         """The events, in the order in which a thread goes through them.
@@ -85,7 +86,7 @@ class Trace:
         Raises:
             NotShown: code that cannot be enumerated.
         """
-        self._apart: dict[str, str] = {}
+        self.apart = {}
         yield from self._run(self.kernel.statements, self._start(), None, True)
 
     def _start(self) -> dict[str, Any]:
@@ -228,7 +229,7 @@ class Trace:
         if place.offset is None:
             what = "writes" if write else "reads"
             raise self._not_shown(span, f"the place in {place.buffer} that it {what} depends on data, or on the block")
-        if self._apart.setdefault(place.buffer, place.apart) != place.apart:
+        if self.apart.setdefault(place.buffer, place.apart) != place.apart:
             raise self._not_shown(span, f"places in {place.buffer} depend on the block in several ways")
         return Access(place.buffer, write, place.size, np.asarray(place.offset), mask, certain, span, **more)
 

@@ -14,23 +14,24 @@ from oracle import Array, Tensors
 
 from im2win import cuda_codegen
 from im2win.algorithms import ALGORITHMS
+from im2win.backends import backend_for
 from im2win.emulator import Emulation, Launch
 from im2win.emulator.generate import Generated
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.reference import reference
 from im2win.schedules.cuda.epilogue import output_dtype
-from im2win.schedules.cuda.kernel import pack_of
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.winograd_tc.tile import TensorCoreTile
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
 ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 POISON = 4096  # bytes before and behind every input that no sum may see
-Kernel = tuple[str, CudaTile]
+Kernel = tuple[str, CudaTile | TensorCoreTile]
 """(algorithm, tile)"""
 
 
@@ -52,14 +53,14 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
 
 
 @functools.lru_cache(maxsize=512)
-def generated(conv: Conv2d, algorithm: str, tile: CudaTile) -> Generated:
+def generated(conv: Conv2d, algorithm: str, tile: CudaTile | TensorCoreTile) -> Generated:
     """Source and launches for an H200."""
     return cuda_codegen.generate_source(cuda_codegen.lower(conv, ROWS[algorithm], tile, H200), H200)
 
 
 def cuda_algorithms(conv: Conv2d) -> list[str]:
     """Names of the algorithms that compute this problem on CUDA as it stands; Winograd's form has tests of its own."""
-    return [name for name, row in ROWS.items() if name != "winograd" and row.supports(conv, "cuda") is None]
+    return [name for name, row in ROWS.items() if not name.startswith("winograd") and row.supports(conv, "cuda") is None]
 
 
 @functools.lru_cache(maxsize=512)
@@ -97,7 +98,7 @@ def made(conv: Conv2d, kernel: Kernel | Made) -> Made:
     algorithm, tile = kernel
     plan = ROWS[algorithm].cuda
     lowered = plan.made_bytes(conv, tile) // conv.itemsize if plan else 0
-    return Made(f"{algorithm} {tile}", generated(conv, algorithm, tile), pack_of(conv, tile), lowered)
+    return Made(f"{algorithm} {tile}", generated(conv, algorithm, tile), backend_for(H200).pack(conv, tile), lowered)
 
 
 def combined(conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:
@@ -175,8 +176,8 @@ class Emulated:
         source, launches = combined(conv, self.kernels, edit)
         self._emulation = Emulation(_behind_poison(source), launches)
 
-    def __call__(self, tensors: Tensors, seed: int = 0) -> list[Array]:
-        """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`).
+    def __call__(self, tensors: Tensors, seed: int = 0, resident: int = 1) -> list[Array]:
+        """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`), with so many blocks running in turns.
 
         Inputs lie between poison, so that a read outside that reaches a sum shows; outputs start as poison between guards.
 
@@ -189,7 +190,7 @@ class Emulated:
             given[f"filter_{i}"] = _surrounded(kernel.pack.filter(conv, tensors["filter"]))
             given[f"lowered_{i}"] = _surrounded(_poison(kernel.lowered, conv.dtype))
             given[f"output_{i}"] = _poison(int(np.prod(conv.output_shape)), output_dtype(conv))
-        self._emulation(given, seed)
+        self._emulation(given, seed, resident)
         for i in range(len(self.kernels)):
             lowered = given[f"lowered_{i}"]
             size = POISON // lowered.itemsize

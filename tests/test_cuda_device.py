@@ -64,16 +64,16 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
     conv, gpu = Conv2d.parse(key), _gpu()
     row = ALGORITHMS[name]
     assert gpu is not None
-    if (reason := row.supports(conv, "cuda")) is not None:
+    if (reason := row.supports(conv, "cuda", "winograd")) is not None:
         pytest.skip(reason)
-    backend = backend_for(gpu, "tf32")
+    backend = backend_for(gpu, "winograd")
     ranked = backend.ranked(conv, row)
     if not ranked:
         pytest.skip("no tile of this algorithm is legal here")
     tensors = device_tensors(conv, 1)
     for product in dict.fromkeys(tile.product for _, tile in ranked):
         tile = next(tile for _, tile in ranked if tile.product == product)
-        op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
+        op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy="winograd")
         error = _error(conv, op, tensors)
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
 

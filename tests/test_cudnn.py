@@ -11,15 +11,17 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from oracle import exact_tensors, oracle
 
 from im2win import cudnn
+from im2win.cuda_peers import cudnn_math
 from im2win.cudnn import MATHS, OUTPUT_DTYPES, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, supports
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 
 PLAIN = Conv2d.parse("n2-c8x9x11-k16x3x3-p1")
 NAMES = ["IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"]
@@ -309,3 +311,10 @@ def test_every_plan_computes_the_convolution(key: str) -> None:
                 assert wrong <= tolerance, f"{plan}: {wrong}"
                 ran += 1
     assert ran or conv.dtype == "int8", "cuDNN accepts at least the implicit product of every such problem"
+
+
+def test_what_an_accuracy_asks_of_cudnn() -> None:
+    """Whoever accepts less than TF32 accepts TF32; halves have tensor cores with any."""
+    whole, half = Conv2d.parse("n1-c8x7x7-k8x3x3"), Conv2d.parse("n1-c8x7x7-k8x3x3-float16")
+    assert [cudnn_math(whole, accuracy) for accuracy in get_args(Accuracy)] == ["fma", "fma", "tf32", "tf32"]
+    assert {cudnn_math(half, accuracy) for accuracy in get_args(Accuracy)} == {"tensor"}

@@ -33,6 +33,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "mec": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
     "mcfa": lambda **_: 0,
     "winograd": lambda **_: 0,
+    "winograd_tc": lambda N, Ci, Ho, Wo, **_: N * Ci * 36 * -(-Ho // 4) * -(-Wo // 4),
 }
 WINDOWS = [name for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)]
 

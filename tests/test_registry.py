@@ -18,9 +18,10 @@ from im2win.compute import nest
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import ranked_tiles
-from im2win.schedulers import Windows
+from im2win.schedulers import CudaOnly, Windows
 
-NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa", "winograd")
+NAMES = ("direct", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa", "winograd", "winograd_tc")
+ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
 WINDOWS = {name: row.scheduler for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)}
 COMPUTE = Path(next(iter(im2win.compute.__path__)))
 
@@ -84,7 +85,7 @@ def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -
     assert not any(row.scheduler.problems(conv, tile, host()) for tile in tiles)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ON_CPUS)
 def test_reasons(name: str) -> None:
     row = ALGORITHMS[name]
     conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
@@ -105,7 +106,7 @@ def test_a_transform_that_32_bits_cannot_index_is_refused() -> None:
 
 def test_candidates() -> None:
     conv = REGIMES["n2-c8x12x14-k16x3x3-p1"]
-    assert [row.name for row in candidates("auto", conv)] == list(ALGORITHMS)
+    assert [row.name for row in candidates("auto", conv)] == ON_CPUS
     assert [row.name for row in candidates("mec", conv)] == ["mec"]
     assert algorithm("mec") is ALGORITHMS["mec"]
     with pytest.raises(ValueError, match=r"`algorithm` \(='fft'\) must be auto or one of direct, im2win"):

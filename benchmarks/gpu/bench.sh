@@ -34,5 +34,7 @@ if wanted winograd64; then
   for batch in 1 16; do
     bench winograd64-float32-b"$batch" winograd64 --batch "$batch"
     bench winograd64-nhwc-float16-b"$batch" winograd64 --batch "$batch" "${half[@]}"
+    bench winograd64-winograd-nhwc-float16-b"$batch" winograd64 --batch "$batch" "${half[@]}" --accuracy winograd
+    bench winograd64-winograd-float16-b"$batch" winograd64 --batch "$batch" --dtype float16 --accuracy winograd
   done
 fi

@@ -32,5 +32,8 @@ if wanted winograd64; then
   for batch in 1 16; do
     tune winograd64 --batch "$batch"
     tune winograd64 --batch "$batch" "${half[@]}"
+    tune winograd64 --batch "$batch" --dtype float16
+    tune winograd64 --batch "$batch" "${half[@]}" --algorithm winograd --accuracy winograd
+    tune winograd64 --batch "$batch" --dtype float16 --algorithm winograd --accuracy winograd
   done
 fi

@@ -132,14 +132,16 @@ def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
 
 
 def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
-    """The products of all bands, and the transforms: their tensors pass through level-2 cache if they fit there."""
+    """The products of all bands, and the transforms: both pass a band's tensors through level-2 cache if they fit there."""
     tiles = tiles_of(conv, tile.outputs, tile.band)
     one, bands = estimate(*product_of(conv, tile), gpu, CudaPlan()), math.prod(tiles.bands)
     given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
     speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
     transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
-    parts = {part: bands * getattr(one, part) for part in ("compute", "cache", "memory")}
-    return replace(one, **parts, transform=transforms + bands * LAUNCH_S)
+    return replace(
+        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.made_bytes / speed,
+        transform=transforms + bands * LAUNCH_S,
+    )  # fmt: skip
 
 
 def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:

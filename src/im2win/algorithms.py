@@ -10,10 +10,11 @@ from typing import Any
 from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec, winograd
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.reference import Accuracy
-from im2win.schedulers import Scheduler, Windows, Winograd
+from im2win.schedulers import CudaOnly, Scheduler, Windows, Winograd
 from im2win.schedules.cpu import Plan, Where
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_tiles import refusal
 
 Define = Callable[..., list[Any]]
@@ -64,6 +65,8 @@ class Algorithm:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
+        if isinstance(self.cuda, TensorCorePlan) and (reason := self.cuda.unable(conv, accuracy)) is not None:
+            return reason
         if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
             return reason
         if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
@@ -126,36 +129,85 @@ ALGORITHMS: dict[str, Algorithm] = {
     row.name: row
     for row in (
         Algorithm(
-            "direct", "direct", "thesis Alg. 1",
-            direct.define, Windows(_direct, _pad_rows), direct.transform_bytes, CudaPlan(staged="rows"),
+            "direct",
+            "direct",
+            "thesis Alg. 1",
+            direct.define,
+            Windows(_direct, _pad_rows),
+            direct.transform_bytes,
+            CudaPlan(staged="rows"),
         ),
         Algorithm(
-            "im2win", "im2win, tensor stored", "thesis Alg. 2 and 3, arXiv 2306.14320",
-            im2win.define, Windows(_im2win("root"), _nothing), im2win.transform_bytes, CudaPlan("ncmku"),
+            "im2win",
+            "im2win, tensor stored",
+            "thesis Alg. 2 and 3, arXiv 2306.14320",
+            im2win.define,
+            Windows(_im2win("root"), _nothing),
+            im2win.transform_bytes,
+            CudaPlan("ncmku"),
         ),
         Algorithm(
-            "im2win_fused", "im2win, strip by strip", "thesis Alg. 2 and 3, transform inside the product",
-            im2win.define, Windows(_im2win("strip"), _im2win_rows), direct.transform_bytes, CudaPlan(staged="windows"),
+            "im2win_fused",
+            "im2win, strip by strip",
+            "thesis Alg. 2 and 3, transform inside the product",
+            im2win.define,
+            Windows(_im2win("strip"), _im2win_rows),
+            direct.transform_bytes,
+            CudaPlan(staged="windows"),
         ),
         Algorithm(
-            "im2col", "im2col and product", "Chellapilla et al. 2006",
-            im2col.define, Windows(_im2col("root"), _nothing), im2col.transform_bytes, CudaPlan("ncuvmx"),
+            "im2col",
+            "im2col and product",
+            "Chellapilla et al. 2006",
+            im2col.define,
+            Windows(_im2col("root"), _nothing),
+            im2col.transform_bytes,
+            CudaPlan("ncuvmx"),
         ),
         Algorithm(
-            "implicit_gemm", "implicit GEMM", "Chetlur et al. 2014",
-            implicit_gemm.define, Windows(_implicit, _implicit_panel), implicit_gemm.transform_bytes, CudaPlan(),
+            "implicit_gemm",
+            "implicit GEMM",
+            "Chetlur et al. 2014",
+            implicit_gemm.define,
+            Windows(_implicit, _implicit_panel),
+            implicit_gemm.transform_bytes,
+            CudaPlan(),
         ),
         Algorithm(
-            "mec", "MEC", "Cho and Brand, arXiv 1706.06873",
-            mec.define, Windows(_mec, _nothing), mec.transform_bytes, CudaPlan("ncxyv"),
+            "mec",
+            "MEC",
+            "Cho and Brand, arXiv 1706.06873",
+            mec.define,
+            Windows(_mec, _nothing),
+            mec.transform_bytes,
+            CudaPlan("ncxyv"),
         ),
         Algorithm(
-            "mcfa", "MCFA, blocked im2col", "Fang and Chen 2019",
-            mcfa.define, Windows(_mcfa, _im2col_rows), mcfa.transform_bytes, InParts("ncuvmx"),
+            "mcfa",
+            "MCFA, blocked im2col",
+            "Fang and Chen 2019",
+            mcfa.define,
+            Windows(_mcfa, _im2col_rows),
+            mcfa.transform_bytes,
+            InParts("ncuvmx"),
         ),
         Algorithm(
-            "winograd", "Winograd, strip by strip", "Lavin and Gray, arXiv 1509.09308",
-            winograd.define, Winograd(), direct.transform_bytes, WinogradPlan(),
+            "winograd",
+            "Winograd, strip by strip",
+            "Lavin and Gray, arXiv 1509.09308",
+            winograd.define,
+            Winograd(),
+            direct.transform_bytes,
+            WinogradPlan(),
+        ),
+        Algorithm(
+            "winograd_tc",
+            "Winograd on tensor cores, fused",
+            "partial kernel fusion, Lavin and Gray, arXiv 1509.09308",
+            winograd.define,
+            CudaOnly(),
+            TensorCorePlan().transform_bytes,
+            TensorCorePlan(),
         ),
     )
 }

@@ -13,13 +13,15 @@ from im2win.gpu import Gpu, device_gpu
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, allows
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_error import trusted
 
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile` or `schedules.cuda.tile.CudaTile`."""
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile` or
+`schedules.winograd_tc.tile.TensorCoreTile`."""
 
 
 def check_target(target: str) -> None:
@@ -190,7 +192,7 @@ class CudaBackend:
         """A tile from its plain values."""
         from im2win.schedules.cuda.tile import CudaTile
 
-        return CudaTile.from_dict(values)
+        return row.cuda.tile(values) if isinstance(row.cuda, TensorCorePlan) else CudaTile.from_dict(values)
 
     def _products(self, conv: Conv2d) -> list[str]:
         from im2win.schedules.cuda.space import products
@@ -198,29 +200,35 @@ class CudaBackend:
 
         return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
 
-    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
-        """The model's estimate of a tile, in seconds."""
+    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
         from im2win.schedules.cuda.model import estimate
 
         assert row.cuda is not None
-        return estimate(conv, tile, self.gpu, row.cuda).seconds
+        if isinstance(row.cuda, TensorCorePlan):
+            return row.cuda.estimate(conv, tile, self.gpu)
+        return estimate(conv, tile, self.gpu, row.cuda)
+
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+        """The model's estimate of a tile, in seconds."""
+        return float(self._estimate(conv, row, tile).seconds)
 
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
         from im2win.schedules.cuda.space import space
 
         assert row.cuda is not None
-        tiles = space(conv, self.gpu, row.cuda, self._products(conv))
+        if isinstance(row.cuda, TensorCorePlan):
+            tiles: list[Tile] = list(row.cuda.space(conv, self.gpu))
+        else:
+            tiles = list(space(conv, self.gpu, row.cuda, self._products(conv)))
         allowed = (tile for tile in tiles if allows(self._accuracy, self.accuracy(tile)))
         return sorted(((self.cost(conv, row, tile), tile) for tile in allowed), key=lambda pair: pair[0])
 
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
         """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
-        from im2win.schedules.cuda.model import estimate
         from im2win.schedules.cuda.tile import PRODUCTS
 
-        assert row.cuda is not None
-        parts = estimate(conv, tile, self.gpu, row.cuda)
+        parts = self._estimate(conv, row, tile)
         shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
         sizes = [
             math.prod(conv.filter_shape[1:]), *conv.output_size, conv.out_channels, conv.batch, tile.block_m, tile.block_n, tile.warp_m,
@@ -228,10 +236,14 @@ class CudaBackend:
         ]  # fmt: skip
         plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
         kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
+        fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
+        plain += [*fused, getattr(tile, "wave", 0), tile.outputs]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
     def shape(self, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
+        if hasattr(tile, "fusion"):
+            return tile.outputs, tile.mapping, tile.fusion
         return tile.product, tile.warp_m, tile.warp_n, tile.patch
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
@@ -239,6 +251,9 @@ class CudaBackend:
         from im2win.schedules.cuda.legality import problems
 
         assert row.cuda is not None
+        if isinstance(row.cuda, TensorCorePlan):
+            reason = row.cuda.unable(conv, self._accuracy)
+            return row.cuda.problems(conv, tile, self.gpu) if reason is None else [reason]
         allowed = self._products(conv)
         if tile.product not in allowed:
             return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
@@ -250,7 +265,7 @@ class CudaBackend:
         """How filters are packed for a tile."""
         from im2win.schedules.cuda.kernel import pack_of
 
-        return pack_of(conv, tile)
+        return tile.pack if hasattr(tile, "fusion") else pack_of(conv, tile)
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
         """Compiles into the library `path`; bytes of the tensor that a call makes before the product."""

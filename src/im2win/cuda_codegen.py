@@ -27,10 +27,11 @@ from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 
+SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
@@ -46,21 +47,25 @@ def cuda_target(gpu: Gpu) -> Any:
     )  # fmt: skip
 
 
-def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.IRModule:
+def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModule:
     """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
 
     Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
     `transform_parts` (data, lowered) then is for measuring.
 
     Raises:
-        TileError: the tile is not legal.
+        TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
     """
     plan = algorithm.cuda
     if plan is None:
         raise TileError(f"{algorithm.name} has no CUDA schedule.")
-    broken = problems(conv, tile, gpu, plan)
+    broken = plan.problems(conv, tile, gpu) if isinstance(plan, TensorCorePlan) else problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+    if isinstance(plan, TensorCorePlan):
+        from im2win import cuda_fused
+
+        return cuda_fused.lower(conv, tile, gpu)
     if tile.in_rows:
         functions = {SYMBOL: kernel.product_kernel(conv, tile, CudaPlan(staged="rows"), SYMBOL)}
     elif isinstance(plan, WinogradPlan):
@@ -72,6 +77,11 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: CudaTile, gpu: Gpu) -> tvm.I
         if plan.axes:
             functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
     return kernel_module(functions)
+
+
+def _made(module: tvm.IRModule) -> str | None:
+    source = (module.attrs or {}).get(SOURCE)
+    return None if source is None else str(source)
 
 
 def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
@@ -86,14 +96,19 @@ def device_functions() -> str:
 
 
 @contextlib.contextmanager
-def reconstructed(rules: Sequence[Rule] = ()) -> Iterator[None]:
+def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterator[None]:
     """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
+
+    Args:
+        made: the source that kernels already have; it takes the place of what is generated.
 
     Raises (inside):
         ReconstructError: a rule does not match as it says.
     """
 
     def rewrite(source: str, target: Any) -> str:
+        if made is not None:
+            return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
         return head + device_functions() + "\n" + warpgroup_products(kernels) + reconstruct(mark + kernels, rules).source
 
@@ -116,7 +131,7 @@ def compiler() -> str:
 
 def generate_source(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Generated:
     """The CUDA source of kernels as it goes to the compiler, and their launches; needs neither a GPU nor a compiler."""
-    with reconstructed(rules):
+    with reconstructed(rules, _made(module)):
         return generate(module, cuda_target(gpu), CONFIG, PIPELINE)
 
 
@@ -146,6 +161,6 @@ def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -
     """
     compiler()
     compiled = registered(_COMPILE, lambda before: lambda source: cubin(source, gpu))
-    with reconstructed(rules), compiled, tvm.transform.PassContext(config=CONFIG):
+    with reconstructed(rules, _made(module)), compiled, tvm.transform.PassContext(config=CONFIG):
         executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
     return Compiled(executable, 0)

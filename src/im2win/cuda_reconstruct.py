@@ -32,6 +32,7 @@ from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 
 log = logging.getLogger("im2win.reconstruct")
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
+ALIGNMENT = 128  # bytes, of every tensor between kernels in a tensor that holds them all
 Tensor = tuple[str, tuple[int, ...], str]
 """(name, shape, type)"""
 
@@ -69,7 +70,7 @@ def functions(module: tvm.IRModule, gpu: Gpu, pipeline: str | None = None) -> li
     Args:
         pipeline: TVM's lowering pipeline by name; None for the one for schedules, which inserts barriers itself.
     """
-    config = CONFIG if pipeline == PIPELINE else {}
+    config = CONFIG if pipeline else {}
     found = []
     for symbol, function in module.functions.items():
         name = str(symbol.name_hint)
@@ -100,7 +101,19 @@ def reconstruct_module(
     for function in functions(module, gpu, pipeline):
         applied[function.name] = rewrite(function.unit, rules, settings)
         made.append(replace(function, unit=applied[function.name].unit))
-    return Reconstructed(*_module(made, gpu), applied)
+    return rebuilt(made, gpu, applied)
+
+
+def rebuilt(made: Sequence[Function], gpu: Gpu, applied: Mapping[str, Applied], into: str = "") -> Reconstructed:
+    """A module of functions whose units were rewritten.
+
+    Args:
+        into: a flat tensor of functions that holds their workspaces, one behind the other; "" allocates them in every call.
+
+    Raises:
+        ReconstructError: see `reconstruct_module`, or a tensor that is too small.
+    """
+    return Reconstructed(*_module(made, gpu, into), applied)
 
 
 def compile_reconstructed(
@@ -133,16 +146,17 @@ def _itemsize(dtype: str) -> int:
 # --- the module
 
 
-def _module(made: Sequence[Function], gpu: Gpu) -> tuple[tvm.IRModule, str]:
+def _module(made: Sequence[Function], gpu: Gpu, into: str) -> tuple[tvm.IRModule, str]:
     """A module of functions, and the source of its kernels under the names and with the parameters that TVM gives them."""
-    module = tvm.IRModule({function.name: _function(function).with_attr("global_symbol", function.name) for function in made})
+    module = tvm.IRModule({function.name: _function(function, into).with_attr("global_symbol", function.name) for function in made})
     launches = list(generate(module, cuda_codegen.cuda_target(gpu), CONFIG, PIPELINE).launches)
     heads, kernels = list[str](), list[str]()
     for function in made:
         own = [launches.pop(_next(launches, function.name)) for _ in function.unit.launches]
         heads.append(function.unit.head)
+        places = _places(function, into)
         for wanted, given in zip(function.unit.launches, own, strict=True):
-            kernels.append(_definition(function.unit.kernel(wanted.kernel), wanted, given))
+            kernels.append(_definition(function.unit.kernel(wanted.kernel), wanted, given, into, places))
     return module, _one_head(heads) + "\n" + "\n".join(kernels)
 
 
@@ -165,7 +179,26 @@ def _one_head(heads: Sequence[str]) -> str:
     return longest
 
 
-def _function(function: Function) -> Any:
+def _places(function: Function, into: str) -> dict[str, int]:
+    """Bytes before each workspace in the tensor that holds them; none where there is no such tensor.
+
+    Raises:
+        ReconstructError: it is too small.
+    """
+    tensor = next((one for one in function.tensors if one[0] == into), None)
+    if tensor is None:
+        return {}
+    places, end = dict[str, int](), 0
+    for name, (shape, dtype) in function.unit.workspace.items():
+        places[name] = end
+        end += -(-math.prod(shape) * _itemsize(dtype) // ALIGNMENT) * ALIGNMENT
+    size = math.prod(tensor[1]) * _itemsize(tensor[2])
+    if end > size:
+        raise ReconstructError(f"the tensors between the kernels of {function.name} take {end} bytes; {into} has {size}.")
+    return places
+
+
+def _function(function: Function, into: str) -> Any:
     """A function with a unit's launches and workspaces; its kernels only name what they are given.
 
     Raises:
@@ -174,7 +207,11 @@ def _function(function: Function) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(function.name)
         held: dict[str | int, Any] = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
+        places = _places(function, into)
         for name, (shape, dtype) in function.unit.workspace.items():
+            if name in places:
+                held[name] = held[into]
+                continue
             held[name] = T.alloc_buffer(shape, dtype, scope="global")
             IRBuilder.name(name, held[name])
         for launch in function.unit.launches:
@@ -182,7 +219,7 @@ def _function(function: Function) -> Any:
             if other:
                 what = f"kernel {launch.kernel} takes {other[0]!r}, which is no tensor of {function.name}"
                 raise ReconstructError(f"{what}: numbers and parts of tensors do not go back into TVM.")
-            _launch(launch, [held[name] for name in launch.arguments])
+            _launch(launch, list({into if name in places else name: held[name] for name in launch.arguments}.values()))
     return builder.get()
 
 
@@ -202,18 +239,22 @@ def _launch(launch: Launch, buffers: Sequence[Any]) -> None:
         frame.__exit__(None, None, None)
 
 
-def _definition(kernel: Kernel, wanted: Launch, given: Launch) -> str:
-    """A kernel under another name, with its parameters in another order.
+def _definition(kernel: Kernel, wanted: Launch, given: Launch, into: str, places: Mapping[str, int]) -> str:
+    """A kernel under another name, with its parameters in another order; those that lie in another tensor are found there.
 
     Raises:
         ReconstructError: TVM would launch it differently.
     """
-    same = (wanted.grid, wanted.block, wanted.dynamic_bytes, sorted(wanted.arguments)) == (
-        given.grid, given.block, given.dynamic_bytes, sorted(given.arguments),
+    tensors = {into if name in places else name for name in wanted.arguments}
+    same = (wanted.grid, wanted.block, wanted.dynamic_bytes, sorted(map(str, tensors))) == (
+        given.grid, given.block, given.dynamic_bytes, sorted(map(str, given.arguments)),
     )  # fmt: skip
     if not same:
         raise ReconstructError(f"kernel {kernel.name} is to be launched as {wanted}; TVM launches {given}.")
-    by_tensor = dict(zip(wanted.arguments, kernel.parameters, strict=True))
-    rows = [f"{by_tensor[name].type} {'__restrict__ ' * by_tensor[name].restrict}{by_tensor[name].name}" for name in given.arguments]
+    by_tensor = {str(name): one for name, one in zip(wanted.arguments, kernel.parameters, strict=True)}
+    words = {name: f"{one.type} {'__restrict__ ' * one.restrict}{one.name}" for name, one in by_tensor.items()}
+    rows = [f"unsigned char* {into}_ptr" if name == into and places else words[str(name)] for name in given.arguments]
+    found = [f"  {words[name]} = ({one.type})({into}_ptr + {places[name]});\n" for name, one in by_tensor.items() if name in places]
     bounds = f"__launch_bounds__({kernel.bounds}) " if kernel.bounds else ""
-    return f'extern "C" __global__ void {bounds}{given.kernel}({", ".join(rows)}) {{{kernel.body}}}\n'
+    body = "\n" + "".join(found) + kernel.body.lstrip("\n")
+    return f'extern "C" __global__ void {bounds}{given.kernel}({", ".join(rows)}) {{{body}}}\n'

@@ -20,13 +20,15 @@ class Kernels:
     """The functions of a library, called with the input, what the transform makes of it, and the kernel's other tensors in their order.
 
     transform: (input, made): makes the tensor of windows. Where it holds a part of them at a time, `in_parts`, the product makes each part
-        itself, and this makes them all, one over the other: for measuring. None where windows come from the input.
+        itself, and this makes them all, one over the other: for measuring. None where windows come from the input, or never leave the
+        kernel that makes them.
     """
 
     def __init__(self, module: Any, made: bool) -> None:
         self._product = module[SYMBOL]
         self.in_parts = made and not module.implements_function("transform")
-        self.transform = module["transform_parts" if self.in_parts else "transform"] if made else None
+        name = "transform_parts" if self.in_parts else "transform"
+        self.transform = module[name] if made and module.implements_function(name) else None
 
     def __call__(self, data: Any, made: Any, *others: Any) -> None:
         """Runs them; `made` is scratch, None where there is no transform."""

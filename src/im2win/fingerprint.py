@@ -13,13 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import codegen, cuda_packing, packing, straight_line, winograd, winograd_packing, winograd_tiles
+from im2win import codegen, cuda_packing, packing, reconstruct, straight_line, winograd, winograd_packing, winograd_tiles
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
 
 _FORM = (winograd, straight_line, winograd_packing)  # of Winograd's convolution: what CPU and CUDA share
 
@@ -28,12 +29,14 @@ _FORM = (winograd, straight_line, winograd_packing)  # of Winograd's convolution
 _PIPELINES: dict[str, tuple[ModuleType, ...]] = {
     "windows": (codegen, packing, cpu, registers, tails, tile, turn),
     "winograd": (codegen, registers, tails, turn, winograd_cpu, winograd_tile, winograd_turn, *_FORM),
+    "none": (),
 }
 
 
 # And every CUDA kernel; choosing tiles and kernels that no tile makes do not count there, either.
 _NOT_TUNED = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")
-_OF_ONE = {"parts": "mcfa", "winograd": "winograd"}  # files that only one algorithm's kernels go through
+# files that only one algorithm's kernels go through
+_OF_ONE = {"parts": "mcfa", "winograd": "winograd", "winograd_transforms": "winograd"}
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -79,10 +82,23 @@ def _cuda_sources(algorithm: str) -> dict[str, str]:
     return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest, *of_one)}
 
 
+def _fused_sources() -> dict[str, str]:
+    """Sources of kernels that are scheduled with TVM and made what they are by the reconstructor, by module name."""
+    shared = Path(cuda.__file__).parent
+    own, rules = shared.parent / "winograd_tc", Path(reconstruct.__file__).parent
+    paths = {f"winograd_tc.{path.stem}": path for path in own.glob("*.py") if path.stem not in _NOT_TUNED}
+    paths |= {f"cuda.{stem}": shared / f"{stem}.py" for stem in ("epilogue", "kernel", "pipeline", "shared")}
+    paths |= {f"reconstruct.{path.stem}": path for path in rules.glob("*.py") if path.stem not in ("hip", "judges")}
+    paths |= {stem: Path(__file__).parent / f"{stem}.py" for stem in ("cuda_fused", "cuda_reconstruct")}
+    return {name: path.read_text() for name, path in paths.items()} | {one.__name__: inspect.getsource(one) for one in _FORM}
+
+
 @functools.cache
 def fingerprint(algorithm: str, target: str = "cpu") -> str:
     """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
     row = ALGORITHMS[algorithm]
+    if target == "cuda" and isinstance(row.cuda, TensorCorePlan):
+        return code_hash(_fused_sources())
     if target == "cuda":
         return code_hash({**_cuda_sources(algorithm), "plan": repr(str(row.cuda))})
     definition = inspect.getmodule(row.define)

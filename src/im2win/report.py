@@ -2,8 +2,9 @@
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
-``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py. With ``table?:`` the result may be
-missing: what stands between the markers then stays. Tables of device memory (``device/memory-...``) have results of their own kind.
+``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py, ``winograd-tensor-cores`` for
+benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of
+device memory (``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import ladder_report, markdown, memory_report, roofline, sliding_report
+from im2win import fused_report, ladder_report, markdown, memory_report, roofline, sliding_report, winograd_report
 from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
@@ -98,6 +99,7 @@ def fill(
     """`text` with each marked table replaced by the one its result gives."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+    tables["winograd-float16"] = winograd_report.half_table
     tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:
@@ -115,8 +117,10 @@ def fill(
 def _study_tables(studies: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[], str]]:
     """The studies' tables by name: those of which there is a file, and the oldest one always."""
     sliding = [study for study in studies if study.get("study") == sliding_report.STUDY]
+    fused = [study for study in studies if study.get("study") == fused_report.STUDY]
     search = [study for study in studies if "study" not in study]
     found: dict[str, Callable[[], str]] = {"search": partial(search_table, search)}
+    found |= {fused_report.STUDY: partial(fused_report.table, fused)} if fused else {}
     return {**found, "sliding": partial(sliding_report.table, sliding)} if sliding else found
 
 
@@ -290,6 +294,10 @@ def plot_all(folder: Path) -> list[Path]:
         paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
         if _on_gpu(result):
             paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
+    for study in load_studies(folder):
+        if study.get("study") == fused_report.STUDY:
+            path = folder.parent / "studies" / study["device"] / f"{fused_report.STUDY}.png"
+            paths.append(fused_report.plot(study, path))
     return paths
 
 

@@ -91,6 +91,23 @@ class Windows:
 
 
 @dataclass(frozen=True)
+class CudaOnly:
+    """No schedule on CPUs: `unable` says so for every problem, and the rest is never asked for."""
+
+    family = "none"
+    exact = False
+
+    def unable(self, conv: Conv2d) -> str | None:
+        """Why no tile suits a problem: there is none."""
+        return "no CPU schedule"
+
+    def _refused(self, *arguments: Any) -> Any:
+        raise ValueError("the algorithm has no CPU schedule.")
+
+    tile = space = problems = estimate = lower = held_bytes = _refused
+
+
+@dataclass(frozen=True)
 class Winograd:
     """Winograd's minimal filtering: schedules/winograd/."""
 

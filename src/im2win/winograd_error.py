@@ -25,8 +25,8 @@ Array = npt.NDArray[Any]
 
 TRUSTED = 0.8  # of the tolerance: a form of greater `expected` error is refused
 HALVES = {3: (2, 4), 5: (2,)}
-"""By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 % or
-more of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
+"""By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 to
+2 % of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
 F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times."""
 HALF_LIMIT = 2.0**-3  # a float16 form of greater `expected` error is refused: only relu6 behind long sums is, which cuts off outputs
 HALF_MARGIN = 2.0  # `half_tolerance` over `expected`
@@ -68,11 +68,12 @@ def _both_ways(matrix: Matrix, tiles: Array) -> Array:
 
 
 def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
-    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; float32 sums, then `dtype`."""
+    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; sums, then `dtype`."""
     g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
-    products = np.matmul(inputs, kernels).astype(dtype).astype(np.float32)
+    sums = np.float64 if dtype == "float16" else np.float32  # of halves float32 sums are as good, but not the same on every machine
+    products = np.matmul(inputs.astype(sums), kernels.astype(sums)).astype(dtype).astype(np.float32)
     return _both_ways(form.at, products).astype(dtype)
 
 

@@ -15,6 +15,7 @@ FORMS = {3: (2, 4, 6), 5: (2, 4)}
 
 ROW_TAPS, ROW_FORMS = 3, (2,)
 """Taps and outputs of a tile of a row, of the forms there are kernels for."""
+ALIGNMENT = 128  # bytes
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,20 @@ class Tiles:
         return self.count * self.positions * self.conv.out_channels
 
     @property
+    def before_products(self) -> int:
+        """Elements before M: those of V, and as many as it takes to align M."""
+        unit = ALIGNMENT // self.conv.itemsize
+        return -(-self.transformed // unit) * unit
+
+    @property
+    def made(self) -> int:
+        """Elements of V, and behind it M."""
+        return self.before_products + self.multiplied
+
+    @property
     def made_bytes(self) -> int:
-        """Bytes of V, and behind it M."""
-        return (self.transformed + self.multiplied) * self.conv.itemsize
+        """Their bytes."""
+        return self.made * self.conv.itemsize
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ import typer
 from im2win.commands import tables
 from im2win.markdown import table
 from im2win.problem import DTYPES, LAYOUTS, Conv2d
+from im2win.reference import Accuracy
 
 if TYPE_CHECKING:
     from im2win.algorithms import Algorithm
@@ -26,6 +27,7 @@ PROBES = {
     "depthwise": PLAIN.with_(groups=32),
     "epilogue": PLAIN.with_(bias=True, residual=True, activation="relu"),
 }
+LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
 Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
@@ -34,12 +36,13 @@ def _where(row: Algorithm, conv: Conv2d) -> str:
     """On which targets: yes on all, no on none, or their names."""
     from im2win.backends import TARGETS
 
-    able = [target for target in TARGETS if row.supports(conv, target) is None]
+    kinds = [conv.with_(dtype=dtype) for dtype in ("float32", "float16")]
+    able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
 
 
 def properties() -> Table:
-    """The table of algorithms: name, title, paper, and for each probe in float32 on which targets, asked of the registry."""
+    """The table of algorithms: name, title, paper, and for each probe in float32 or float16 on which targets, asked of the registry."""
     from im2win.algorithms import ALGORITHMS
 
     cells = [[row.name, row.title, row.paper, *(_where(row, conv) for conv in PROBES.values())] for row in ALGORITHMS.values()]
@@ -54,7 +57,7 @@ def types() -> Table:
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
 
     def layouts(row: Algorithm, target: str, dtype: str) -> str:
-        able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target) is None]
+        able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target, LEAST) is None]
         return ", ".join(able) or "no"
 
     cells = [[row.name, *(layouts(row, *pair) for pair in pairs)] for row in ALGORITHMS.values()]

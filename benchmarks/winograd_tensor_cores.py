@@ -1,0 +1,58 @@
+"""The study of Winograd's form on tensor cores: unfused, fused both ways, our others and cuDNN, each checked, then timed.
+
+    python benchmarks/winograd_tensor_cores.py --json benchmarks/studies/DEVICE/winograd-tensor-cores.json
+
+Its table and its plot are made by `im2win report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from im2win import cuda_fused_study
+from im2win.codegen import ToolchainError
+from im2win.commands import workload
+from im2win.cuda_fused_study import TRIES, Entry
+from im2win.gpu import NoGpuError
+from im2win.problem import LAYOUTS
+from im2win.suites import Layer
+
+
+def show(done: int, total: int, entries: list[Entry]) -> None:
+    """A line a tile or peer, and why one has no time."""
+    print(f"{done}/{total} {entries[0].conv}", flush=True)
+    for entry in entries:
+        result = f"{entry.ms:.4f} ms, {entry.samples} samples, error {entry.error:.1e}" if entry.ms is not None else entry.failed
+        print(f"  {entry.form:28} {result} {entry.algorithm}".rstrip(), flush=True)
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers with commas between them."""
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> None:
+    """Reads the command line, measures, writes the study."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--layers", help="only these of the suite `winograd64`, by name, with commas between them")
+    parser.add_argument("--batches", type=numbers, default=[1, 16], help="images, with commas between them")
+    parser.add_argument("--layout", choices=LAYOUTS, default="NCHW")
+    parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        layers: list[Layer] = []
+        for batch in options.batches:
+            layers += workload.read("winograd64", batch=batch, dtype="float16", layout=options.layout, names=options.layers)[0]
+        study = cuda_fused_study.run(layers, tries=options.tries, rounds=options.rounds, progress=show)
+    except (ValueError, NoGpuError, ToolchainError) as error:
+        parser.error(str(error))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(study, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

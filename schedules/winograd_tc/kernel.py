@@ -1,0 +1,298 @@
+"""Winograd's form on tensor cores as three kernels: inputs transformed, batched products, outputs transformed back.
+
+    V = B^T d B        M[position] = V[position] U[position]        Y = A^T M A
+
+All three are launched once, whatever the sizes. Barriers are not written here: TVM inserts them where shared memory is written and read
+(`pipeline`), and the reconstructor takes away what warps do not need, and makes the first two kernels one (`TensorCoreTile.rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.epilogue import activated, output_dtype
+from im2win.schedules.cuda.kernel import arguments
+from im2win.schedules.cuda.shared import CHUNK, Expr, local, named
+from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
+from im2win.straight_line import Program, program
+from im2win.winograd import transform
+
+THREADS = 256  # of a block of a transform that is a kernel of its own
+
+
+def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
+    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for what `Sizes.made_bytes` counts, flat.
+
+    V and M are tensors of their own here: the reconstructor puts them into "data", as far as they are left.
+    """
+    sizes = Sizes(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
+        tensors = arguments(conv, tile.pack, (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
+        tiles = named("tiles", T.alloc_buffer((sizes.transformed,), conv.dtype, scope="global"))
+        products = named("products", T.alloc_buffer((sizes.multiplied,), "float32", scope="global"))
+        launch_input_transform(sizes, source, tiles)
+        launch_products(sizes, tiles, tensors["filter"], products)
+        launch_output_transform(sizes, products, tensors)
+    return builder.get()
+
+
+def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
+    """The input transform by itself: (data, what `winograd_kernel` makes). For measuring what it takes."""
+    sizes = Sizes(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        data = T.arg("data", T.buffer(conv.input_shape, conv.dtype))
+        out = T.arg("lowered", T.buffer((sizes.made_bytes // conv.itemsize,), conv.dtype))
+        launch_input_transform(sizes, data, out)
+    return builder.get()
+
+
+# --- transforms
+
+
+def _run(steps: Program, given: list[Expr]) -> list[Expr]:
+    """Emits a matrix times a vector of float32; registers with the result."""
+    values = local("steps", (max(len(steps.steps), 1),), "float32")
+    known = list(given)
+    for place, step in enumerate(steps.steps):
+        factor, right = float(step.factor), known[step.right]
+        term = right if abs(factor) == 1 else right * tirx.const(abs(factor), "float32")
+        if step.left is not None:
+            term = known[step.left] + term if factor > 0 else known[step.left] - term
+        elif factor < 0:
+            term = tirx.const(0, "float32") - term
+        T.buffer_store(values, term, [place])
+        known.append(values[place])
+    return [known[place] for place in steps.outputs]
+
+
+def _both_ways(steps: Program, given: Any, name: str) -> Any:
+    """Registers with matrix * given * matrix^T."""
+    rows = len(steps.outputs)
+    half = local(f"{name}_half", (rows, steps.inputs), "float32")
+    whole = local(name, (rows, rows), "float32")
+    with T.unroll(steps.inputs) as j:
+        for i, value in enumerate(_run(steps, [given[i, j] for i in range(steps.inputs)])):
+            T.buffer_store(half, value, [i, j])
+    with T.unroll(rows) as i:
+        for j, value in enumerate(_run(steps, [half[i, j] for j in range(steps.inputs)])):
+            T.buffer_store(whole, value, [i, j])
+    return whole
+
+
+def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
+    """body(number) for `count` numbers, neighbours by neighbouring threads."""
+    with T.serial(-(-count // threads)) as turn:
+        at = turn * threads + thread
+        if count % threads:
+            with T.If(at < count), T.Then():
+                body(at)
+        else:
+            body(at)
+
+
+def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
+    """Emits a launch: V, a block of tiles and all its channels by a thread block of the shape that products have if they are fused."""
+    conv, tile = sizes.conv, sizes.tile
+    m, t, depth = tile.outputs, tile.size, sizes.depth
+    (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
+    warps = THREADS // WARP if tile.fusion == "none" else tile.warps
+    steps = program(transform(m, conv.kernel[0]).bt)
+    threads = ("threadIdx.x", WARP), ("threadIdx.y", warps)
+    with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread(*threads[0]) as lane, T.launch_thread(*threads[1]) as warp:
+
+        def one(at: Expr) -> None:
+            place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
+            number = bx * tile.block_m + place
+            n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
+            given = local("given", (t, t), "float32")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                h, w = y + i, x + j
+                inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
+                value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
+                T.buffer_store(given, T.if_then_else(inside, value.astype("float32"), tirx.const(0, "float32")), [i, j])
+            found = _both_ways(steps, given, "transformed")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
+                T.buffer_store(out, found[i, j].astype(conv.dtype), [at_v])
+
+        _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
+
+
+def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:
+    """Emits a launch: outputs with bias, residual and activation, a tile of one channel by a thread.
+
+    Neighbouring threads have neighbouring channels in NHWC, neighbouring tiles in NCHW.
+    """
+    conv, tile = sizes.conv, sizes.tile
+    m, t, channels = tile.outputs, tile.size, conv.out_channels
+    (rows, cols), (out_h, out_w) = sizes.counts, conv.output_size
+    steps, count = program(transform(m, conv.kernel[0]).at), sizes.tiles * channels
+    with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as thread:
+        at = bx * THREADS + thread
+        with T.If(at < count), T.Then():
+            if conv.layout == "NHWC":
+                k, number = at % channels, at // channels
+            else:
+                k = at // (rows * cols) % channels
+                number = at // (rows * cols * channels) * (rows * cols) + at % (rows * cols)
+            n, y, x = number // (rows * cols), number // cols % rows * m, number % cols * m
+            block = (number // tile.block_m * sizes.filter_blocks + k // tile.block_n) * tile.positions
+            inner = number % tile.block_m * tile.block_n + k % tile.block_n
+            given = local("given", (t, t), "float32")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                T.buffer_store(given, products[(block + i * t + j) * (tile.block_m * tile.block_n) + inner], [i, j])
+            found = _both_ways(steps, given, "outputs")
+            with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
+                if conv.layout == "NCHW":
+                    to = ((n * channels + k) * out_h + y + i) * out_w + x + j
+                else:
+                    to = ((n * out_h + y + i) * out_w + x + j) * channels + k
+                value = found[i, j]
+                if conv.bias:
+                    value = value + tensors["bias"][k].astype("float32")
+                if conv.residual:
+                    value = value + tensors["residual"][to].astype("float32")
+                T.buffer_store(tensors["output"], activated(conv.activation, value, "float32").astype(output_dtype(conv)), [to])
+
+
+# --- products
+
+
+class _Fragments:
+    """The fragments that a warp holds, `across` of tiles and `along` of filters, and their products."""
+
+    def __init__(self, tile: TensorCoreTile, across: int, along: int) -> None:
+        self.tile, self.across, self.along, self._shape = tile, across, along, tile.shape
+        m, n, k = self._shape
+        self._a = named("tiles_fragment", T.alloc_buffer((across * m * k,), "float16", scope="wmma.matrix_a"))
+        self._b = named("filter_fragment", T.alloc_buffer((along * k * n,), "float16", scope="wmma.matrix_b"))
+        self._sums = named("sums", T.alloc_buffer((across * along * m * n,), "float32", scope="wmma.accumulator"))
+
+    def clear(self) -> None:
+        """Sums of nothing."""
+        with T.unroll(self.across * self.along) as i:
+            T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, "float32")))
+
+    def multiply(self, a: Callable[[Expr], Expr], b: Callable[[Expr], Expr], leading: tuple[int, int]) -> None:
+        """Adds products; `a` and `b` say where a fragment begins, `leading` how many elements their rows are apart."""
+        with T.unroll(self.across) as i:
+            T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
+        with T.unroll(self.along) as j:
+            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], "row_major"))
+        with T.unroll(self.across) as i, T.unroll(self.along) as j:
+            at = i * self.along + j
+            T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))
+
+    def store(self, place: Callable[[Expr, Expr], Expr], leading: int) -> None:
+        """Writes the sums; place(i, j) is where a fragment's begin."""
+        with T.unroll(self.across) as i, T.unroll(self.along) as j:
+            at = i * self.along + j
+            T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, at, place(i, j), leading, "row_major"))
+
+
+def _staged(name: str, count: int) -> Any:
+    return named(name, T.alloc_buffer((count,), "float16", scope="shared"))
+
+
+def _inside(buffer: Any, start: Expr, extent: int) -> Expr:
+    """The address of a part of shared memory that is read: TVM inserts barriers by what such addresses say."""
+    return T.tvm_access_ptr(T.type_annotation("float16"), buffer.data, start, extent, 1)
+
+
+def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
+    """Copies `count` elements to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
+    width = CHUNK // 2
+
+    def chunk(number: Expr) -> None:
+        at = number * width
+        with T.vectorized(width) as part:
+            T.buffer_store(to, source[where(at) + part], [start + at + part])
+
+    _each(count // width, threads, thread, chunk)
+
+
+def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> None:
+    """Emits a launch: M of V and U. `filters`: U as `TensorCoreTile.pack` lays it out, flat."""
+    tile = sizes.tile
+    bound = [("blockIdx.x", sizes.blocks), ("blockIdx.y", sizes.filter_blocks), ("threadIdx.x", WARP), ("threadIdx.y", tile.warps)]
+    x, y, across, down = (T.launch_thread(*one) for one in bound)
+    with x as bx, y as by, across as lane, down as warp:
+        if tile.mapping == "sync_free":
+            _sync_free(sizes, tiles, filters, products, bx, by, lane, warp)
+        else:
+            with T.launch_thread("blockIdx.z", tile.positions) as bz:
+                _together(sizes, tiles, filters, products, (bx, by, bz), lane, warp)
+
+
+def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:
+    """A warp has the positions of a column of the tile: what it multiplies, nobody else touches."""
+    tile, depth = sizes.tile, sizes.depth
+    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    given = _staged("tiles_shared", tile.size * block_m * block_k) if tile.staged else None
+    used = _staged("filter_shared", tile.size * block_k * block_n)
+    fragments = _Fragments(tile, *tile.fragments)
+    with T.serial(tile.size) as row:
+        position = row * tile.size + warp
+        first = (bx * tile.positions + position) * (block_m * depth)
+        fragments.clear()
+        with T.serial(depth // block_k) as step:
+            if given is not None:
+                _copy(given, warp * (block_m * block_k), tiles, block_m * block_k, WARP, lane,
+                      lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
+            start = ((by * tile.positions + position) * depth + step * block_k) * block_n
+            _copy(used, warp * (block_k * block_n), filters, block_k * block_n, WARP, lane, lambda at: start + at)
+            for inner in range(0, block_k, k):
+
+                def operand(i: Expr, inner: int = inner) -> Expr:
+                    if given is None:
+                        return T.address_of(tiles[first + i * (m * depth) + step * block_k + inner])
+                    return _inside(given, warp * (block_m * block_k) + i * (m * block_k) + inner, m * block_k - inner)
+
+                def factor(j: Expr, inner: int = inner) -> Expr:
+                    return _inside(used, warp * (block_k * block_n) + inner * block_n + j * n, k * block_n)
+
+                fragments.multiply(operand, factor, (block_k if tile.staged else depth, block_n))
+        to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
+        fragments.store(lambda i, j: T.address_of(products[to + i * (m * block_n) + j * n]), block_n)
+
+
+def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:
+    """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
+    tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
+    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    given, used = _staged("tiles_shared", block_m * block_k), _staged("filter_shared", block_k * block_n)
+    fragments, thread = _Fragments(tile, 1, 1), warp * WARP + lane
+    across, along = warp // tile.fragments[1], warp % tile.fragments[1]
+    first = (bx * tile.positions + position) * (block_m * depth)
+    fragments.clear()
+    with T.serial(depth // block_k) as step:
+        _copy(given, 0, tiles, block_m * block_k, tile.threads, thread,
+              lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
+        start = ((by * tile.positions + position) * depth + step * block_k) * block_n
+        _copy(used, 0, filters, block_k * block_n, tile.threads, thread, lambda at: start + at)
+        for inner in range(0, block_k, k):
+
+            def operand(i: Expr, inner: int = inner) -> Expr:
+                return _inside(given, across * (m * block_k) + inner, m * block_k - inner)
+
+            def factor(j: Expr, inner: int = inner) -> Expr:
+                return _inside(used, inner * block_n + along * n, (k - 1) * block_n + n)
+
+            fragments.multiply(operand, factor, (block_k, block_n))
+    to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n) + across * (m * block_n) + along * n
+    fragments.store(lambda i, j: T.address_of(products[to]), block_n)
+
+
+def functions(conv: Conv2d, tile: TensorCoreTile, symbol: str, transform_symbol: str) -> dict[str, Any]:
+    """The functions of a library by name, before the reconstructor; the transform alone where it is a tensor's."""
+    made = {symbol: winograd_kernel(conv, tile, symbol)}
+    return made if tile.fusion == "shmem" else {**made, transform_symbol: transform_kernel(conv, tile, transform_symbol)}

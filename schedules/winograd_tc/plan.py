@@ -1,0 +1,68 @@
+"""Winograd's form on tensor cores as a row's CUDA plan: its tiles, which are legal and worth a trial, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.winograd_tiles import Tiles, refusal
+
+if TYPE_CHECKING:
+    from im2win.gpu import Gpu
+    from im2win.schedules.cuda.model import Estimate
+    from im2win.schedules.winograd_tc.tile import TensorCoreTile
+
+
+@dataclass(frozen=True)
+class TensorCorePlan(CudaPlan):
+    """The only plan whose tiles are `TensorCoreTile`; kernels take nothing from it but these."""
+
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of V with four outputs along a tile's side, t * t * Ci * tiles, wherever it is held."""
+        down, across = Tiles(conv, 4, 1, 1).counts
+        return 36 * conv.batch * down * across * conv.in_channels * conv.itemsize
+
+    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes between the kernels: what is not in shared memory of V, and M."""
+        from im2win.schedules.winograd_tc.tile import Sizes
+
+        return Sizes(conv, tile).made_bytes
+
+    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+        if conv.kernel != (3, 3):
+            return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
+        if conv.dtype != "float16":
+            return f"Winograd's form on tensor cores multiplies float16, not {conv.dtype}"
+        if conv.groups != 1:
+            return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
+        return refusal(conv, accuracy)
+
+    def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
+        """A tile from its plain values; ValueError if they are none."""
+        from im2win.schedules.winograd_tc.tile import TensorCoreTile
+
+        return TensorCoreTile.from_dict(values)
+
+    def space(self, conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
+        """Every tile worth a trial."""
+        from im2win.schedules.winograd_tc.space import space
+
+        return space(conv, gpu)
+
+    def problems(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        from im2win.schedules.winograd_tc.legality import problems
+
+        reason = self.unable(conv, "winograd")
+        return problems(conv, tile, gpu) if reason is None else [reason]
+
+    def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        from im2win.schedules.winograd_tc.model import estimate
+
+        return estimate(conv, tile, gpu)

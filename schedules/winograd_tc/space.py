@@ -1,0 +1,35 @@
+"""Which tiles are worth a trial: the document's design space, legal all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.winograd_tc.legality import problems
+from im2win.schedules.winograd_tc.tile import FRAGMENTS, TensorCoreTile
+from im2win.winograd_tiles import forms
+
+BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
+WAVES = (0, 16, 32)
+FUSED = (("sync_free", "shmem", 0), *(("sync_free", "llc", wave) for wave in WAVES), ("sync_free", "none", 0), ("bgemm", "none", 0),
+         *(("bgemm", "llc", wave) for wave in WAVES))  # fmt: skip
+MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the least there can be
+
+
+def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
+    for outputs, block, (mapping, fusion, wave), fragment in itertools.product(
+        forms(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
+    ):
+        yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave)
+
+
+def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
+    """Every tile worth a trial, in a fixed order."""
+
+    def wasteful(tile: TensorCoreTile) -> bool:
+        filters = tile.pack.blocks(conv) * tile.block_n
+        return filters > max(MAX_WASTE * conv.out_channels, -(-conv.out_channels // 16) * 16)
+
+    return [tile for tile in _tiles(conv) if not problems(conv, tile, gpu) and not wasteful(tile)]

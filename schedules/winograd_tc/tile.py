@@ -1,0 +1,226 @@
+"""The numbers of a schedule of Winograd's form on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.tile import PRODUCTS, Product
+from im2win.winograd_packing import WinogradPack
+
+Mapped = Literal["bgemm", "sync_free"]
+Fusion = Literal["none", "shmem", "llc"]
+MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
+FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
+"""Tiles, filters and channels of WMMA's products of float16."""
+WARP = 32
+
+
+@dataclass(frozen=True)
+class TensorCoreTile:
+    """Tiles of the batched products M[position] = V[position] U[position], and which kernels are one.
+
+    outputs: along each side of a tile of the output, m of F(m x m, 3x3).
+    block_m, block_n, block_k: tiles of the input and filters of a thread block, and channels of a step: TB_M, TB_N, TB_K of the document.
+    fragment: one product of a warp, a name in `FRAGMENTS`.
+    mapping: "bgemm" gives a thread block one position, and its warps a fragment each of what they load together; with "sync_free" a thread
+        block has all positions and a warp those of one column of the tile, one after the other, and loads itself what it multiplies.
+    fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
+        last-level cache, in one launch.
+    wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
+    """
+
+    outputs: int
+    block_m: int
+    block_n: int
+    block_k: int
+    fragment: str
+    mapping: str
+    fusion: str = "none"
+    wave: int = 0
+
+    @property
+    def size(self) -> int:
+        """Inputs along a side of a tile, t = m + 2."""
+        return self.outputs + 2
+
+    @property
+    def positions(self) -> int:
+        """Products of a tile, t * t."""
+        return self.size**2
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Tiles, filters and channels of a fragment."""
+        return FRAGMENTS[self.fragment]
+
+    @property
+    def fragments(self) -> tuple[int, int]:
+        """Of a block's products, along tiles and along filters."""
+        return self.block_m // self.shape[0], self.block_n // self.shape[1]
+
+    @property
+    def warps(self) -> int:
+        """Of a block of the products."""
+        return self.size if self.mapping == "sync_free" else self.fragments[0] * self.fragments[1]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block of the products."""
+        return WARP * self.warps
+
+    @property
+    def staged(self) -> bool:
+        """Whether transformed tiles are copied to shared memory before they are multiplied: not those that are there already."""
+        return self.fusion != "shmem"
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The reconstructor's rule sets that make the kernels, in order."""
+        fusion = () if self.fusion == "none" else (f"pkf-{self.fusion}",)
+        return (("barriers",) if self.mapping == "sync_free" else ()) + fusion
+
+    @property
+    def arithmetic(self) -> Product:
+        """Products of float16 by warps, summed in float32."""
+        return PRODUCTS["f16"]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of input and filter."""
+        return self.arithmetic.dtype
+
+    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
+
+    @property
+    def product(self) -> str:
+        """The arithmetic's name."""
+        return "f16"
+
+    @property
+    def warp_m(self) -> int:
+        """Of a warp, along tiles."""
+        return self.block_m if self.mapping == "sync_free" else self.shape[0]
+
+    @property
+    def warp_n(self) -> int:
+        """Of a warp, along filters."""
+        return self.block_n if self.mapping == "sync_free" else self.shape[1]
+
+    @property
+    def sums(self) -> int:
+        """Sums that a thread holds."""
+        return self.warp_m * self.warp_n // WARP
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of 64 bytes of a step, a part of one counted as one."""
+        return -(-self.block_k // self.arithmetic.slab)
+
+    stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
+
+    @property
+    def pack(self) -> WinogradPack:
+        """How filters are packed: what a block needs of a position is contiguous."""
+        return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tile as plain values, for a record or a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TensorCoreTile:
+        """The inverse of `as_dict`.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong type.
+        """
+        names = {field.name: field.type for field in fields(cls)}
+        if set(values) != set(names):
+            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
+        for name, kind in names.items():
+            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
+            if not good:
+                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A convolution as batched products of this tile's blocks.
+
+    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n]: what a
+    thread block makes or reads of either lies in one piece, and pieces follow one another.
+    """
+
+    conv: Conv2d
+    tile: TensorCoreTile
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns of tiles that cover an image's output."""
+        height, width = self.conv.output_size
+        return -(-height // self.tile.outputs), -(-width // self.tile.outputs)
+
+    @property
+    def tiles(self) -> int:
+        """Of all images."""
+        return self.conv.batch * self.counts[0] * self.counts[1]
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks along tiles; the last may reach beyond them."""
+        return -(-self.tiles // self.tile.block_m)
+
+    @property
+    def filter_blocks(self) -> int:
+        """Thread blocks along filters."""
+        return self.tile.pack.blocks(self.conv)
+
+    @property
+    def depth(self) -> int:
+        """Channels, filled up with zeros to whole steps."""
+        return self.tile.pack.depth(self.conv)
+
+    @property
+    def transformed(self) -> int:
+        """Elements of V: float16."""
+        return self.blocks * self.block_transformed
+
+    @property
+    def block_transformed(self) -> int:
+        """Those of one block."""
+        return self.tile.positions * self.tile.block_m * self.depth
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of M: float32."""
+        return self.blocks * self.filter_blocks * self.tile.positions * self.tile.block_m * self.tile.block_n
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of shared memory that a block's copies of operands take."""
+        many = self.tile.size if self.tile.mapping == "sync_free" else 1
+        return 2 * many * self.tile.block_k * (self.tile.block_n + (self.tile.block_m if self.tile.staged else 0))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth * 2."""
+        return 2 * self.block_transformed
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
+        counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
+        spaces = (2 * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
+        return sum(map(aligned, spaces))
+
+
+ALIGNMENT = 128  # bytes: of every tensor between the kernels
+
+
+def aligned(count: int) -> int:
+    """Bytes filled up to whole units of `ALIGNMENT`."""
+    return -(-count // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,206 @@
+"""The document's experiment: Winograd's form on tensor cores, unfused and fused both ways, against cuDNN, in one run.
+
+Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
+Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
+as in the benchmark (cuda_bench.py). A form whose kernel is refused has the rule's reason and no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.algorithms import algorithm
+from im2win.backends import CudaBackend, backend_for
+from im2win.bench import spreads
+from im2win.builder import cuda_manifest
+from im2win.cuda_bench import (
+    Contender,
+    WrongError,
+    cudnn_contenders,
+    interleaved,
+    new_result,
+    op_contender,
+    prepared,
+    set_up_peers,
+    torch_contender,
+)
+from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.fused_report import OTHERS, PROTOTYPE, STUDY
+from im2win.gpu import Gpu, device_gpu
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy, tolerance
+from im2win.results import Spread
+from im2win.runtime import Manifest
+from im2win.suites import Layer
+from im2win.tuner.cuda_runner import Bench, verify
+
+SEED = 0
+ROW = "winograd_tc"
+ACCURACY: Accuracy = "winograd"
+TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
+FORMS: dict[str, dict[str, Any]] = {
+    PROTOTYPE: {"mapping": "sync_free", "fusion": "none"},
+    **{
+        f"pkf-{fusion}-{block}": {"mapping": "sync_free", "fusion": fusion, "block_m": block}
+        for fusion in ("shmem", "llc")
+        for block in (16, 32)
+    },
+}
+"""What tiles of each form have in common; the number is the document's TB_M."""
+
+Try = tuple[str, int]
+"""(form, place of the tile in the model's order)"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tile of a form, or one peer, on one problem: milliseconds a call, or why there are none.
+
+    size, batch: of the problem's maps, and its images. error: against the reference, relative to the largest output.
+    """
+
+    conv: str
+    size: int
+    batch: int
+    form: str
+    tile: dict[str, Any] | None = None
+    ms: float | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    samples: int = 0
+    error: float | None = None
+    algorithm: str = ""
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class FusedRecipe:
+    """A tile of the row for a problem."""
+
+    conv: Conv2d
+    tile: Any
+    gpu: Gpu
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`.
+
+        Raises:
+            ReconstructError: a rule does not match.
+        """
+        backend, row = CudaBackend(self.gpu, ACCURACY), algorithm(ROW)
+        made = backend.build(self.conv, row, self.tile, path)
+        return cuda_manifest(self.conv, ROW, self.tile.as_dict(), self.tile.pack, self.gpu, threads=self.tile.threads, made=made)
+
+
+def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """Ours for a problem: the first tiles of every form, and the best that the records, or the model, know without Winograd's form."""
+    ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
+    found: dict[Try, Recipe] = {}
+    for form, common in FORMS.items():
+        tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
+        found |= {(form, place): FusedRecipe(conv, tile, gpu) for place, tile in enumerate(tiles[:tries])}
+    return {**found, (OTHERS, 0): TileRecipe(conv, "auto", gpu, recorded=True)}
+
+
+def run(
+    layers: Sequence[Layer],
+    *,
+    tries: int = TRIES,
+    rounds: int = 15,
+    seconds: float = 0.5,
+    progress: Callable[[int, int, list[Entry]], None] | None = None,
+) -> dict[str, Any]:
+    """Times every form on every layer on the first GPU.
+
+    Args:
+        layers: problems in float16, as in the suite `winograd64`.
+        tries: tiles of a form on a layer.
+        rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
+        progress: called with (layers done, layers in all, entries of the layer) after each.
+
+    Returns:
+        The study, as it is written to JSON (see `fused_report`).
+
+    Raises:
+        ValueError: no layers, one that the row does not compute, or `tries` or `rounds` below 1.
+        NoGpuError, ToolchainError: what measuring needs is not there.
+    """
+    if not layers or tries < 1 or rounds < 1:
+        raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
+    for layer in layers:
+        if (reason := algorithm(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
+            raise ValueError(f"winograd: `layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
+    gpu = device_gpu()
+    backend_for(gpu).check_tools()
+    set_up_peers("float32")
+    facts = new_result(STUDY, layers, gpu, {})
+    entries: list[Entry] = []
+    for done, layer in enumerate(layers, 1):
+        with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
+            ours = recipes(layer.conv, gpu, tries)
+            found = time_layer(layer.conv, ours, build_all(ours, Path(folder)), rounds, seconds)
+        entries += found
+        if progress is not None:
+            progress(done, len(layers), found)
+    head = {name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}
+    return {"study": STUDY, **head, "entries": [asdict(entry) for entry in entries]}
+
+
+def time_layer(
+    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
+) -> list[Entry]:
+    """Checks and times every tile, and cuDNN, on one problem."""
+    bench = Bench(conv, SEED)
+    names = {f"{form} {place}": (form, place) for form, place in libraries}
+    allowed = {name: tolerance(conv, "float32" if form == OTHERS else ACCURACY) for name, (form, _) in names.items()}
+    with _peers(bench) as peers:
+        mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
+        ready, failed = prepared([*mine, *peers])
+        samples = interleaved(bench, ready, rounds, seconds)
+        for name in names.keys() & ready.keys():
+            message, _ = verify(bench, ready[name].call, allowed[name])
+            if message:
+                failed[name] = f"after timing: {message}"
+                del samples[name]
+    found = spreads(samples)
+    every = {**{name: form for name, (form, _) in names.items()}, **{name: name for name in (*ready, *failed) if name not in names}}
+    entries = []
+    for name, form in every.items():
+        recipe = ours.get(names[name]) if name in names else None
+        tile = recipe.tile.as_dict() if isinstance(recipe, FusedRecipe) else None
+        entries.append(_entry(Entry(str(conv), conv.height, conv.batch, form, tile), found.get(name), ready.get(name), failed.get(name)))
+    missing = [form for form in FORMS if form not in every.values()]
+    return [*entries, *(Entry(str(conv), conv.height, conv.batch, form, failed="no tile of it is legal for the layer") for form in missing)]
+
+
+def _entry(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
+    if spread is None or contender is None or failed is not None:
+        return replace(entry, failed=failed or "not timed")
+    timed = replace(entry, ms=spread.median, p10_ms=spread.p10, p90_ms=spread.p90, samples=spread.samples, error=contender.error)
+    return replace(timed, algorithm=contender.algorithm)
+
+
+def _contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
+    return op_contender(bench, load(library), allowed)
+
+
+@contextlib.contextmanager
+def _peers(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+    """PyTorch in both layouts, and cuDNN's algorithms by name, or why there are none: their workspace may be larger than memory."""
+    layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
+    with contextlib.ExitStack() as stack:
+        try:
+            named = list(stack.enter_context(cudnn_contenders(bench, "float32")))
+        except RuntimeError as error:
+            named = [("cudnn_all", partial(_refuse, str(error)))]
+        yield [*layouts, *named]
+
+
+def _refuse(reason: str) -> Contender:
+    raise WrongError(reason)

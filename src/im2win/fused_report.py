@@ -1,0 +1,114 @@
+"""From the study of Winograd's form on tensor cores (cuda_fused_study.py) to what people read: its table and its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from im2win import markdown
+
+STUDY = "winograd-tensor-cores"  # the study's name in its file
+PROTOTYPE, OTHERS = "prototype", "others"
+FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
+CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
+# Okabe and Ito's colours, which stay apart for colour-blind readers.
+_COLOURS = {PROTOTYPE: "#E69F00", FUSED[0]: "#0072B2", FUSED[1]: "#56B4E9", FUSED[2]: "#D55E00", FUSED[3]: "#CC79A7", OTHERS: "#009E73"}
+
+Entry = Mapping[str, Any]
+
+
+def table(studies: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown for every device: a line a batch and a map, why forms have no time, and where and with what it was measured."""
+    return "\n\n".join("\n\n".join([_layers(study["entries"]), *_failures(study["entries"]), _caption(study)]) for study in studies)
+
+
+def _problems(entries: Sequence[Entry]) -> list[tuple[int, int]]:
+    return sorted({(entry["batch"], entry["size"]) for entry in entries})
+
+
+def _times(entries: Sequence[Entry], batch: int, size: int) -> dict[str, Entry | None]:
+    """The fastest of each form on a problem, and of cuDNN: in Winograd's form, and of all."""
+    here = [entry for entry in entries if (entry["batch"], entry["size"]) == (batch, size)]
+    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (PROTOTYPE, *FUSED, OTHERS)}
+    found["winograd"] = _fastest(entry for entry in here if entry["form"] in CUDNN_WINOGRAD)
+    found["cudnn"] = _fastest(entry for entry in here if str(entry["form"]).startswith(("cudnn_", "torch_")))
+    return found
+
+
+def _layers(entries: Sequence[Entry]) -> str:
+    rows = []
+    for batch, size in _problems(entries):
+        found = _times(entries, batch, size)
+        best = _fastest(entry for form in FUSED if (entry := found[form]) is not None)
+        ratios = [_ratio(found["winograd"], best), _ratio(found["cudnn"], best), _ratio(found[PROTOTYPE], best)]
+        cells = [_ms(found[form]) for form in ("winograd", "cudnn", PROTOTYPE, *FUSED, OTHERS)]
+        rows.append([str(batch), f"{size}x{size}", *cells, *ratios])
+    columns = ["images", "map", "cuDNN Winograd ms", "cuDNN best ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
+               "our others ms", "over cuDNN Winograd", "over cuDNN best", "over unfused"]  # fmt: skip
+    return markdown.table(columns, rows, words=2)
+
+
+def _title(form: str) -> str:
+    _, fusion, block = form.split("-")
+    return f"PKF-{ {'shmem': 'Shmem', 'llc': 'LLC'}[fusion] }-{block}"
+
+
+def _failures(entries: Sequence[Entry]) -> list[str]:
+    """Why forms have no time on a problem, each reason once."""
+    lines: dict[str, None] = {}
+    for batch, size in _problems(entries):
+        for form, entry in _times(entries, batch, size).items():
+            if entry is None and form in (PROTOTYPE, *FUSED, OTHERS):
+                here = [one for one in entries if (one["batch"], one["size"], one["form"]) == (batch, size, form)]
+                lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
+    return ["Failed: " + "; ".join(lines) + "."] if lines else []
+
+
+def _fastest(entries: Iterable[Entry]) -> Entry | None:
+    return min((entry for entry in entries if entry["ms"] is not None), key=lambda entry: float(entry["ms"]), default=None)
+
+
+def _ms(entry: Entry | None) -> str:
+    return "failed" if entry is None else f"{entry['ms']:.4f}" if entry["ms"] < 1 else f"{entry['ms']:.3f}"
+
+
+def _ratio(other: Entry | None, ours: Entry | None) -> str:
+    return "-" if other is None or ours is None else f"{other['ms'] / ours['ms']:.2f}"
+
+
+def _caption(study: Mapping[str, Any]) -> str:
+    shown = ("apache-tvm", "torch", "cuda", "cudnn")
+    libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in shown)
+    return (
+        f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
+        "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name; cuDNN best: of all by name, and PyTorch "
+        "in both layouts. Ratios: their time over the best fused one, above 1 fusion wins."
+    )
+
+
+def plot(study: Mapping[str, Any], path: Path) -> Path:
+    """Times of cuDNN's Winograd over ours by map, a line a form, a panel a batch; returns the PNG's path. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    entries = study["entries"]
+    batches = sorted({batch for batch, _ in _problems(entries)})
+    figure = Figure(figsize=(5.2 * len(batches) + 0.8, 4.0), dpi=144, layout="constrained")
+    panels: Any = figure.subplots(1, len(batches), squeeze=False)
+    for axes, batch in zip(panels[0], batches, strict=True):
+        sizes = [size for one, size in _problems(entries) if one == batch]
+        for form in (PROTOTYPE, *FUSED, OTHERS):
+            points = [(size, found["winograd"], found[form]) for size in sizes for found in [_times(entries, batch, size)]]
+            whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer is not None and ours is not None]
+            if whole:
+                label = "unfused" if form == PROTOTYPE else "our others" if form == OTHERS else _title(form)
+                axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, label=label, color=_COLOURS[form])
+        axes.axhline(1, color="#444444", linewidth=1, linestyle="--")
+        axes.set_title(f"{batch} image{'s' if batch > 1 else ''}", fontsize=10)
+        axes.set_xlabel("map")
+        axes.set_ylabel("times cuDNN Winograd")
+        axes.set_ylim(bottom=0)
+    panels[0][0].legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path

@@ -1,0 +1,152 @@
+"""The study of Winograd's form on tensor cores, as far as it needs no GPU: its tiles, what it notes, its table and its plot."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+from im2win import cuda_bench, cuda_builds, cuda_fused_study
+from im2win.cuda_bench import Contender
+from im2win.cuda_fused_study import FORMS, FusedRecipe, recipes
+from im2win.fused_report import FUSED, OTHERS, PROTOTYPE
+from im2win.gpu import H200
+from im2win.problem import Conv2d
+from im2win.report import fill, load_studies, plot_all
+from im2win.suites import suite
+
+MS = {PROTOTYPE: 4.0, "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5}
+REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
+
+
+class FakeBench:
+    """Stands in for the tensors of a problem."""
+
+    def __init__(self, conv: Conv2d, seed: int) -> None:
+        self.conv = conv
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which a form's first tile takes what `MS` says and every other one longer; one form is refused, one cuDNN wrong."""
+
+    def build_all(made: dict[Any, Any], folder: Path) -> dict[Any, Any]:
+        return {one: REFUSED if one[0] == "pkf-llc-32" else one for one in made}
+
+    def contender(bench: Any, built: Any, allowed: float) -> Contender:
+        if isinstance(built, str):
+            raise cuda_builds.BuildError(built)
+        form, place = built
+        assert (allowed > 1e-3) == (form != OTHERS), "only Winograd's form has its tolerance"
+        return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm" if form == OTHERS else "winograd_tc")
+
+    def wrong() -> Contender:
+        raise cuda_bench.WrongError("wrong result: relative error 1 is above 0.05.")
+
+    @contextlib.contextmanager
+    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+        times = {"cudnn_winograd_nonfused": 8e-3, "cudnn_implicit_precomp_gemm": 2e-3}
+        named = [(name, lambda seconds=seconds: Contender(lambda: seconds, 0, 1e-3)) for name, seconds in times.items()]
+        yield [("cudnn_winograd", wrong), *named]  # type: ignore[list-item]
+
+    monkeypatch.setattr(cuda_fused_study, "device_gpu", lambda: H200)
+    monkeypatch.setattr(cuda_fused_study.backend_for(H200).__class__, "check_tools", lambda self: None)
+    monkeypatch.setattr(cuda_fused_study, "set_up_peers", lambda accuracy: None)
+    monkeypatch.setattr(cuda_fused_study, "Bench", FakeBench)
+    monkeypatch.setattr(cuda_fused_study, "build_all", build_all)
+    monkeypatch.setattr(cuda_fused_study, "_contender", contender)
+    monkeypatch.setattr(cuda_fused_study, "_peers", peers)
+    monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
+    monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
+
+
+def _script() -> Any:
+    """benchmarks/winograd_tensor_cores.py as a module."""
+    spec = importlib.util.spec_from_file_location("winograd_tensor_cores", ROOT / "benchmarks" / "winograd_tensor_cores.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    layer = next(iter(suite("winograd64"))).name
+    file = tmp_path / "studies" / "nvidia-h200" / "winograd-tensor-cores.json"
+    words = ["--json", str(file), "--layers", layer, "--tries", "2", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
+    _script().main()
+    study = json.loads(file.read_text())
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 2 * (len(FORMS) * 2 + 1 + 3)
+    by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
+    assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form != PROTOTYPE for entry in here)
+    assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
+    (tmp_path / "results").mkdir()
+    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, load_studies(tmp_path / "results"))
+    line = "8.000 | 2.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.5000 | 8.00 | 2.00 | 4.00 |"
+    assert f"| 1 | 224x224 | {line}" in text and f"| 16 | 224x224 | {line}" in text
+    assert text.count(REFUSED) == 1 and "NVIDIA H200 (`nvidia-h200`)" in text and "PKF-Shmem-16 ms" in text
+    pytest.importorskip("matplotlib")
+    [drawn] = plot_all(tmp_path / "results")
+    assert drawn == file.with_suffix(".png") and drawn.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_every_layer_has_tiles_of_every_form(batch: int) -> None:
+    """But those whose tensors between kernels 32 bits cannot index."""
+    layers = [layer.conv.with_(dtype="float16") for layer in suite("winograd64", batch)]
+    for conv in (layers[0], layers[-1]):
+        found = recipes(conv, H200, 2)
+        tiles = {one: recipe.tile for one, recipe in found.items() if isinstance(recipe, FusedRecipe)}
+        assert {form for form, _ in tiles} == set(FORMS) and len(tiles) == 2 * len(FORMS) and (OTHERS, 0) in found
+        for (form, _), tile in tiles.items():
+            assert tile.mapping == "sync_free" and (form not in FUSED or form == f"pkf-{tile.fusion}-{tile.block_m}")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--batches", "1,x"], "argument --batches: invalid numbers value: '1,x'"),
+        (["--layers", "map9"], "`--layers` (='map9') must name layers of the workload"),
+        (["--tries", "0"], "`tries` (=0) and `rounds` (=15) must be at least 1"),
+    ],
+)
+def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", "--json", "never.json", *words])
+    with pytest.raises(SystemExit) as ended:
+        _script().main()
+    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_layers_that_the_row_does_not_compute_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"must be of the row winograd_tc: .* multiplies float16, not float32"
+    ):
+        cuda_fused_study.run(list(suite("winograd64"))[:1])
+
+
+def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def none(bench: Any, accuracy: str) -> Iterator[None]:
+        raise RuntimeError("CUDA out of memory")
+        yield
+
+    monkeypatch.setattr(cuda_fused_study, "cudnn_contenders", none)
+    with cuda_fused_study._peers(None) as peers:  # type: ignore[arg-type]
+        _, failed = cuda_bench.prepared(peers[2:])
+    assert failed == {"cudnn_all": "CUDA out of memory"}
+
+
+def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = Conv2d.parse("n1-c64x224x224-k64x3x3-p1-float16")
+    ours = {one: recipe for one, recipe in recipes(conv, H200, 1).items() if one[0] != PROTOTYPE}
+    entries = cuda_fused_study.time_layer(conv, ours, cuda_fused_study.build_all(ours, Path()), 2, 1.0)
+    [none] = [entry for entry in entries if entry.form == PROTOTYPE]
+    assert none.ms is None and none.failed == "no tile of it is legal for the layer"
