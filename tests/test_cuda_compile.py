@@ -61,6 +61,14 @@ def test_planes(layout: str) -> None:
     assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "transform_1_kernel"})
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_winograds_form_in_halves(layout: str) -> None:
+    """Without a residual, sums wait as halves; rows of any width, an odd number of channels, five taps."""
+    for conv in (Conv2d(1, 35, 9, 11, 40, 3, dtype="float16", layout=layout), Conv2d(1, 64, 9, 16, 64, 5, dtype="float16", layout=layout)):
+        kernels = [("winograd", CudaTile(product, 32, 64, 32, 64, 1, 3, "uvc", outputs=2)) for product in ("f16", "wg_f16")]
+        assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel_2", "conv2d_1_kernel_2"})
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_elements_smaller_than_a_copy(dtype: str) -> None:
     conv = Conv2d(1, 35, 9, 9, 22, 3, padding=1, dtype=dtype, layout="NHWC")

@@ -152,6 +152,12 @@ def test_bands_cover_the_tiles_and_keep_to_their_size(conv: Conv2d) -> None:
             assert cut.problem.flops < conv.flops * (cut.counts[0] * cut.counts[1] * outputs**2) / math.prod(conv.output_size) + 1
 
 
+def test_products_lie_behind_the_tiles_aligned_for_the_widest_access() -> None:
+    """A tile of 36 halves is no multiple of 16 bytes, nor is an odd number of them."""
+    cut = tiles_of(Conv2d(1, 3, 6, 6, 8, 3, dtype="float16"), 4, 0)
+    assert (cut.count, cut.transformed) == (1, 36 * 3) and cut.before_products == 128 and cut.made_bytes == 2 * (128 + 36 * 8)
+
+
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
@@ -247,10 +253,10 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
     for accuracy in ("exact", "float32", "tf32"):
         assert "winograd" not in [row.name for row in candidates("auto", bounded, "cuda", accuracy)]
         assert all(one.in_rows for _, one in backend_for(H200, accuracy).ranked(HALF, ROWS["winograd"]))
-        assert default_tile(HALF, "auto", H200, accuracy)[0] != "winograd"
         assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd"], tile) == [
             f"`outputs` (=4) of float16 needs `accuracy` winograd, not {accuracy}"
         ]
+    assert default_tile(HALF, "auto", H200)[0] != "winograd"
     for accuracy in ("float32", "tf32"):
         with pytest.raises(ValueError, match=re.escape(reason)):
             candidates("winograd", bounded, "cuda", accuracy)

@@ -100,6 +100,11 @@ class TensorCoreTile:
         return "f16"
 
     @property
+    def in_rows(self) -> bool:
+        """Tiles are square."""
+        return False
+
+    @property
     def warp_m(self) -> int:
         """Of a warp, along tiles."""
         return self.block_m if self.mapping == "sync_free" else self.shape[0]
