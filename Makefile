@@ -26,7 +26,7 @@ demo: $(READY)
 	$(BIN)/im2win demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,8 +13,16 @@ from im2win.logs import Log
 ROOT = Path(__file__).resolve().parent.parent
 
 
+LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner")  # files that take a minute and more
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is generated now")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of workers that take a file at a time, none is to be left alone with a long one at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def test_readmes_python_runs(tmp_path: Path) -> None:
 def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
-    sooner = {"tune": ["--trials", "3"], "bench": ["--rounds", "2"], "ablation": ["--seconds", "0.5"]}
+    sooner = {"tune": ["--trials", "3"], "bench": ["--rounds", "2"], "ablation": ["--seconds", "0.5", "--rounds", "2"]}
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line.startswith("im2win ")]
     assert len(lines) > 8
     for line in lines:

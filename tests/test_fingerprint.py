@@ -7,7 +7,7 @@ import re
 import pytest
 
 from im2win.algorithms import ALGORITHMS
-from im2win.fingerprint import code_hash, fingerprint
+from im2win.fingerprint import _cuda_sources, code_hash, fingerprint
 
 CODE = '''
 """A module."""
@@ -62,3 +62,10 @@ def test_the_same_on_every_python() -> None:
 def test_every_algorithm_has_one() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{12}", fingerprint(name)) for name in ALGORITHMS)
     assert fingerprint("im2win") == fingerprint("im2win_fused") != fingerprint("mec")
+
+
+def test_device_functions_and_plans_count() -> None:
+    """They are text among sources of Python, and none that says what the code is for."""
+    assert len({fingerprint(name, "cuda") for name in ("direct", "im2win", "im2win_fused", "im2col", "implicit_gemm", "mec")}) == 6
+    sources = _cuda_sources("direct")
+    assert code_hash(sources) != code_hash(sources | {"device": sources["device"].replace("wait_products", "wait_for_products")})

@@ -1,4 +1,4 @@
-"""500 random valid problems, each with a random algorithm and its default tile, exactly equal to the oracle.
+"""250 random valid problems, each with a random algorithm and its default tile, exactly equal to the oracle.
 
 The order of examples is fixed, so that a run can be repeated; a failure is shrunk to the smallest problem that still fails.
 """
@@ -46,9 +46,9 @@ def problems(draw: st.DrawFn) -> Conv2d:
     return Conv2d(draw(st.integers(1, 3)), channels, *size, filters, kernel, stride, padding, dilation, groups, layout=layout, **epilogue)
 
 
-@pytest.mark.timeout(1200)  # five hundred builds
+@pytest.mark.timeout(1200)  # hundreds of builds
 @settings(
-    max_examples=500,
+    max_examples=250,
     derandomize=True,
     deadline=None,  # the first build loads the compiler
     database=None,

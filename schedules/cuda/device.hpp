@@ -96,6 +96,14 @@ __device__ __forceinline__ void finish_products() {
 __device__ __forceinline__ void hold(float* sum) { asm volatile("" : "+f"(*sum)::"memory"); }
 __device__ __forceinline__ void hold(int* sum) { asm volatile("" : "+r"(*sum)::"memory"); }
 
+// Four words, each two halves, added and subtracted.
+__device__ __forceinline__ void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
+__device__ __forceinline__ void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
+
 #else
 
 template <int bytes>
@@ -219,17 +227,6 @@ inline void finish_products() { emulator::wait_products(0); }
 template <typename Sum>
 void hold(Sum*) {}
 
-#endif
-
-// Four words, each two halves or a float, added and subtracted.
-#ifndef IM2WIN_EMULATOR
-__device__ __forceinline__ void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
-  for (int i = 0; i < 4; ++i) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
-}
-__device__ __forceinline__ void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
-  for (int i = 0; i < 4; ++i) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
-}
-#else
 template <typename Operation>
 void with_halves(unsigned* to, const unsigned* a, const unsigned* b, Operation operation) {
   for (int i = 0; i < 4; ++i) {
@@ -245,6 +242,8 @@ inline void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
   with_halves(to, a, b, [](float x, float y) { return x - y; });
 }
 #endif
+
+// Four words, each a float, added and subtracted.
 __device__ __forceinline__ void add_f32(unsigned* to, const unsigned* a, const unsigned* b) {
   for (int i = 0; i < 4; ++i) to[i] = unsigned(__float_as_int(__int_as_float(int(a[i])) + __int_as_float(int(b[i]))));
 }

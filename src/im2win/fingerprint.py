@@ -77,7 +77,7 @@ def _cuda_sources(algorithm: str) -> dict[str, str]:
     folder = Path(cuda.__file__).parent
     paths = [path for path in folder.glob("*.py") if path.stem not in _NOT_TUNED and _OF_ONE.get(path.stem, algorithm) == algorithm]
     sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in paths}
-    sources["device"] = repr((folder / "device.hpp").read_text())
+    sources["device"] = f"DEVICE = {(folder / 'device.hpp').read_text()!r}"
     of_one = (*_FORM, winograd_tiles) if algorithm == "winograd" else ()
     return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest, *of_one)}
 
@@ -100,7 +100,7 @@ def fingerprint(algorithm: str, target: str = "cpu") -> str:
     if target == "cuda" and isinstance(row.cuda, TensorCorePlan):
         return code_hash(_fused_sources())
     if target == "cuda":
-        return code_hash({**_cuda_sources(algorithm), "plan": repr(str(row.cuda))})
+        return code_hash({**_cuda_sources(algorithm), "plan": f"PLAN = {str(row.cuda)!r}"})
     definition = inspect.getmodule(row.define)
     assert definition is not None
     modules = (*_PIPELINES[row.scheduler.family], *_definition(definition))

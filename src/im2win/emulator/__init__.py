@@ -93,7 +93,7 @@ class Emulation:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         code, library = folder / "kernel.cpp", folder / "kernel.so"
         code.write_text(f'#include "emulator.hpp"\n#line 1 "kernel.cu"\n{translate(source)}\n{self._entry()}')
-        _compile("the CUDA source", library, "-O1", f"-I{HEADERS}", code, _runtime())
+        _compile("the CUDA source", library, "-Og", f"-I{HEADERS}", code, _runtime())
         self._run = ctypes.CDLL(str(library)).im2win_emulate
         self._run.restype = ctypes.c_char_p
 
