@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda_family import CudaFamily
 from im2win.winograd_tiles import Tiles, refusal
 
 if TYPE_CHECKING:
+    import tvm
+
     from im2win.gpu import Gpu
+    from im2win.packs import Pack
     from im2win.schedules.cuda.model import Estimate
     from im2win.schedules.winograd_tc.tile import TensorCoreTile
 
 
 @dataclass(frozen=True)
-class TensorCorePlan(CudaPlan):
-    """The only plan whose tiles are `TensorCoreTile`; kernels take nothing from it but these."""
+class TensorCorePlan(CudaFamily):
+    """The only plan whose tiles are `TensorCoreTile`."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of V with four outputs along a tile's side, t * t * Ci * tiles, wherever it is held."""
@@ -66,3 +69,18 @@ class TensorCorePlan(CudaPlan):
         from im2win.schedules.winograd_tc.model import estimate
 
         return estimate(conv, tile, gpu)
+
+    def pack(self, conv: Conv2d, tile: Any) -> Pack:
+        """How filters are packed for a tile."""
+        pack: Pack = tile.pack
+        return pack
+
+    def shape(self, tile: Any) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with."""
+        return tile.outputs, tile.mapping, tile.fusion
+
+    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
+        """The kernels to compile, reconstructed; ReconstructError if a rule of the tile's does not match."""
+        from im2win import cuda_fused
+
+        return cuda_fused.lower(conv, tile, gpu)

@@ -14,6 +14,8 @@ from im2win.schedulers import CudaOnly, Scheduler, Windows, Winograd
 from im2win.schedules.cpu import Plan, Where
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.plan import PersistentPlan
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_tiles import refusal
 
@@ -65,7 +67,7 @@ class Algorithm:
             return "no CUDA schedule"
         if conv.dtype == "int8" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
-        if isinstance(self.cuda, TensorCorePlan) and (reason := self.cuda.unable(conv, accuracy)) is not None:
+        if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
             return reason
         if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
             return reason
@@ -136,6 +138,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             Windows(_direct, _pad_rows),
             direct.transform_bytes,
             CudaPlan(staged="rows"),
+        ),
+        Algorithm(
+            "direct_persistent",
+            "direct, blocks that stay",
+            "Chetlur et al. 2014, CUTLASS' persistent kernels",
+            direct.define,
+            CudaOnly(),
+            direct.transform_bytes,
+            PersistentPlan(),
         ),
         Algorithm(
             "im2win",

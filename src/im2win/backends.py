@@ -13,15 +13,14 @@ from im2win.gpu import Gpu, device_gpu
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, allows
-from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.cuda_family import CudaFamily
 from im2win.winograd_error import trusted
 
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile` or
-`schedules.winograd_tc.tile.TensorCoreTile`."""
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile`, or what a `CudaFamily` has."""
 
 
 def check_target(target: str) -> None:
@@ -62,7 +61,7 @@ class Backend(Protocol):
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
-    def shape(self, tile: Tile) -> tuple[Any, ...]: ...
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]: ...
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]: ...
     def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
@@ -119,7 +118,7 @@ class CpuBackend:
         names = [row.name == name for name in ALGORITHMS]
         return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
 
-    def shape(self, tile: Tile) -> tuple[Any, ...]:
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
         return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
 
@@ -192,7 +191,7 @@ class CudaBackend:
         """A tile from its plain values."""
         from im2win.schedules.cuda.tile import CudaTile
 
-        return row.cuda.tile(values) if isinstance(row.cuda, TensorCorePlan) else CudaTile.from_dict(values)
+        return row.cuda.tile(values) if isinstance(row.cuda, CudaFamily) else CudaTile.from_dict(values)
 
     def _products(self, conv: Conv2d) -> list[str]:
         from im2win.schedules.cuda.space import products
@@ -204,7 +203,7 @@ class CudaBackend:
         from im2win.schedules.cuda.model import estimate
 
         assert row.cuda is not None
-        if isinstance(row.cuda, TensorCorePlan):
+        if isinstance(row.cuda, CudaFamily):
             return row.cuda.estimate(conv, tile, self.gpu)
         return estimate(conv, tile, self.gpu, row.cuda)
 
@@ -217,7 +216,7 @@ class CudaBackend:
         from im2win.schedules.cuda.space import space
 
         assert row.cuda is not None
-        if isinstance(row.cuda, TensorCorePlan):
+        if isinstance(row.cuda, CudaFamily):
             tiles: list[Tile] = list(row.cuda.space(conv, self.gpu))
         else:
             tiles = list(space(conv, self.gpu, row.cuda, self._products(conv)))
@@ -240,10 +239,10 @@ class CudaBackend:
         plain += [*fused, getattr(tile, "wave", 0), tile.outputs]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
-    def shape(self, tile: Tile) -> tuple[Any, ...]:
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
-        if hasattr(tile, "fusion"):
-            return tile.outputs, tile.mapping, tile.fusion
+        if isinstance(row.cuda, CudaFamily):
+            return row.cuda.shape(tile)
         return tile.product, tile.warp_m, tile.warp_n, tile.patch
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
@@ -251,7 +250,7 @@ class CudaBackend:
         from im2win.schedules.cuda.legality import problems
 
         assert row.cuda is not None
-        if isinstance(row.cuda, TensorCorePlan):
+        if isinstance(row.cuda, CudaFamily):
             reason = row.cuda.unable(conv, self._accuracy)
             return row.cuda.problems(conv, tile, self.gpu) if reason is None else [reason]
         allowed = self._products(conv)
@@ -264,8 +263,11 @@ class CudaBackend:
     def pack(self, conv: Conv2d, tile: Tile) -> Any:
         """How filters are packed for a tile."""
         from im2win.schedules.cuda.kernel import pack_of
+        from im2win.schedules.cuda.tile import CudaTile
 
-        return tile.pack if hasattr(tile, "fusion") else pack_of(conv, tile)
+        if not isinstance(tile, CudaTile):
+            return tile.pack(conv) if callable(tile.pack) else tile.pack
+        return pack_of(conv, tile)
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
         """Compiles into the library `path`; bytes of the tensor that a call makes before the product."""

@@ -29,7 +29,8 @@ from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
-from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.instructions import shared_products
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
@@ -59,13 +60,11 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModu
     plan = algorithm.cuda
     if plan is None:
         raise TileError(f"{algorithm.name} has no CUDA schedule.")
-    broken = plan.problems(conv, tile, gpu) if isinstance(plan, TensorCorePlan) else problems(conv, tile, gpu, plan)
+    broken = plan.problems(conv, tile, gpu) if isinstance(plan, CudaFamily) else problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    if isinstance(plan, TensorCorePlan):
-        from im2win import cuda_fused
-
-        return cuda_fused.lower(conv, tile, gpu)
+    if isinstance(plan, CudaFamily):
+        return plan.lower(conv, tile, gpu)
     if tile.in_rows:
         functions = {SYMBOL: kernel.product_kernel(conv, tile, CudaPlan(staged="rows"), SYMBOL)}
     elif isinstance(plan, WinogradPlan):
@@ -110,7 +109,8 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
         if made is not None:
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
-        return head + device_functions() + "\n" + warpgroup_products(kernels) + reconstruct(mark + kernels, rules).source
+        functions = device_functions() + "\n" + warpgroup_products(kernels) + shared_products(kernels)
+        return head + functions + reconstruct(mark + kernels, rules).source
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield

@@ -13,14 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import codegen, cuda_packing, packing, reconstruct, straight_line, winograd, winograd_packing, winograd_tiles
+from im2win import chunk_packing, codegen, cuda_packing, packing, reconstruct, straight_line, winograd, winograd_packing, winograd_tiles
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
-from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.plan import PersistentPlan
 
 _FORM = (winograd, straight_line, winograd_packing)  # of Winograd's convolution: what CPU and CUDA share
 
@@ -93,12 +94,24 @@ def _fused_sources() -> dict[str, str]:
     return {name: path.read_text() for name, path in paths.items()} | {one.__name__: inspect.getsource(one) for one in _FORM}
 
 
+def _persistent_sources() -> dict[str, str]:
+    """Sources of kernels whose blocks stay, by module name; device functions as in `_cuda_sources`."""
+    shared = Path(cuda.__file__).parent
+    own = shared.parent / "persistent"
+    paths = {f"persistent.{path.stem}": path for path in own.glob("*.py") if path.stem not in _NOT_TUNED}
+    paths |= {f"cuda.{stem}": shared / f"{stem}.py" for stem in ("epilogue", "instructions", "kernel", "matrix", "pipeline", "shared")}
+    sources = {name: path.read_text() for name, path in paths.items()}
+    device = "".join((folder / "device.hpp").read_text() for folder in (shared, own))
+    packing_ = {module.__name__: inspect.getsource(module) for module in (chunk_packing, cuda_packing)}
+    return {**sources, **packing_, "device": f"DEVICE = {device!r}"}
+
+
 @functools.cache
 def fingerprint(algorithm: str, target: str = "cpu") -> str:
     """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
     row = ALGORITHMS[algorithm]
-    if target == "cuda" and isinstance(row.cuda, TensorCorePlan):
-        return code_hash(_fused_sources())
+    if target == "cuda" and isinstance(row.cuda, CudaFamily):
+        return code_hash(_persistent_sources() if isinstance(row.cuda, PersistentPlan) else _fused_sources())
     if target == "cuda":
         return code_hash({**_cuda_sources(algorithm), "plan": f"PLAN = {str(row.cuda)!r}"})
     definition = inspect.getmodule(row.define)

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.winograd_packing import WinogradPack
 
-Pack = FilterPack | CudaPack | WinogradPack
+Pack = FilterPack | CudaPack | WinogradPack | ChunkPack
 
-KINDS: dict[str, type[Pack]] = {"filters": FilterPack, "cuda": CudaPack, "winograd": WinogradPack}
+KINDS: dict[str, type[Pack]] = {"filters": FilterPack, "cuda": CudaPack, "winograd": WinogradPack, "chunks": ChunkPack}
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:

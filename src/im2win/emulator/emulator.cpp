@@ -64,7 +64,7 @@ static void switch_fiber(Stack& from, Stack& to) { swapcontext(&from.context, &t
 
 // ---------------------------------------------------------------- a block and its threads
 
-enum class State { ready, barrier, warp, done };
+enum class State { ready, barrier, group, warp, done };
 
 struct AsyncCopy {
   void* to;
@@ -78,12 +78,14 @@ struct Thread {
   Stack stack;
   State state = State::ready;
   dim3 index;
+  int barrier = 0;                              // of a group of threads, that it waits at
   size_t paused = 0;                            // `progress` when it last found that it must wait for another block
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
   void* argument = nullptr;                     // what it brings to that operation
   std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
   std::vector<AsyncCopy> open;                  // not committed yet
+  std::vector<size_t> unfenced;                 // what it copied to, since its last fence
   std::vector<Products> products;               // of this warp, in its first thread: products under way, by commit group
   Products open_products;
   bool group_open = false, late = false;        // whether a group of products was begun; whether it runs only when it is waited for
@@ -138,6 +140,17 @@ static void run_thread() {
 void syncthreads(int site) {
   block.current->site = site;
   wait(State::barrier);
+}
+
+void group_barrier(int barrier, size_t threads) {
+  std::vector<Thread*> waiting;
+  for (auto& thread : block.threads)
+    if (thread.state == State::group && thread.barrier == barrier) waiting.push_back(&thread);
+  if (waiting.size() + 1 < threads) {
+    block.current->barrier = barrier;
+    return wait(State::group);
+  }
+  for (Thread* thread : waiting) thread->state = State::ready;
 }
 
 size_t lane() { return (block.current - block.threads.data()) % 32; }
@@ -204,7 +217,7 @@ static Turn step_block() {
   if (!block.failure.empty() || done == count) return Turn::done;
   if (ready.empty()) {
     if (waiting + done < count) {
-      block.failure = "a warp operation that some of its lanes never reach";
+      block.failure = "a warp operation or a barrier of a group that some of its threads never reach";
       return Turn::done;
     }
     int site = 0;
@@ -333,7 +346,10 @@ static char* fence_mark(const void* shared) {  // null outside dynamic shared me
 
 void copy_async(void* to, const void* from, size_t bytes, size_t filled) {
   AsyncCopy copy{to, from, bytes, filled};
-  if (char* mark = fence_mark(to)) *mark = 1;
+  if (char* mark = fence_mark(to)) {
+    *mark = 1;
+    block.current->unfenced.push_back(mark - block.unfenced.data());
+  }
   if (block.random() & 1) land(copy);
   else block.current->open.push_back(copy);
 }
@@ -384,6 +400,20 @@ static Thread& first_of_warp() { return block.threads[(block.current - block.thr
 
 void check_fenced(const void* shared) {
   if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
+}
+
+void fence_copies() {  // of copies that are still under way it says nothing
+  for (size_t mark : block.current->unfenced) block.unfenced[mark] = 0;
+  block.current->unfenced.clear();
+  auto mark_again = [](const AsyncCopy& copy) {
+    if (char* mark = fence_mark(copy.to)) {
+      *mark = 1;
+      block.current->unfenced.push_back(mark - block.unfenced.data());
+    }
+  };
+  for (auto& group : block.current->groups)
+    for (auto& copy : group) mark_again(copy);
+  for (auto& copy : block.current->open) mark_again(copy);
 }
 
 static void run_all(Products& products) {

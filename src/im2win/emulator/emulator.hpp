@@ -112,6 +112,8 @@ struct Product {
 };
 void keep_for_later(Product* product);  // and delete it
 void check_fenced(const void* shared);
+void fence_copies();  // what this thread's copies left may be read by products
+void group_barrier(int barrier, size_t threads);
 void commit_products();
 void wait_products(size_t newest_left);
 

@@ -70,7 +70,7 @@ class Search:
         seen: set[tuple[object, ...]] = set()
         openings = list(self.firsts)
         for choice in self.all:
-            shape = backend_for(self.machine).shape(choice.tile)
+            shape = backend_for(self.machine).shape(choice.algorithm, choice.tile)
             if shape not in seen:
                 seen.add(shape)
                 openings.append(choice)

@@ -1,0 +1,59 @@
+"""CUDA schedules with tiles of their own: what ranks, tunes, builds and looks up asks the plan, not `schedules.cuda`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from im2win.problem import Conv2d
+from im2win.reference import Accuracy
+from im2win.schedules.cuda.plan import CudaPlan
+
+if TYPE_CHECKING:
+    import tvm
+
+    from im2win.gpu import Gpu
+    from im2win.packs import Pack
+    from im2win.schedules.cuda.model import Estimate
+
+
+@dataclass(frozen=True)
+class CudaFamily(CudaPlan):
+    """A plan whose tiles are no `CudaTile`.
+
+    Tiles have `as_dict` and the properties of `schedules.cuda.tile.CudaTile` that tell tiles apart.
+    """
+
+    @abstractmethod
+    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+
+    @abstractmethod
+    def tile(self, values: Mapping[str, Any]) -> Any:
+        """A tile from its plain values; ValueError if they are none."""
+
+    @abstractmethod
+    def space(self, conv: Conv2d, gpu: Gpu) -> list[Any]:
+        """Every tile worth a trial, legal all of them."""
+
+    @abstractmethod
+    def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+
+    @abstractmethod
+    def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
+        """The model's estimate of a legal tile."""
+
+    @abstractmethod
+    def pack(self, conv: Conv2d, tile: Any) -> Pack:
+        """How filters are packed for a tile."""
+
+    @abstractmethod
+    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
+        """The kernels of a legal tile, to compile."""
+
+    @abstractmethod
+    def shape(self, tile: Any) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with."""

@@ -1,0 +1,63 @@
+"""The one statement of which tiles of blocks that stay are legal; sampler, user input, records and tests all ask here."""
+
+from __future__ import annotations
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.legality import MAX_THREADS, OTHERS
+from im2win.schedules.persistent.tile import Field, M, PersistentTile
+
+PRODUCTS = {"float16": "wg_f16", "int8": "wg_s8"}
+MAX_SUMS = 192  # registers of a thread for sums
+MAX_COLUMNS = 256  # of a product
+MAX_BEATS = 128  # parts of a step: they are written one after the other
+
+
+def unable(conv: Conv2d) -> str | None:
+    """Why no tile computes a convolution; None if one may."""
+    if conv.dtype not in PRODUCTS:
+        return f"blocks that stay multiply float16 or int8, not {conv.dtype}"
+    if conv.groups != 1:
+        return f"blocks that stay are for one group, not {conv.groups}"
+    unit = 16 // conv.itemsize
+    if conv.layout == "NHWC" and conv.in_channels % unit:
+        return f"16 bytes must hold whole channels: {conv.in_channels} are no multiple of {unit}"
+    return None
+
+
+def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal."""
+    reason = unable(conv)
+    if reason is not None:
+        return [reason]
+    height, width = conv.output_size
+    rules = [
+        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
+        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
+        (tile.block_m >= M and tile.block_m % M == 0, f"`block_m` (={tile.block_m}) must be a multiple of {M}"),
+        (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must not hold {M} channels or more beyond {conv.out_channels}"),
+        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
+        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
+        (tile.slabs >= 1, f"`slabs` (={tile.slabs}) must be at least 1"),
+        (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
+        (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    return broken or [text for holds, text in _fits(Field(conv, tile), gpu) if not holds]
+
+
+def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
+    tile, conv = field.tile, field.conv
+    beats = conv.kernel[0] * conv.kernel[1] * tile.units // 2
+    held = field.sum_registers + OTHERS
+    return [
+        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
+        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
+        (field.sum_registers <= MAX_SUMS, f"the {field.sum_registers} sums of a thread must be at most {MAX_SUMS}"),
+        (held * tile.threads <= gpu.registers, f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"),
+        (beats <= MAX_BEATS, f"the {beats} products a step must be at most {MAX_BEATS}"),
+        (
+            field.shared_bytes <= gpu.block_shared,
+            f"the block's {field.shared_bytes} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}",
+        ),
+    ]

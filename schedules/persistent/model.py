@@ -1,0 +1,48 @@
+"""How long a tile of blocks that stay will take, from the machine's numbers: where the tuner begins.
+
+Constants named as in `schedules.cuda.model` are measured; those below, and how the parts add up, are reasoned.
+"""
+
+from __future__ import annotations
+
+import math
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.epilogue import output_dtype
+from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
+from im2win.schedules.persistent.kernel import grid
+from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
+
+SMALL_COLUMNS = 24  # of a product, that reading its filters costs beside those it has
+BEGIN_CYCLES = 2500  # until the first step is in shared memory
+STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
+COPY_CYCLES = 22  # for 16 bytes of 32 threads; of what passes through registers, for as many elements
+
+
+def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
+    """The model's estimate of a legal tile."""
+    import numpy as np
+
+    field, pack = Field(conv, tile), tile.pack(conv)
+    blocks = grid(conv, tile, gpu)
+    resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
+    turns = -(-field.patches // (blocks // pack.blocks(conv) * tile.groups))
+    products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
+    multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
+    copies = pack.steps(conv) * field.pixels * tile.units / LANES * (1 if conv.layout == "NHWC" else 4) * COPY_CYCLES
+    stores = field.sum_registers / (2 if conv.layout == "NHWC" else 1) * STORE_CYCLES
+    sharing = resident * tile.groups
+    alone = multiplied + stores + (0 if sharing > 1 else copies)
+    cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
+    filters = blocks * field.filters * conv.itemsize
+    windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
+    written = math.prod(conv.output_shape) * np.dtype(output_dtype(conv)).itemsize
+    return Estimate(
+        compute=cycles / gpu.clock_hz,
+        cache=(filters + windows + written) / gpu.l2_bytes_s,
+        memory=(math.prod(conv.input_shape) * conv.itemsize + written) / gpu.dram_bytes_s,
+        transform=0.0,
+        occupancy=resident * tile.threads // 32,
+        shared_bytes=field.shared_bytes,
+    )

@@ -1,0 +1,217 @@
+"""The numbers of a schedule whose thread blocks stay, and where the pixels of its patches lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from im2win.chunk_packing import ChunkPack
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.shared import CHUNK, Expr, padded
+from im2win.schedules.cuda.tile import PRODUCTS, SLAB, Product
+
+PHASES = "int64"  # type of a barrier that counts what lands
+LANES = 128  # threads of a warpgroup
+M = 64  # channels of a warpgroup's product
+
+
+@dataclass(frozen=True)
+class PersistentTile:
+    """Patches of the output that warpgroups compute one after the other, each by itself, with filters that they share.
+
+    product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
+    block_m: output channels of a thread block, all of them computed by every warpgroup; their filters stay in shared memory.
+    rows, cols: of a patch of the output, of one image.
+    slabs: slabs of 64 bytes of every pixel of the input that one step takes to shared memory, for all taps.
+    stages: steps that shared memory holds at a time for each warpgroup; copies run one less ahead of the product.
+    groups: warpgroups of a block.
+    """
+
+    product: str
+    block_m: int
+    rows: int
+    cols: int
+    slabs: int
+    stages: int
+    groups: int
+
+    @property
+    def arithmetic(self) -> Product:
+        """What `product` names."""
+        return PRODUCTS[self.product]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of input and filter."""
+        return self.arithmetic.dtype
+
+    @property
+    def sum_dtype(self) -> str:
+        """Type of the sums."""
+        return self.arithmetic.sum_dtype
+
+    @property
+    def unit(self) -> int:
+        """Elements of 16 bytes: neighbouring channels, which products read together."""
+        return CHUNK * self.arithmetic.slab // SLAB
+
+    @property
+    def units(self) -> int:
+        """Of a pixel, that a step takes."""
+        return self.slabs * SLAB // CHUNK
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return LANES * self.groups
+
+    @property
+    def ahead(self) -> int:
+        """Steps that copies run ahead of the product."""
+        return self.stages - 1
+
+    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
+
+    @property
+    def block_n(self) -> int:
+        """Outputs of a block's patches."""
+        return self.warp_n * self.groups
+
+    @property
+    def warp_m(self) -> int:
+        """Channels of a warpgroup."""
+        return self.block_m
+
+    @property
+    def warp_n(self) -> int:
+        """Outputs of a patch."""
+        return self.rows * self.cols
+
+    @property
+    def sums(self) -> int:
+        """Sums that a thread holds, those between patch rows not counted."""
+        return -(-self.block_m * self.warp_n // LANES)
+
+    images, order, outputs, patch, in_rows = 1, "Cuvc", 0, True, False
+
+    def pack(self, conv: Conv2d) -> ChunkPack:
+        """How filters are packed."""
+        return ChunkPack(self.block_m, self.slabs, channel_run(conv))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tile as plain values, for a record or a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PersistentTile:
+        """The inverse of `as_dict`.
+
+        Raises:
+            ValueError: a field is missing, unknown or of the wrong type.
+        """
+        names = {field.name: field.type for field in fields(cls)}
+        if set(values) != set(names):
+            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
+        for name, kind in names.items():
+            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
+            if not good:
+                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
+        return cls(**values)
+
+
+def channel_run(conv: Conv2d) -> int:
+    """Neighbouring channels that a thread holds of an output: two where one store can take them."""
+    return 2 if conv.layout == "NHWC" and conv.out_channels % 2 == 0 else 1
+
+
+@dataclass(frozen=True)
+class Field:
+    """The input under a patch, in shared memory: 16 bytes of every pixel side by side, and so on for the next channels.
+
+    The columns of a product are neighbours there, so patch rows follow one another without a gap, and outputs between them, for which
+    windows reach from one row into the next, are computed and dropped. With a stride every parity of rows and columns is a plane of its
+    own, in which neighbouring windows have neighbouring pixels.
+    """
+
+    conv: Conv2d
+    tile: PersistentTile
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """Parities of rows and of columns that some tap reads."""
+        conv = self.conv
+        parities = [max(i * d % s for i in range(k)) + 1 for k, d, s in zip(conv.kernel, conv.dilation, conv.stride, strict=True)]
+        return parities[0], parities[1]
+
+    @property
+    def pitch(self) -> int:
+        """Pixels of a patch row."""
+        conv = self.conv
+        return self.tile.cols + (conv.kernel[1] - 1) * conv.dilation[1] // conv.stride[1]
+
+    @property
+    def plane(self) -> int:
+        """Pixels of a plane."""
+        conv = self.conv
+        return (self.tile.rows + (conv.kernel[0] - 1) * conv.dilation[0] // conv.stride[0]) * self.pitch
+
+    @property
+    def pixels(self) -> int:
+        """Pixels to copy."""
+        return math.prod(self.planes) * self.plane
+
+    @property
+    def columns(self) -> int:
+        """Columns of a product: outputs of the patch and those between its rows, as many as the unit takes."""
+        multiple = 16 if self.tile.dtype == "int8" else 8
+        return -(-((self.tile.rows - 1) * self.pitch + self.tile.cols) // multiple) * multiple
+
+    @property
+    def held(self) -> int:
+        """Pixels that 16 bytes of channels take: those that the last columns read count, and the number is odd, so that eight threads that
+        copy 128 bytes of a pixel write to different banks.
+        """
+        most = self.pixels + 15
+        return most + 1 - most % 2
+
+    def shift(self, u: Expr, v: Expr) -> Expr:
+        """Pixels from the first of a window to that of its tap (u, v)."""
+        conv = self.conv
+        (down, row), (across, col) = (
+            (i * d // s, i * d % s) for i, d, s in zip((u, v), conv.dilation, conv.stride, strict=True)
+        )
+        return (row * self.planes[1] + col) * self.plane + down * self.pitch + across
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Patches along the rows and columns of an image's output."""
+        height, width = self.conv.output_size
+        return -(-height // self.tile.rows), -(-width // self.tile.cols)
+
+    @property
+    def patches(self) -> int:
+        """Patches that cover the output."""
+        return self.conv.batch * math.prod(self.counts)
+
+    @property
+    def ring(self) -> tuple[int, int, int]:
+        """Shape of a block's patches in shared memory: [steps of all warpgroups, units of a step, elements]."""
+        tile = self.tile
+        return tile.groups * tile.stages, tile.units, self.held * tile.unit
+
+    @property
+    def filters(self) -> int:
+        """Elements of a block's filters."""
+        return math.prod(self.tile.pack(self.conv).shape(self.conv)[1:])
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a block takes."""
+        return padded(self.ring, self.tile.dtype) + padded((self.filters,), self.tile.dtype) + padded((1,), PHASES)
+
+    @property
+    def sum_registers(self) -> int:
+        """Registers of a thread for sums."""
+        return self.tile.block_m // M * self.columns // 2
