@@ -15,7 +15,7 @@ from oracle import Array, Tensors
 from im2win import cuda_codegen
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
-from im2win.emulator import Emulation, Launch
+from im2win.emulator import Emulation, Launch, TensorMap
 from im2win.emulator.generate import Generated
 from im2win.gpu import H200
 from im2win.problem import Conv2d
@@ -161,6 +161,12 @@ def _behind_poison(source: str) -> str:
     return _DEFINITION.sub(moved, source)
 
 
+def _maps_behind_poison(launch: Launch) -> Launch:
+    """The same for maps of tensors."""
+    given = (replace(one, offset=POISON) if isinstance(one, TensorMap) else one for one in launch.arguments)
+    return replace(launch, arguments=tuple(given))
+
+
 # --- runs
 
 
@@ -174,7 +180,7 @@ class Emulated:
     def __init__(self, conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str], str] = str) -> None:
         self.conv, self.kernels = conv, tuple(made(conv, kernel) for kernel in kernels)
         source, launches = combined(conv, self.kernels, edit)
-        self._emulation = Emulation(_behind_poison(source), launches)
+        self._emulation = Emulation(_behind_poison(source), [_maps_behind_poison(launch) for launch in launches])
 
     def __call__(self, tensors: Tensors, seed: int = 0, resident: int = 1) -> list[Array]:
         """The output of every kernel, for tensors named as in `conv.arguments` (see `typed`), with so many blocks running in turns.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.legality import MAX_THREADS, OTHERS
+from im2win.schedules.cuda.legality import MAX_THREADS
+from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.tile import Field, M, PersistentTile
 
 PRODUCTS = {"float16": "wg_f16", "int8": "wg_s8"}
 MAX_SUMS = 192  # registers of a thread for sums
 MAX_COLUMNS = 256  # of a product
-MAX_BEATS = 128  # parts of a step: they are written one after the other
+MAX_PRODUCTS = 256  # of a step: they are written one after the other
+MAX_BOX = 256  # elements along an axis of a box
+OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
 
 def unable(conv: Conv2d) -> str | None:
@@ -19,9 +24,12 @@ def unable(conv: Conv2d) -> str | None:
         return f"blocks that stay multiply float16 or int8, not {conv.dtype}"
     if conv.groups != 1:
         return f"blocks that stay are for one group, not {conv.groups}"
-    unit = 16 // conv.itemsize
-    if conv.layout == "NHWC" and conv.in_channels % unit:
-        return f"16 bytes must hold whole channels: {conv.in_channels} are no multiple of {unit}"
+    if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+    if conv.layout == "NCHW" and conv.dtype != "float16":
+        return "channels first, blocks that stay multiply float16 only"
+    if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
+        return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
     return None
 
 
@@ -38,7 +46,7 @@ def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
         (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must not hold {M} channels or more beyond {conv.out_channels}"),
         (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
-        (tile.slabs >= 1, f"`slabs` (={tile.slabs}) must be at least 1"),
+        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
         (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
     ]
@@ -48,14 +56,16 @@ def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
 
 def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
     tile, conv = field.tile, field.conv
-    beats = conv.kernel[0] * conv.kernel[1] * tile.units // 2
-    held = field.sum_registers + OTHERS
+    products = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
+    held = field.sum_registers + OPERANDS
+    box = max((field.pitch - 1) * conv.stride[1] + 1, (field.lines - 1) * conv.stride[0] + 1) if field.boxed else max(field.raw)
     return [
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (field.sum_registers <= MAX_SUMS, f"the {field.sum_registers} sums of a thread must be at most {MAX_SUMS}"),
         (held * tile.threads <= gpu.registers, f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"),
-        (beats <= MAX_BEATS, f"the {beats} products a step must be at most {MAX_BEATS}"),
+        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
         (
             field.shared_bytes <= gpu.block_shared,
             f"the block's {field.shared_bytes} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}",

@@ -17,7 +17,7 @@ from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
 SMALL_COLUMNS = 24  # of a product, that reading its filters costs beside those it has
 BEGIN_CYCLES = 2500  # until the first step is in shared memory
 STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
-COPY_CYCLES = 22  # for 16 bytes of 32 threads; of what passes through registers, for as many elements
+TAKE_CYCLES = 40  # to rearrange 16 bytes in each of 32 threads
 
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
@@ -30,7 +30,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     turns = -(-field.patches // (blocks // pack.blocks(conv) * tile.groups))
     products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
-    copies = pack.steps(conv) * field.pixels * tile.units / LANES * (1 if conv.layout == "NHWC" else 4) * COPY_CYCLES
+    copies = 0.0 if field.boxed else pack.steps(conv) * field.pixels * tile.units / LANES * TAKE_CYCLES
     stores = field.sum_registers / (2 if conv.layout == "NHWC" else 1) * STORE_CYCLES
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)

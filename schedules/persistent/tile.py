@@ -15,6 +15,7 @@ from im2win.schedules.cuda.tile import PRODUCTS, SLAB, Product
 PHASES = "int64"  # type of a barrier that counts what lands
 LANES = 128  # threads of a warpgroup
 M = 64  # channels of a warpgroup's product
+KIB = 1024  # the unit's order of banks begins anew at every one
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class PersistentTile:
     block_m: output channels of a thread block, all of them computed by every warpgroup; their filters stay in shared memory.
     rows, cols: of a patch of the output, of one image.
     slabs: slabs of 64 bytes of every pixel of the input that one step takes to shared memory, for all taps.
-    stages: steps that shared memory holds at a time for each warpgroup; copies run one less ahead of the product.
+    stages: steps that shared memory holds at a time for each warpgroup.
     groups: warpgroups of a block.
     """
 
@@ -66,11 +67,6 @@ class PersistentTile:
     def threads(self) -> int:
         """Threads of a block."""
         return LANES * self.groups
-
-    @property
-    def ahead(self) -> int:
-        """Steps that copies run ahead of the product."""
-        return self.stages - 1
 
     # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
@@ -128,15 +124,23 @@ def channel_run(conv: Conv2d) -> int:
 
 @dataclass(frozen=True)
 class Field:
-    """The input under a patch, in shared memory: 16 bytes of every pixel side by side, and so on for the next channels.
+    """The input under a patch, in shared memory.
 
-    The columns of a product are neighbours there, so patch rows follow one another without a gap, and outputs between them, for which
-    windows reach from one row into the next, are computed and dropped. With a stride every parity of rows and columns is a plane of its
-    own, in which neighbouring windows have neighbouring pixels.
+    The columns of a product are pixels side by side there, so patch rows follow one another without a gap, and outputs between them, for
+    which windows reach from one row into the next, are computed and dropped. With a stride every parity of rows and columns is a plane of
+    its own, in which neighbouring windows have neighbouring pixels.
+
+    Channels last, a pixel's channels of a step lie together, as the hardware's copies of boxes bring them. Channels first, boxes bring rows
+    of one channel; threads then make of them 16 bytes of every pixel side by side, and so on for the next channels.
     """
 
     conv: Conv2d
     tile: PersistentTile
+
+    @property
+    def boxed(self) -> bool:
+        """Whether products read what boxes bring."""
+        return self.conv.layout == "NHWC"
 
     @property
     def planes(self) -> tuple[int, int]:
@@ -146,6 +150,12 @@ class Field:
         return parities[0], parities[1]
 
     @property
+    def lines(self) -> int:
+        """Patch rows of a plane."""
+        conv = self.conv
+        return self.tile.rows + (conv.kernel[0] - 1) * conv.dilation[0] // conv.stride[0]
+
+    @property
     def pitch(self) -> int:
         """Pixels of a patch row."""
         conv = self.conv
@@ -153,14 +163,13 @@ class Field:
 
     @property
     def plane(self) -> int:
-        """Pixels of a plane."""
-        conv = self.conv
-        return (self.tile.rows + (conv.kernel[0] - 1) * conv.dilation[0] // conv.stride[0]) * self.pitch
+        """Pixels of a plane, filled up to eight, after which the unit's order of banks repeats."""
+        return -(-self.lines * self.pitch // 8) * 8
 
     @property
     def pixels(self) -> int:
         """Pixels to copy."""
-        return math.prod(self.planes) * self.plane
+        return math.prod(self.planes) * self.lines * self.pitch
 
     @property
     def columns(self) -> int:
@@ -170,18 +179,18 @@ class Field:
 
     @property
     def held(self) -> int:
-        """Pixels that 16 bytes of channels take: those that the last columns read count, and the number is odd, so that eight threads that
-        copy 128 bytes of a pixel write to different banks.
-        """
-        most = self.pixels + 15
-        return most + 1 - most % 2
+        """Pixels held, with those that the last columns read."""
+        return math.prod(self.planes) * self.plane + 16
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel that lie together."""
+        return self.tile.slabs * SLAB if self.boxed else CHUNK
 
     def shift(self, u: Expr, v: Expr) -> Expr:
         """Pixels from the first of a window to that of its tap (u, v)."""
         conv = self.conv
-        (down, row), (across, col) = (
-            (i * d // s, i * d % s) for i, d, s in zip((u, v), conv.dilation, conv.stride, strict=True)
-        )
+        (down, row), (across, col) = ((i * d // s, i * d % s) for i, d, s in zip((u, v), conv.dilation, conv.stride, strict=True))
         return (row * self.planes[1] + col) * self.plane + down * self.pitch + across
 
     @property
@@ -196,10 +205,29 @@ class Field:
         return self.conv.batch * math.prod(self.counts)
 
     @property
-    def ring(self) -> tuple[int, int, int]:
-        """Shape of a block's patches in shared memory: [steps of all warpgroups, units of a step, elements]."""
+    def raw(self) -> tuple[int, int, int]:
+        """Shape of the box of a step, channels first: [channels, rows, columns], columns filled up to 16 bytes."""
+        conv, tile = self.conv, self.tile
+        rows, cols = ((n - 1) * s + w for n, s, w in zip((tile.rows, tile.cols), conv.stride, conv.window, strict=True))
+        return tile.units * tile.unit, rows, -(-cols // tile.unit) * tile.unit
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        """Shape of what products read: [steps of all warpgroups, elements], each of whole KiB."""
         tile = self.tile
-        return tile.groups * tile.stages, tile.units, self.held * tile.unit
+        size = self.held * tile.units * CHUNK
+        return tile.groups * tile.stages, -(-size // KIB) * KIB // self.conv.itemsize
+
+    @property
+    def boxes(self) -> tuple[int, int]:
+        """Shape of what boxes bring for threads to rearrange: [warpgroups, elements]; none where products read it as it is."""
+        size = 0 if self.boxed else math.prod(self.raw) * self.conv.itemsize
+        return self.tile.groups, -(-size // KIB) * KIB // self.conv.itemsize
+
+    @property
+    def landings(self) -> int:
+        """Barriers that count what lands: the filters', and one for everything that boxes bring."""
+        return 1 + (self.ring if self.boxed else self.boxes)[0]
 
     @property
     def filters(self) -> int:
@@ -209,7 +237,8 @@ class Field:
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes."""
-        return padded(self.ring, self.tile.dtype) + padded((self.filters,), self.tile.dtype) + padded((1,), PHASES)
+        dtype = self.tile.dtype
+        return sum(padded(shape, dtype) for shape in (self.ring, self.boxes, (self.filters,))) + padded((self.landings,), PHASES)
 
     @property
     def sum_registers(self) -> int:

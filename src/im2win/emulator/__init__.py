@@ -35,14 +35,38 @@ class EmulationError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A kernel's argument that says how the hardware copies boxes of a tensor of four axes to shared memory, the innermost axis first.
+
+    tensor: its name. sizes: in elements; strides: in bytes, of the innermost axis the bytes of an element. box: its extents in the tensor,
+    of which every `steps`-th element is copied. swizzle: bytes of rows whose 16-byte pieces exchange places, or 0. offset: bytes from the
+    tensor's address to its first element.
+    """
+
+    tensor: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+    offset: int = 0
+
+    def expression(self, base: str) -> str:
+        """The argument in C++, for the emulator; `base`: the tensor's address."""
+        sizes, strides, box, steps = (f"{{{', '.join(map(str, one))}}}" for one in (self.sizes, self.strides, self.box, self.steps))
+        place = f"static_cast<char*>({base}) + {self.offset}"
+        return f"CUtensorMap{{{place}, {self.strides[0]}, {sizes}, {strides}, {box}, {steps}, {self.swizzle}}}"
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch: the kernel, its arguments, grid and block extents (x, y, z), bytes of dynamic shared memory.
 
-    arguments: tensors by name, numbers as they are.
+    arguments: tensors by name, numbers and maps of tensors as they are.
     """
 
     kernel: str
-    arguments: tuple[str | int, ...]
+    arguments: tuple[str | int | TensorMap, ...]
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_bytes: int = 0
@@ -88,7 +112,8 @@ class Emulation:
 
     def __init__(self, source: str, launches: Sequence[Launch]) -> None:
         self.launches = tuple(launches)
-        self.names = list(dict.fromkeys(name for launch in launches for name in launch.arguments if isinstance(name, str)))
+        given = [one.tensor if isinstance(one, TensorMap) else one for launch in launches for one in launch.arguments]
+        self.names = list(dict.fromkeys(one for one in given if isinstance(one, str)))
         folder = Path(tempfile.mkdtemp(prefix="im2win-emulation-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         code, library = folder / "kernel.cpp", folder / "kernel.so"
@@ -101,13 +126,18 @@ class Emulation:
         """The function that runs all launches on an array of pointers."""
         calls = []
         for launch in self.launches:
-            values = ", ".join(str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]" for one in launch.arguments)
+            values = ", ".join(map(self._argument, launch.arguments))
             grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
             what = f'"{launch.kernel}", {{{grid}, {block}, {launch.dynamic_bytes}}}, seed, resident, {call}'
             calls.append(f"  if (const char* failure = emulator::launch({what})) return failure;")
         head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {']
         return "\n".join([*head, *calls, "  return nullptr;", "}", ""])
+
+    def _argument(self, one: str | int | TensorMap) -> str:
+        if isinstance(one, TensorMap):
+            return one.expression(self._argument(one.tensor))
+        return str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]"
 
     def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0, resident: int = 1) -> None:
         """Runs all launches on contiguous arrays, which they may write.

@@ -93,6 +93,7 @@ struct Thread {
 
 struct Phases {  // of a barrier that counts bulk copies
   int begun = 0, ended = 0;
+  size_t expected = 0, copied = 0;  // bytes, of boxes
   std::vector<AsyncCopy> under_way;
 };
 
@@ -380,10 +381,48 @@ void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
   phases.under_way.push_back({to, from, bytes, bytes});
   if (block.random() & 1) land(phases.under_way.back());
 }
+void expect_bytes(const void* at, size_t bytes) {
+  Phases& phases = phases_at(at);
+  if (phases.begun++ != phases.ended) fail("bytes expected in a phase that has some");
+  phases.expected = bytes, phases.copied = 0;
+}
+
+// 16 bytes at a time: their places in shared memory follow from their addresses.
+void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at) {
+  static const char zeros[16] = {};
+  Phases& phases = phases_at(at);
+  if (phases.begun == phases.ended) fail("a box in a phase that expects nothing");
+  if (reinterpret_cast<uintptr_t>(to) % 128) fail("a box to an address that is not aligned to 128 bytes");
+  const int across = 16 / map.itemsize;
+  size_t offset = 0;
+  std::array<int, 4> at_box;
+  for (at_box[3] = 0; at_box[3] < map.box[3]; at_box[3] += map.steps[3])
+    for (at_box[2] = 0; at_box[2] < map.box[2]; at_box[2] += map.steps[2])
+      for (at_box[1] = 0; at_box[1] < map.box[1]; at_box[1] += map.steps[1])
+        for (at_box[0] = 0; at_box[0] < map.box[0]; at_box[0] += across, offset += 16) {
+          uintptr_t address = reinterpret_cast<uintptr_t>(to) + offset;
+          if (map.swizzle) address ^= address >> 3 & (map.swizzle == 128 ? 0x70 : 0x30);
+          for (int i = 0; i < across; ++i) {
+            bool inside = true;
+            long long from = 0;
+            for (int axis = 0; axis < 4; ++axis) {
+              const long long place = first[axis] + at_box[axis] + (axis ? 0 : i);
+              inside = inside && place >= 0 && place < map.sizes[axis];
+              from += place * map.strides[axis];
+            }
+            phases.under_way.push_back({reinterpret_cast<char*>(address) + i * map.itemsize, inside ? map.base + from : zeros,
+                                        size_t(map.itemsize), size_t(map.itemsize)});
+            if (block.random() & 1) land(phases.under_way.back());
+          }
+        }
+  phases.copied += offset;
+}
+
 void wait_bulk(const void* at, int phase) {
   Phases& phases = phases_at(at);
   for (int tries = 0; phases.ended % 2 == phase; ++tries) {
     if (phases.begun > phases.ended) {
+      if (phases.expected != phases.copied) fail("other bytes in boxes than expected");
       for (auto& copy : phases.under_way) land(copy);
       phases.under_way.clear(), ++phases.ended;
     } else if (tries > 100000) {
@@ -402,7 +441,7 @@ void check_fenced(const void* shared) {
   if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
 }
 
-void fence_copies() {  // of copies that are still under way it says nothing
+void fence_stores() {  // of copies that are still under way it says nothing
   for (size_t mark : block.current->unfenced) block.unfenced[mark] = 0;
   block.current->unfenced.clear();
   auto mark_again = [](const AsyncCopy& copy) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,7 @@
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 #define __shared__ static __attribute__((section("emulated_shared")))
 
@@ -43,6 +45,15 @@ inline constexpr int warpSize = 32;
 
 extern char __start_emulated_shared[] __attribute__((weak));
 extern char __stop_emulated_shared[] __attribute__((weak));
+
+// A tensor as copies of boxes see it: innermost axis first, strides in bytes; of a box every `steps`-th element along an axis but the first.
+// swizzle: bytes of a box's rows, where their places are exchanged; else 0.
+struct CUtensorMap {
+  const char* base;
+  int itemsize;
+  long long sizes[4], strides[4];
+  int box[4], steps[4], swizzle;
+};
 
 namespace emulator {
 
@@ -105,6 +116,8 @@ void wait_copies(size_t newest_left);
 void start_phases(const void* at);  // of a barrier that counts bulk copies
 void copy_bulk(void* to, const void* from, size_t bytes, const void* at);
 void wait_bulk(const void* at, int phase);
+void expect_bytes(const void* at, size_t bytes);
+void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);
 
 struct Product {
   virtual ~Product() = default;
@@ -112,7 +125,7 @@ struct Product {
 };
 void keep_for_later(Product* product);  // and delete it
 void check_fenced(const void* shared);
-void fence_copies();  // what this thread's copies left may be read by products
+void fence_stores();  // what this thread copied may be read by products
 void group_barrier(int barrier, size_t threads);
 void commit_products();
 void wait_products(size_t newest_left);
@@ -155,10 +168,12 @@ namespace emulator {
 
 // ---------------------------------------------------------------- launches
 
-// A kernel's argument: the address of a tensor, or a number.
+// A kernel's argument: the address of a tensor, a number, or the map of a tensor.
 struct Argument {
   void* address = nullptr;
   long long number = 0;
+  CUtensorMap map = {};
+  Argument(const CUtensorMap& map) : map(map) {}
   Argument(void* address) : address(address) {}
   Argument(int number) : number(number) {}
 
@@ -166,6 +181,8 @@ struct Argument {
   Type as() const {
     if constexpr (std::is_pointer_v<Type>) {
       return static_cast<Type>(address);
+    } else if constexpr (std::is_same_v<std::remove_cv_t<Type>, CUtensorMap>) {
+      return map;
     } else {
       return static_cast<Type>(number);
     }

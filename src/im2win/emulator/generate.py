@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import sym, tirx
 from tvm.ir.instrument import pass_instrument
 
 from im2win.callbacks import registered
-from im2win.emulator import Launch
+from im2win.emulator import Launch, TensorMap
 
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _DYNAMIC = "tirx.use_dyn_shared_memory"
+_MAP = "runtime.cuTensorMapEncodeTiled"
+_SWIZZLES = {0: 0, 2: 64, 3: 128}  # bytes, by the driver's numbers
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class _Launches:
     def __init__(self) -> None:
         self.found: list[Launch] = []
         self.workspace: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._maps: dict[str, TensorMap] = {}
 
     def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
         if info.name == "tirx.SplitHostDevice":
@@ -44,7 +48,9 @@ class _Launches:
     def _read(self, stmt: Any, values: dict[Any, int]) -> None:
         """Follows the host's code: its loops round by round, `values` of its variables as far as they are known."""
         if isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tvm.ir.Call) and stmt.value.op.name == "tirx.call_ffi_kernel":
-            self.found.append(_launch(stmt.value, values))
+            self.found.append(_launch(stmt.value, values, self._maps))
+        if isinstance(stmt, tirx.Evaluate) and (found := _tensor_map(stmt.value)) is not None:
+            self._maps[found[0]] = found[1]
         if isinstance(stmt, tirx.AllocBuffer) and stmt.buffer.scope() == "global":
             self.workspace[stmt.buffer.name] = tuple(map(int, stmt.buffer.shape)), str(stmt.buffer.dtype)
         if isinstance(stmt, tirx.Bind) and (value := _value(stmt.value, values)) is not None:
@@ -68,13 +74,26 @@ def _value(expression: Any, values: dict[Any, int]) -> int | None:
     return int(found) if isinstance(found, tirx.IntImm) else None
 
 
-def _launch(call: Any, host: dict[Any, int]) -> Launch:
+def _tensor_map(call: Any) -> tuple[str, TensorMap] | None:
+    """(name of the variable, what it holds) of a call that makes a tensor's map; None for others."""
+    if not isinstance(call, tvm.ir.Call) or not call.args or getattr(call.args[0], "value", None) != _MAP:
+        return None
+    _, variable, dtype, rank, source, *values = call.args
+    rank, numbers = int(rank), [int(one) for one in values]
+    sizes, strides, box, steps = (numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1], numbers[3 * rank - 1 : -4])
+    swizzle, itemsize = _SWIZZLES[numbers[-3]], np.dtype(str(dtype.value)).itemsize
+    tensor = str(source).removesuffix(".data")
+    return str(variable), TensorMap(tensor, tuple(sizes), (itemsize, *strides), tuple(box), tuple(steps), swizzle)
+
+
+def _launch(call: Any, host: dict[Any, int], maps: dict[str, TensorMap]) -> Launch:
     kernel, *values = call.args
     names = list(call.attrs.launch_params)
     arguments, numbers = values[: len(values) - len(names)], values[len(values) - len(names) :]
     extents = dict(zip(names, map(int, numbers), strict=True))
     grid, block = (tuple(extents.get(f"{what}Idx.{axis}", 1) for axis in "xyz") for what in ("block", "thread"))
-    given = tuple(str(one).removesuffix(".data") if (value := _value(one, host)) is None else value for one in arguments)
+    names_of = (str(one).removesuffix(".data") if (value := _value(one, host)) is None else value for one in arguments)
+    given = tuple(maps.get(one, one) if isinstance(one, str) else one for one in names_of)
     return Launch(str(kernel.value), given, grid, block, extents.get(_DYNAMIC, 0))
 
 
