@@ -84,7 +84,7 @@ class _Boxes:
         channel = part * (tile.units * tile.unit)
         call("expect_bytes", phases, self.step_bytes)
         if not f.boxed:
-            call("copy_box", pointer(to, at, 0), T.address_of(self._map), x, y, channel, n, phases)
+            call("copy_box", pointer(to, at, 0), T.address_of(self._map), x - f.lead, y, channel, n, phases)
             return
         for number, (row_, col) in enumerate(itertools.product(*map(range, f.planes))):
             place = pointer(to, at, number * f.plane * tile.units * tile.unit)
@@ -119,16 +119,15 @@ class _Kernel:
             product.clear()
             with T.serial(steps) as part:
                 step = turn * steps + part
-                if self._field.boxed:
-                    call("wait_bulk", self._landing(step), step // tile.stages % 2)
-                product.multiply(part, self._slot(step))
-                call("wait_products<1>")  # what the step before read may be overwritten
-                call("group_barrier", self._group)
+                call("group_barrier", self._group)  # all have multiplied what the next copies overwrite
                 if self._field.boxed:
                     self._copy(step + tile.stages - 1)
-                else:
+                    call("wait_bulk", self._landing(step), step // tile.stages % 2)
+                product.multiply(part, self._slot(step))
+                if not self._field.boxed:
                     with T.If(self._exists(step + 1)), T.Then():
                         self._rearrange(step + 1)
+                call("wait_products<0>")
             product.finish()
             patch = self._worker + turn * self._workers
             PatchEpilogue(self._conv, tile, self._tensors, Outputs(self._field, patch), self._channel_block * tile.block_m).write(product)
@@ -170,8 +169,7 @@ class _Kernel:
         conv, tile, f = self._conv, self._tile, self._field
         call("wait_bulk", self._landing(step), step % 2)
         _, rows, cols = f.raw
-        pairs = conv.stride[1] == 1 and f.pitch % 2 == 0  # of pixels that are neighbours in the box, too
-        many = 2 if pairs else 1
+        many = 2 if f.pairs else 1
         across = f.pixels // many
         lane, count = self._tid % LANES, tile.units * across
         for first in range(0, count, LANES):
@@ -179,12 +177,12 @@ class _Kernel:
             unit, pixel = at // across, at % across * many
             plane, inner = pixel // (f.lines * f.pitch), pixel % (f.lines * f.pitch)
             y = inner // f.pitch * conv.stride[0] + plane // f.planes[1]
-            x = inner % f.pitch * conv.stride[1] + plane % f.planes[1]
+            x = inner % f.pitch * conv.stride[1] + plane % f.planes[1] + f.lead - f.margin
 
             def take(unit: Expr = unit, plane: Expr = plane, inner: Expr = inner, y: Expr = y, x: Expr = x) -> None:
                 to = pointer(self._ring, self._slot(step), (unit * f.held + plane * f.plane + inner) * tile.unit)
                 from_ = pointer(self._raw, self._group, (unit * tile.unit * rows + y) * cols + x)
-                call("take_pixels" if pairs else "take_pixel", to, from_, rows * cols * conv.itemsize)
+                call("take_pixels" if f.pairs else "take_pixel", to, from_, rows * cols * conv.itemsize)
 
             if first + LANES <= count:
                 take()

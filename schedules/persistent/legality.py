@@ -64,6 +64,11 @@ def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (field.sum_registers <= MAX_SUMS, f"the {field.sum_registers} sums of a thread must be at most {MAX_SUMS}"),
         (held * tile.threads <= gpu.registers, f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"),
+        (
+            field.boxed or tile.cols * conv.stride[1] % tile.unit == 0,
+            f"`cols` (={tile.cols}) times the stride must be a multiple of {tile.unit}: boxes begin at whole {CHUNK} bytes",
+        ),
+        (field.boxed or tile.stages == 2, f"`stages` (={tile.stages}) must be 2, channels first"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
         (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
         (

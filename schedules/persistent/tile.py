@@ -156,10 +156,26 @@ class Field:
         return self.tile.rows + (conv.kernel[0] - 1) * conv.dilation[0] // conv.stride[0]
 
     @property
+    def lead(self) -> int:
+        """Elements of a box's rows before the patch, channels first: boxes begin at whole 16 bytes."""
+        return 0 if self.boxed else -self.conv.padding[1] % self.tile.unit
+
+    @property
+    def pairs(self) -> bool:
+        """Whether threads rearrange two neighbouring pixels at a time."""
+        return not self.boxed and self.conv.stride[1] == 1
+
+    @property
+    def margin(self) -> int:
+        """Pixels before a patch row that no window reads: pairs begin at whole words."""
+        return self.lead % 2 if self.pairs else 0
+
+    @property
     def pitch(self) -> int:
         """Pixels of a patch row."""
         conv = self.conv
-        return self.tile.cols + (conv.kernel[1] - 1) * conv.dilation[1] // conv.stride[1]
+        needed = self.margin + self.tile.cols + (conv.kernel[1] - 1) * conv.dilation[1] // conv.stride[1]
+        return needed + needed % 2 if self.pairs else needed
 
     @property
     def plane(self) -> int:
@@ -191,7 +207,7 @@ class Field:
         """Pixels from the first of a window to that of its tap (u, v)."""
         conv = self.conv
         (down, row), (across, col) = ((i * d // s, i * d % s) for i, d, s in zip((u, v), conv.dilation, conv.stride, strict=True))
-        return (row * self.planes[1] + col) * self.plane + down * self.pitch + across
+        return (row * self.planes[1] + col) * self.plane + down * self.pitch + across + self.margin
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -208,8 +224,8 @@ class Field:
     def raw(self) -> tuple[int, int, int]:
         """Shape of the box of a step, channels first: [channels, rows, columns], columns filled up to 16 bytes."""
         conv, tile = self.conv, self.tile
-        rows, cols = ((n - 1) * s + w for n, s, w in zip((tile.rows, tile.cols), conv.stride, conv.window, strict=True))
-        return tile.units * tile.unit, rows, -(-cols // tile.unit) * tile.unit
+        rows, last = ((n - 1) * s + p for n, s, p in zip((self.lines, self.pitch), conv.stride, self.planes, strict=True))
+        return tile.units * tile.unit, rows, -(-(self.lead - self.margin + last) // tile.unit) * tile.unit
 
     @property
     def ring(self) -> tuple[int, int]:

@@ -393,6 +393,7 @@ void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const 
   Phases& phases = phases_at(at);
   if (phases.begun == phases.ended) fail("a box in a phase that expects nothing");
   if (reinterpret_cast<uintptr_t>(to) % 128) fail("a box to an address that is not aligned to 128 bytes");
+  if (first[0] * map.itemsize % 16) fail("a box that does not begin at whole 16 bytes");
   const int across = 16 / map.itemsize;
   size_t offset = 0;
   std::array<int, 4> at_box;
