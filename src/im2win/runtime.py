@@ -216,6 +216,21 @@ class Op:
             raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
         return target
 
+    def export_c(self, folder: str | os.PathLike[str], name: str | None = None) -> Path:
+        """Compiles it anew for programs in C and C++ that have nothing of TVM's: NAME.h and libNAME.so and .a, on a GPU NAME.h and NAME.cu.
+
+        Args:
+            folder: for the files; made if it does not exist.
+            name: ends the names of functions and files: letters, digits and underscores; the problem's key if None.
+
+        Raises:
+            ArtefactError: built for another device, or the folder cannot be written. ValueError: `name` is no part of a C name.
+            ToolchainError: no C compiler. ImportError: only TVM's runtime is installed.
+        """
+        from im2win.c_abi import export_manifest
+
+        return export_manifest(self.manifest, Path(folder), name)
+
 
 class Layer:
     """An `Op` with its filters bound."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from im2win.commands import options, tables, workload
+
+if TYPE_CHECKING:
+    from im2win.suites import Layer
 
 
 def build(
@@ -24,6 +27,7 @@ def build(
     dtype: options.Dtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
+    c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++ instead: a header with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler."""
     chosen, skipped = workload.read(what, batch, layers, dtype, layout)
@@ -38,15 +42,34 @@ def build(
         for layer in chosen:
             status.update(f"building {escape(layer.name)}")
             folder = str(logs) if logs.is_dir() else None
-            op = im2win.build(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=checked_accuracy(accuracy))
+            wanted = {"logs": folder, "algorithm": algorithm, "threads": threads, "accuracy": checked_accuracy(accuracy)}
+            if c_abi:
+                rows.append(_for_c(layer, target, out, names, wanted))
+                continue
+            op = im2win.build(layer.conv, target, **wanted)
             path = out / f"{file_stem(layer.name, str(layer.conv), names)}.so"
             op.export(str(path))
             sizes = tables.bytes_text(op.extra_bytes), tables.bytes_text(path.stat().st_size)
             rows.append([escape(layer.name), layer.conv, op.algorithm, "yes" if op.tuned else "no", path.name, *sizes])
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
-    console.print(tables.table(None, ("layer", "problem", "algorithm", "tuned", "file", "extra memory", "size"), rows, left=5))
-    console.print(f"{len(rows)} libraries in {out}; each has its manifest beside it (.json).", soft_wrap=True)
+    memory = "workspace" if c_abi else "extra memory"
+    console.print(tables.table(None, ("layer", "problem", "algorithm", "tuned", "file", memory, "size"), rows, left=5))
+    beside = "its header beside it (.h)" if c_abi else "its manifest beside it (.json)"
+    console.print(f"{len(rows)} {'layers' if c_abi else 'libraries'} in {out}; each has {beside}.", soft_wrap=True)
+
+
+def _for_c(layer: Layer, target: str, out: Path, names: set[str], wanted: dict[str, Any]) -> list[object]:
+    """Exports a layer for C and C++; its row of the table."""
+    from im2win.builder import chosen
+    from im2win.c_abi import export_kernel
+    from im2win.c_abi.header import identifier
+
+    kernel = chosen(layer.conv, target, **wanted)
+    name = identifier(file_stem(identifier(layer.name), identifier(str(layer.conv)), names))
+    path, interface = export_kernel(kernel, out, name)
+    sizes = tables.bytes_text(interface.workspace), tables.bytes_text(path.stat().st_size)
+    return [escape(layer.name), layer.conv, kernel.algorithm, "yes" if kernel.tuned else "no", path.name, *sizes]
 
 
 def file_stem(name: str, key: str, taken: set[str]) -> str:

@@ -1,0 +1,95 @@
+"""Exported CUDA on the CPU: the source that users compile, launches and all, against the emulator in place of CUDA's runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracle import Array
+
+from im2win.emulator import HEADERS, Launch, _compile, _runtime, translate
+
+# What NAME.cu uses of CUDA's runtime. Launches are run where they are asked for, and noted.
+RUNTIME = """
+#include "emulator.hpp"
+using cudaStream_t = struct CUstream_st*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+static std::vector<unsigned> noted;
+static unsigned granted = 48 << 10, seed = 0;
+static const char* failure = nullptr;
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) { return granted = unsigned(bytes), cudaSuccess; }
+template <typename... Types, size_t... Places>
+void run(void (*kernel)(Types...), void** arguments, std::index_sequence<Places...>) {
+  kernel(*static_cast<std::remove_cv_t<Types>*>(arguments[Places])...);
+}
+template <typename... Types>
+cudaError_t cudaLaunchKernel(void (*kernel)(Types...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+  noted.insert(noted.end(), {grid.x, grid.y, grid.z, block.x, block.y, block.z, unsigned(shared)});
+  if (shared > granted) return cudaErrorLaunchFailure;
+  failure = emulator::launch("kernel", {grid, block, shared}, seed, 1, [&] { run(kernel, arguments, std::index_sequence_for<Types...>()); });
+  return failure ? cudaErrorLaunchFailure : cudaSuccess;
+}
+extern "C" const unsigned* im2win_noted(unsigned* count) { return *count = unsigned(noted.size()), noted.data(); }
+extern "C" const char* im2win_failure() { return failure; }
+"""
+NOTED = 7  # numbers of a launch
+
+
+class Library:
+    """An exported NAME.cu, compiled; functions by their names."""
+
+    def __init__(self, source: Path) -> None:
+        name = source.stem
+        header = source.with_suffix(".h").read_text()
+        text = source.read_text().replace(f'#include "{name}.h"', header)
+        code, library = source.with_suffix(".cpp"), source.with_suffix(".so")
+        code.write_text(RUNTIME + translate(text))
+        _compile("the CUDA source", library, "-Og", f"-I{HEADERS}", code, _runtime())
+        self._library = ctypes.CDLL(str(library))
+        self.call, self.pack = self._library[f"im2win_conv_{name}"], self._library[f"im2win_conv_{name}_pack"]
+        self._library.im2win_failure.restype = ctypes.c_char_p
+        self._library.im2win_noted.restype = ctypes.POINTER(ctypes.c_uint)
+
+    @property
+    def failure(self) -> str:
+        """What went wrong in a kernel; empty if nothing."""
+        found = self._library.im2win_failure()
+        return found.decode() if found else ""
+
+    @property
+    def launches(self) -> list[tuple[int, ...]]:
+        """Grid, block and bytes of dynamic shared memory of all launches so far."""
+        count = ctypes.c_uint()
+        numbers = self._library.im2win_noted(ctypes.byref(count))
+        return [tuple(numbers[i : i + NOTED]) for i in range(0, count.value, NOTED)]
+
+
+def as_noted(launch: Launch) -> tuple[int, ...]:
+    """A launch as the library notes it."""
+    return *launch.grid, *launch.block, launch.dynamic_bytes
+
+
+def pointer(array: Array) -> Any:
+    """An array as an argument of a C function."""
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def constant(header: Path, name: str) -> int:
+    """A constant of an exported header."""
+    found = re.search(rf"^#define \w+_{name} (\d+)$", header.read_text(), re.MULTILINE)
+    assert found, name
+    return int(found[1])
+
+
+def empty(shape: Any, dtype: Any, alignment: int = 64) -> Array:
+    """An array that begins at a multiple of `alignment` bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size].view(dtype).reshape(shape)
