@@ -239,7 +239,8 @@ def _slabs(conv: Conv2d, pack: CudaPack | FilterPack) -> tuple[list[str], str]:
 def _places(pack: CudaPack, dtype: str) -> list[int]:
     """What stands where in a slab, found by packing numbered filters: channel * elements of a slab + element; 32768 more for a rest.
 
-    Numbers are packed in digits that every type holds exactly, as 64 + digit; in two parts, 2**-17 of the same is what the first part leaves.
+    Numbers are packed in digits that every type holds exactly, as 64 + digit; in two parts with 2**-17 of that beside it, which the first
+    part leaves.
     """
     probe = Conv2d(1, pack.slabs * 64 // np.dtype(dtype).itemsize, 1, 1, pack.block, 1, dtype=dtype)
     slab = probe.in_channels // pack.slabs

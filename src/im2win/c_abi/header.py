@@ -89,7 +89,8 @@ class Interface:
         sizes: dict[str, int | str] = {
             "KEY": f'"{conv}"', "BATCH": conv.batch, "IN_CHANNELS": conv.in_channels, "HEIGHT": conv.height, "WIDTH": conv.width,
             "OUT_CHANNELS": conv.out_channels, "OUT_HEIGHT": rows, "OUT_WIDTH": cols, "KERNEL_HEIGHT": conv.kernel[0],
-            "KERNEL_WIDTH": conv.kernel[1], "GROUPS": conv.groups,
+            "KERNEL_WIDTH": conv.kernel[1], "STRIDE_DOWN": conv.stride[0], "STRIDE_ACROSS": conv.stride[1], "PADDING_TOP": conv.padding[0],
+            "PADDING_LEFT": conv.padding[1], "DILATION_DOWN": conv.dilation[0], "DILATION_ACROSS": conv.dilation[1], "GROUPS": conv.groups,
         }  # fmt: skip
         sizes |= {
             "INPUT_ELEMENTS": math.prod(conv.input_shape), "FILTER_ELEMENTS": math.prod(conv.filter_shape), "PACKED_ELEMENTS": self.packed,
@@ -135,8 +136,9 @@ class Interface:
             )
         else:
             rules = (
-                f"All tensors and the workspace lie on the device, tensors at multiples of 16 bytes{bits}. Kernels are launched on the stream and not waited for; calls that may "
-                "run at the same time need workspaces of their own. Nothing is allocated, so a call can be captured in a graph."
+                f"All tensors and the workspace lie on the device, tensors at multiples of 16 bytes{bits}. Kernels are launched on the "
+                "stream and not waited for; calls that may run at the same time need workspaces of their own. Nothing is allocated, so a "
+                "call can be captured in a graph."
             )
         return _comment(
             f"y = {formula}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if 0, and "
