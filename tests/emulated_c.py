@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from oracle import Array
 
 from im2win.emulator import HEADERS, Launch, _compile, _runtime, translate
 
@@ -19,11 +14,12 @@ using cudaStream_t = struct CUstream_st*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static std::vector<unsigned> noted;
-static unsigned granted = 48 << 10;
+extern "C" unsigned im2win_granted;
+unsigned im2win_granted = 48 << 10;
 static const char* failure = nullptr;
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 template <typename Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) { return granted = unsigned(bytes), cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int bytes) { return im2win_granted = unsigned(bytes), cudaSuccess; }
 template <typename... Types, size_t... Places>
 void run(void (*kernel)(Types...), void** arguments, std::index_sequence<Places...>) {
   kernel(*static_cast<std::remove_cv_t<Types>*>(arguments[Places])...);
@@ -31,7 +27,7 @@ void run(void (*kernel)(Types...), void** arguments, std::index_sequence<Places.
 template <typename... Types>
 cudaError_t cudaLaunchKernel(void (*kernel)(Types...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
   noted.insert(noted.end(), {grid.x, grid.y, grid.z, block.x, block.y, block.z, unsigned(shared)});
-  if (shared > granted) return cudaErrorLaunchFailure;
+  if (shared > im2win_granted) return cudaErrorLaunchFailure;
   const auto body = [&] { run(kernel, arguments, std::index_sequence_for<Types...>()); };
   failure = emulator::launch("kernel", {grid, block, shared}, 0, 1, body);
   return failure ? cudaErrorLaunchFailure : cudaSuccess;
@@ -47,13 +43,14 @@ class Library:
 
     def __init__(self, source: Path) -> None:
         name = source.stem
-        header = source.with_suffix(".h").read_text()
-        text = source.read_text().replace(f'#include "{name}.h"', header)
+        self.header = source.with_suffix(".h")
+        text = source.read_text().replace(f'#include "{name}.h"', self.header.read_text())
         code, library = source.with_suffix(".cpp"), source.with_suffix(".so")
         code.write_text(RUNTIME + translate(text))
         _compile("the CUDA source", library, "-Og", f"-I{HEADERS}", code, _runtime())
         self._library = ctypes.CDLL(str(library))
         self.call, self.pack = self._library[f"im2win_conv_{name}"], self._library[f"im2win_conv_{name}_pack"]
+        self.granted = ctypes.c_uint.in_dll(self._library, "im2win_granted")  # bytes of dynamic shared memory that a launch may take
         self._library.im2win_failure.restype = ctypes.c_char_p
         self._library.im2win_noted.restype = ctypes.POINTER(ctypes.c_uint)
 
@@ -74,23 +71,3 @@ class Library:
 def as_noted(launch: Launch) -> tuple[int, ...]:
     """A launch as the library notes it."""
     return *launch.grid, *launch.block, launch.dynamic_bytes
-
-
-def pointer(array: Array) -> Any:
-    """An array as an argument of a C function."""
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def constant(header: Path, name: str) -> int:
-    """A constant of an exported header."""
-    found = re.search(rf"^#define \w+_{name} (\d+)$", header.read_text(), re.MULTILINE)
-    assert found, name
-    return int(found[1])
-
-
-def empty(shape: Any, dtype: Any, alignment: int = 64) -> Array:
-    """An array that begins at a multiple of `alignment` bytes."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.empty(size + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + size].view(dtype).reshape(shape)

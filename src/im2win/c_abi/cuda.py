@@ -77,11 +77,12 @@ def source(interface: Interface, generated: Generated, pack: Any, gpu: Gpu, made
     call, packing = interface.prototypes()
     return "\n".join(
         [
-            f"// {interface.conv}: {interface.made}. nvcc -O3 -std=c++17 -arch={gpu.arch} -c {interface.name}.cu",
+            f"// {interface.conv}: {interface.made}. Compile with",
+            f"// nvcc -O3 -std=c++17 -gencode arch={gpu.arch.replace('sm', 'compute')},code={gpu.arch} -c {interface.name}.cu",
+            "#ifdef __CUDACC__", "#pragma nv_diag_suppress 177  // names that a kernel does not use", "#endif", "",
             f'#include "{interface.name}.h"', "", "#include <cmath>", "",
             (SOURCES / "pack.hpp").read_text(), (SOURCES / "launch.hpp").read_text(),
-            "// ---- kernels", "", "#ifdef __CUDACC__", "#pragma nv_diag_suppress 177  // names that a kernel does not use", "#endif",
-            _renamed(generated.source, interface), "", "// ---- functions", "",
+            "// ---- kernels", "", _renamed(generated.source, interface), "", "// ---- functions", "",
             *_launching(interface, launches(generated), made, call), "", *_packing(interface, pack, packing), "",
         ]
     )  # fmt: skip

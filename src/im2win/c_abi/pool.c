@@ -15,7 +15,7 @@
 #define MOST_THREADS 1024
 #define TASKS_BITS 16
 #define STOP 0xFFFF /* in place of a number of tasks: workers end */
-#define SPINS 4096  /* of about 40 to 140 cycles each */
+#define SPINS 4096  /* of about 40 to 140 cycles each; none where threads outnumber CPUs */
 
 struct worker {
   pthread_t thread;
@@ -30,7 +30,7 @@ static struct {
   pthread_mutex_t lock;
   pthread_cond_t wake, done;
   _Atomic uint64_t ticket;
-  atomic_int remaining, failure, wanted;
+  atomic_int remaining, failure, wanted, spins;
   int workers, waiting, closed;
   im2win_pool_task task;
   void *context;
@@ -38,6 +38,7 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static struct worker worker[MOST_THREADS];
+static int cpus;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static int usable_cpus(void) {
@@ -57,17 +58,6 @@ static void relax(void) {
 #endif
 }
 
-int im2win_set_threads(int threads) {
-  if (threads < 1 || threads > MOST_THREADS) return IM2WIN_BAD_THREADS;
-  atomic_store(&pool.wanted, threads);
-  return IM2WIN_OK;
-}
-
-int im2win_threads(void) {
-  int wanted = atomic_load(&pool.wanted);
-  return wanted ? wanted : usable_cpus();
-}
-
 /* A process made by fork has none of the threads. */
 static void forked(void) {
   pthread_mutex_init(&pool.busy, NULL);
@@ -80,7 +70,20 @@ static void forked(void) {
 
 static void prepare(void) {
   pthread_atfork(NULL, NULL, forked);
-  if (!atomic_load(&pool.wanted)) atomic_store(&pool.wanted, usable_cpus());
+  cpus = usable_cpus();
+}
+
+int im2win_set_threads(int threads) {
+  if (threads < 1 || threads > MOST_THREADS) return IM2WIN_BAD_THREADS;
+  atomic_store(&pool.wanted, threads);
+  return IM2WIN_OK;
+}
+
+int im2win_threads(void) {
+  int wanted = atomic_load(&pool.wanted);
+  if (wanted) return wanted;
+  pthread_once(&once, prepare);
+  return cpus;
 }
 
 static void run_one(int task, int tasks) {
@@ -90,7 +93,8 @@ static void run_one(int task, int tasks) {
 
 static uint64_t next_ticket(uint64_t seen) {
   uint64_t ticket = seen;
-  for (int spin = 0; spin < SPINS && ticket == seen; spin++) {
+  int spins = atomic_load_explicit(&pool.spins, memory_order_relaxed);
+  for (int spin = 0; spin < spins && ticket == seen; spin++) {
     relax();
     ticket = atomic_load_explicit(&pool.ticket, memory_order_acquire);
   }
@@ -150,9 +154,11 @@ int im2win_pool_1_run(im2win_pool_task task, void *context, int most) {
   pool.context = context;
   atomic_store(&pool.failure, 0);
   atomic_store(&pool.remaining, tasks - 1);
+  int spins = tasks <= cpus ? SPINS : 0;
+  atomic_store_explicit(&pool.spins, spins, memory_order_relaxed);
   publish(tasks);
   run_one(0, tasks);
-  for (int spin = 0; spin < SPINS && atomic_load_explicit(&pool.remaining, memory_order_acquire); spin++) relax();
+  for (int spin = 0; spin < spins && atomic_load_explicit(&pool.remaining, memory_order_acquire); spin++) relax();
   if (atomic_load_explicit(&pool.remaining, memory_order_acquire)) {
     pthread_mutex_lock(&pool.lock);
     pool.waiting = 1;
