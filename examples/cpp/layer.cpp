@@ -41,14 +41,9 @@ std::vector<float> floats(const char* path, size_t count) {
   return values;
 }
 
-}  // namespace
-
-int main(int count, char** words) {
-  if (count != 3) {
-    std::fprintf(stderr, "usage: layer LIBRARY FILTERS\n");
-    return 2;
-  }
-  const im2win::Layer layer(words[1]);
+// Runs the layer; how many outputs are wrong.
+size_t check(const char* library, const char* filters_file) {
+  const im2win::Layer layer(library);
   const tvm::ffi::Tensor x = im2win::empty(layer.input_shape()), y = im2win::empty(layer.output_shape());
   float* input = static_cast<float*>(x.data_ptr());
   for (int64_t i = 0; i < x.numel(); ++i) input[i] = std::sin(static_cast<float>(i));
@@ -56,11 +51,26 @@ int main(int count, char** words) {
   layer(x, y);
 
   const size_t filters = layer.output_shape()[1] * layer.input_shape()[1] * kernel * kernel;
-  const std::vector<float> w = floats(words[2], filters + layer.output_shape()[1]);
+  const std::vector<float> w = floats(filters_file, filters + layer.output_shape()[1]);
   const std::vector<double> expected = convolution(input, layer.input_shape(), w.data(), w.data() + filters, layer.output_shape());
   const float* output = static_cast<const float*>(y.data_ptr());
   size_t wrong = 0;
   for (size_t i = 0; i < expected.size(); ++i) wrong += !(std::fabs(output[i] - expected[i]) < 1e-4);  // NaN is wrong, too
   std::printf("%zu outputs, %zu wrong\n", expected.size(), wrong);
-  return wrong ? 1 : 0;
+  return wrong;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 3) {
+    std::fprintf(stderr, "usage: layer LIBRARY FILTERS\n");
+    return 2;
+  }
+  try {
+    return check(words[1], words[2]) ? 1 : 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "layer: %s\n", error.what());
+    return 2;
+  }
 }

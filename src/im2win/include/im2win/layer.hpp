@@ -9,6 +9,7 @@
 #include <tvm/ffi/function.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -56,7 +57,7 @@ class Layer {
       words >> word;
       if (word == "library") {
         words >> word;
-        if (std::stoull(word, nullptr, 16) != checksum(read(library))) throw std::runtime_error(path + ": packed for another library.");
+        if (word != checksum(read(library))) throw std::runtime_error(path + ": packed for another library.");
         continue;
       }
       Argument argument;
@@ -123,10 +124,12 @@ class Layer {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  static uint64_t checksum(const std::string& content) {  // FNV-1a
+  static std::string checksum(const std::string& content) {  // FNV-1a, 16 hexadecimal digits
     uint64_t value = 0xCBF29CE484222325u;
     for (unsigned char byte : content) value = (value ^ byte) * 0x100000001B3u;
-    return value;
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+    return digits;
   }
 
   std::vector<Argument> arguments_;
