@@ -272,6 +272,8 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "a-b", "a b", 'a"'):
         with pytest.raises(ValueError, match=r"`name` .* must consist of letters, digits and underscores"):
             op.export_c(tmp_path, name)
+    with pytest.raises(ValueError, match=r"`name` \(='conv_pack'\) must not end with _pack"):
+        op.export_c(tmp_path, "conv_pack")
     (tmp_path / "file").touch()
     with pytest.raises(ArtefactError, match="cannot export there"):
         op.export_c(tmp_path / "file", "layer")

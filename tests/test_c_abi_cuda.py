@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import random
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from oracle import Array, Tensors, exact_tensors, normal_tensors
 from im2win import c_abi, gpu
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
+from im2win.builder import cuda_manifest
 from im2win.c_abi import cuda
 from im2win.c_abi.header import Interface
 from im2win.cuda_packing import FORMS, CudaPack
@@ -26,6 +28,7 @@ from im2win.emulator import _compile
 from im2win.gpu import H200
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
+from im2win.runtime import ArtefactError
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
@@ -234,3 +237,15 @@ def test_command_line(tmp_path: Path, command: Callable[..., Any], monkeypatch: 
     assert "conv9.cu" in done.out and sorted(path.name for path in tmp_path.iterdir()) == ["conv9.cu", "conv9.h"]
     header = tmp_path / "conv9.h"
     assert constant(header, "BATCH") == 4 and "cudaStream_t stream" in header.read_text()
+
+
+def test_export_of_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an operator on a GPU exports is what its manifest describes, on a device of that name only."""
+    monkeypatch.setattr("im2win.backends.device_gpu", lambda: H200)
+    kernel = sampled(PLAIN, "im2col", "f16")[0]
+    algorithm, tile = kernel
+    manifest = cuda_manifest(PLAIN, algorithm, tile.as_dict(), backend_for(H200).pack(PLAIN, tile), H200, threads=tile.threads, made=1)
+    path = c_abi.export_manifest(manifest, tmp_path / "of_manifest", "layer")
+    assert path.read_text() == exported(tmp_path, PLAIN, kernel).read_text()
+    with pytest.raises(ArtefactError, match=r"built for nvidia-other, which this machine \(nvidia-h200\) is not"):
+        c_abi.export_manifest(dataclasses.replace(manifest, machine="nvidia-other"), tmp_path, "layer")

@@ -31,6 +31,8 @@ def checked(name: str) -> str:
     """
     if not re.fullmatch(r"[A-Za-z0-9_]+", name):
         raise ValueError(f"`name` (={name!r}) must consist of letters, digits and underscores: it ends the names of C functions.")
+    if name.endswith("_pack"):
+        raise ValueError(f"`name` (={name!r}) must not end with _pack, as the functions do that pack filters.")
     return name
 
 
