@@ -29,7 +29,7 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def test_readme_has_the_blocks_that_are_tested_here() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "sh"]
+    assert [language for language, _ in BLOCKS] == ["sh", "python", "c", "sh"]
 
 
 def test_readmes_python_runs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,17 @@ def _in_library(compiled: Compiled, load: Callable[[Path], Op]) -> Op:
     return op
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What is to be built: an algorithm's kernel for a problem with a tile, on a device; `tuned` if a record of the layer chose it."""
+
+    conv: Conv2d
+    algorithm: str
+    tile: Any
+    device: Device
+    tuned: bool = False
+
+
 def build(
     conv: Conv2d | str,
     target: str = "cpu",
@@ -124,6 +135,21 @@ def build(
         NoGpuError: target "cuda" without a usable GPU.
         ValueError: unknown target or algorithm, unsupported problem, illegal tile; the message names argument, value and rule.
     """
+    one = chosen(conv, target, logs=logs, algorithm=algorithm, tile=tile, threads=threads, accuracy=accuracy)
+    return build_tile(one.conv, one.algorithm, one.tile, one.device, tuned=one.tuned)
+
+
+def chosen(
+    conv: Conv2d | str,
+    target: str = "cpu",
+    *,
+    logs: Any = None,
+    algorithm: str = "auto",
+    tile: Tile | Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    accuracy: Accuracy = "float32",
+) -> Kernel:
+    """What `build` builds for these arguments."""
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
     device = device_for(target, threads)
     if tile is not None:
@@ -132,11 +158,9 @@ def build(
         row = candidates(algorithm, conv, target, accuracy)[0]
         if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
             raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
-        chosen = backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict())
-        return build_tile(conv, row.name, chosen, device)
+        return Kernel(conv, row.name, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
     rows = candidates(algorithm, conv, target, accuracy)
     found = choose(conv, device, [row.name for row in rows], logs, accuracy)
     if found is not None:
-        return build_tile(conv, found.algorithm, found.tile, device, tuned=found.exact)
-    name, chosen = default_tile(conv, algorithm, device, accuracy)
-    return build_tile(conv, name, chosen, device)
+        return Kernel(conv, found.algorithm, found.tile, device, found.exact)
+    return Kernel(conv, *default_tile(conv, algorithm, device, accuracy), device)

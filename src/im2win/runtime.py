@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm_ffi
 
 from im2win import packs
 from im2win.cuda_packing import CudaPack
 from im2win.problem import Conv2d, ConvError
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
+from im2win.weights import weights_file, weights_path
 
 SCHEMA = 3
 SYMBOL = "conv2d"
@@ -216,6 +218,21 @@ class Op:
             raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
         return target
 
+    def export_c(self, folder: str | os.PathLike[str], name: str | None = None) -> Path:
+        """Compiles it anew for programs in C and C++ that have nothing of TVM's: NAME.h and libNAME.so and .a, on a GPU NAME.h and NAME.cu.
+
+        Args:
+            folder: for the files; made if it does not exist.
+            name: ends the names of functions and files: letters, digits and underscores; the problem's key if None.
+
+        Raises:
+            ArtefactError: built for another device, or the folder cannot be written. ValueError: `name` is no part of a C name.
+            ToolchainError: no C compiler. ImportError: only TVM's runtime is installed.
+        """
+        from im2win.c_abi import export_manifest
+
+        return export_manifest(self.manifest, Path(folder), name)
+
 
 class Layer:
     """An `Op` with its filters bound."""
@@ -256,6 +273,24 @@ class Layer:
             raise ArgumentError("`out` must not overlap x or residual.")
         self._kernel(data, *self._packed, *added, output)
         return result
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the operator's library and manifest as `Op.export`, and beside them the packed filters for programs in C++.
+
+        Args:
+            path: of the library; the filters' has ".weights" appended (`weights.weights_file`).
+
+        Raises:
+            ArtefactError: the folder cannot be written.
+        """
+        library = self.op.export(path)
+        names = [name for name in self.op.conv.arguments if name in ("filter", "bias")]
+        packed = dict(zip(names, map(np.from_dlpack, self._packed), strict=True))
+        try:
+            weights_path(library).write_bytes(weights_file(self.op.conv, packed, library.read_bytes()))
+        except OSError as error:
+            raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
+        return library
 
     def _overlaps(self, output: Any, tensor: Any, port: Any) -> bool:
         start, first = output.data_ptr(), tensor.data_ptr()

@@ -1,0 +1,140 @@
+// A convolution that Python exported with its filters: op.bind(w, bias).export("conv.so"), then im2win::Layer layer("conv.so").
+//
+// Needs tvm-ffi (headers and library of the package apache-tvm-ffi) and, linked or loaded before, libtvm_runtime of apache-tvm, which takes
+// half of the CPUs unless the environment's TVM_NUM_THREADS says how many.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/function.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <new>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace im2win {
+
+using Shape = std::vector<int64_t>;
+
+// Memory of CPU tensors at multiples of 64 bytes, so that no vector load crosses a cache line.
+struct Aligned {
+  void AllocData(DLTensor* tensor) {
+    const size_t bytes = (tvm::ffi::GetDataSize(*tensor) + 63) / 64 * 64;
+    tensor->data = std::aligned_alloc(64, bytes ? bytes : 64);
+    if (!tensor->data) throw std::bad_alloc();
+  }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+// An uninitialised float32 tensor on the CPU.
+inline tvm::ffi::Tensor empty(const Shape& shape) {
+  return tvm::ffi::Tensor::FromNDAlloc(Aligned(), tvm::ffi::Shape(shape), DLDataType{kDLFloat, 32, 1}, DLDevice{kDLCPU, 0});
+}
+
+// Thread-safe: calls share nothing but the code and the filters.
+class Layer {
+ public:
+  // Loads a library and the file of packed filters beside it, which has .weights appended.
+  //
+  // Throws std::runtime_error where a file is missing, is none of im2win's, or where the filters were packed for another library;
+  // tvm::ffi::Error where the library cannot be loaded.
+  explicit Layer(const std::string& library) {
+    const std::string path = library + ".weights";
+    const std::string content = read(path);
+    std::istringstream lines(content);
+    std::string line, word;
+    std::vector<size_t> packed;
+    if (!std::getline(lines, line) || line != "im2win-weights 1") throw std::runtime_error(path + ": no weights of this im2win.");
+    while (std::getline(lines, line) && line != "data") {
+      std::istringstream words(line);
+      words >> word;
+      if (word == "library") {
+        words >> word;
+        if (word != checksum(read(library))) throw std::runtime_error(path + ": packed for another library.");
+        continue;
+      }
+      Argument argument;
+      if (word == "packed") packed.push_back(arguments_.size());
+      words >> argument.name >> word;
+      for (int64_t extent; words >> extent;) argument.shape.push_back(extent);
+      arguments_.push_back(argument);
+    }
+    if (arguments_.size() < 3 || !lines) throw std::runtime_error(path + ": truncated.");
+    size_t at = static_cast<size_t>(lines.tellg());
+    for (size_t place : packed) {
+      arguments_[place].packed = empty(arguments_[place].shape);
+      const size_t bytes = arguments_[place].packed.numel() * sizeof(float);
+      at = (at + 63) / 64 * 64;
+      if (content.size() < at + bytes) throw std::runtime_error(path + ": truncated.");
+      content.copy(static_cast<char*>(arguments_[place].packed.data_ptr()), bytes, at);
+      at += bytes;
+    }
+    module_ = tvm::ffi::Module::LoadFromFile(library.find('/') == std::string::npos ? "./" + library : library);
+    kernel_ = module_.value()->GetFunction("conv2d").value();
+  }
+
+  const Shape& input_shape() const { return arguments_.front().shape; }
+  const Shape& output_shape() const { return arguments_.back().shape; }
+  bool adds_residual() const { return arguments_[arguments_.size() - 2].name == "residual"; }
+
+  // y = the convolution of x. Tensors are float32, dense, on the CPU; y must not overlap x. Throws tvm::ffi::Error where one does not fit.
+  void operator()(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView& y) const { call(x, nullptr, y); }
+
+  // The same with a residual of y's shape, exactly where the layer adds one.
+  void operator()(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView& residual, const tvm::ffi::TensorView& y) const {
+    call(x, &residual, y);
+  }
+
+ private:
+  struct Argument {
+    std::string name;
+    Shape shape;
+    tvm::ffi::Tensor packed;
+  };
+
+  void call(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView* residual, const tvm::ffi::TensorView& y) const {
+    tvm::ffi::AnyView given[5];
+    int count = 0;
+    for (const Argument& argument : arguments_) {
+      if (argument.packed.defined()) {
+        given[count++] = argument.packed;
+      } else if (argument.name == "residual" && residual) {
+        given[count++] = *residual;
+        residual = nullptr;
+      } else if (argument.name != "residual") {
+        given[count] = count ? y : x;
+        ++count;
+      }
+    }
+    if (residual) throw std::runtime_error("im2win: `residual` must be left out, the layer adds none.");
+    tvm::ffi::Any result;
+    kernel_.value().CallPacked(given, count, &result);
+  }
+
+  static std::string read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) throw std::runtime_error(path + ": cannot read it.");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  static std::string checksum(const std::string& content) {  // FNV-1a, 16 hexadecimal digits
+    uint64_t value = 0xCBF29CE484222325u;
+    for (unsigned char byte : content) value = (value ^ byte) * 0x100000001B3u;
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+    return digits;
+  }
+
+  std::vector<Argument> arguments_;
+  tvm::ffi::Optional<tvm::ffi::Module> module_;
+  tvm::ffi::Optional<tvm::ffi::Function> kernel_;
+};
+
+}  // namespace im2win
