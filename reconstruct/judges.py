@@ -47,7 +47,7 @@ def tensor_types(unit: Unit) -> dict[str, str]:
     for launch in unit.launches:
         kernel = unit.kernel(launch.kernel)
         for tensor, parameter in zip(launch.arguments, kernel.parameters, strict=True):
-            if isinstance(tensor, int):
+            if not isinstance(tensor, str):
                 continue
             if found.setdefault(tensor, parameter.element) != parameter.element:
                 raise ReconstructError(f"tensor {tensor} is of {found[tensor]} and of {parameter.element}.")

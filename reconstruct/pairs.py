@@ -66,7 +66,7 @@ def pairs(unit: Unit) -> Iterator[Pair]:
                 yield Pair(producer, consumer, tensor, first, second, math.prod(unit.workspace[tensor][0]))
 
 
-def _outputs(unit: Unit, launch: Launch) -> set[str | int]:
+def _outputs(unit: Unit, launch: Launch) -> set[object]:
     """Tensors that a launch may write."""
     kernel = unit.kernel(launch.kernel)
     names = written(kernel)

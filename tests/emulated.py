@@ -24,14 +24,16 @@ from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
 ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
+OWN = ("direct_persistent", "winograd", "winograd_tc")  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
-Kernel = tuple[str, CudaTile | TensorCoreTile]
+Kernel = tuple[str, CudaTile | TensorCoreTile | PersistentTile]
 """(algorithm, tile)"""
 
 
@@ -53,14 +55,14 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
 
 
 @functools.lru_cache(maxsize=512)
-def generated(conv: Conv2d, algorithm: str, tile: CudaTile | TensorCoreTile) -> Generated:
+def generated(conv: Conv2d, algorithm: str, tile: CudaTile | TensorCoreTile | PersistentTile) -> Generated:
     """Source and launches for an H200."""
     return cuda_codegen.generate_source(cuda_codegen.lower(conv, ROWS[algorithm], tile, H200), H200)
 
 
 def cuda_algorithms(conv: Conv2d) -> list[str]:
     """Names of the algorithms that compute this problem on CUDA as it stands; Winograd's form has tests of its own."""
-    return [name for name, row in ROWS.items() if not name.startswith("winograd") and row.supports(conv, "cuda") is None]
+    return [name for name, row in ROWS.items() if name not in OWN and row.supports(conv, "cuda") is None]
 
 
 @functools.lru_cache(maxsize=512)

@@ -157,7 +157,11 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(ALGORITHMS, "mec", dataclasses.replace(ALGORITHMS["mec"], cuda=None))
     assert named(*facts.properties(), "direct")["1x1"] == "cpu" and named(*facts.properties(), "im2col")["1x1"] == "yes"
     assert named(*facts.properties(), "mec")["stride"] == "cpu"
-    monkeypatch.setattr(Algorithm, "supports", lambda row, conv, target: "it is last" if conv.layout == "NHWC" or conv.groups > 1 else None)
+
+    def first_only(row: Algorithm, conv: Conv2d, target: str, accuracy: str) -> str | None:
+        return "it is last" if conv.layout == "NHWC" or conv.groups > 1 else None
+
+    monkeypatch.setattr(Algorithm, "supports", first_only)
     assert named(*facts.properties(), "mec")["groups"] == "no" and named(*facts.types(), "mec")["cuda int8"] == "NCHW"
     monkeypatch.undo()
     types = named(*facts.types(), "direct")

@@ -168,7 +168,7 @@ def test_blocks_in_turns(wait: str) -> None:
     ("body", "message"),
     [
         ("if (threadIdx.x < 32) __syncthreads(); else\n __syncthreads();", "wait at different barriers, lines 1 and 2"),
-        ("if (threadIdx.x & 1) __syncwarp(); else __syncthreads();", "warp operation that some of its lanes never reach"),
+        ("if (threadIdx.x & 1) __syncwarp(); else __syncthreads();", "or a barrier of a group that some of its threads never reach"),
         ("if (threadIdx.x == 3) return; __syncwarp();", "has ended or does not exist"),
         ("__shfl_sync(0x1, x[0], 0);", "not in the mask"),
         ("y[64 + threadIdx.x] = 0;", "wrote outside `y`"),

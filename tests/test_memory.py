@@ -26,6 +26,7 @@ from im2win.suites import suite
 # Elements of the whole transformed tensor, in the letters of the papers; Wi and Hi count the padding. Thesis eq. 2-4, 2-5; MEC section 3.
 FORMULAS: dict[str, Callable[..., int]] = {
     "direct": lambda **_: 0,
+    "direct_persistent": lambda **_: 0,
     "im2col": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
     "im2win": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
     "im2win_fused": lambda **_: 0,

@@ -101,7 +101,11 @@ def test_tvms_source() -> None:
     assert not [part for kernel in unit.kernels.values() for part in every(kernel.statements) if isinstance(part, Opaque)]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "golden").glob("*.cu")), ids=lambda path: path.stem)
+# "fused" is what the reconstructor has made of a source
+SOURCES = [path for path in sorted((ROOT / "tests" / "golden").glob("*.cu")) if path.stem != "fused"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_our_own_source_is_understood(path: object) -> None:
     unit = read(path.read_text())  # type: ignore[attr-defined]
     assert not [part for kernel in unit.kernels.values() for part in every(kernel.statements) if isinstance(part, Opaque)]

@@ -39,7 +39,8 @@ def machine() -> Machine:
 
 
 def _search(machine: Machine, seed: int = 0) -> Search:
-    ranked = {name: [Choice(name, t, c) for c, t in ranked_tiles(SMALL, row, machine)] for name, row in ALGORITHMS.items()}
+    able = {name: row for name, row in ALGORITHMS.items() if row.supports(SMALL) is None}
+    ranked = {name: [Choice(name, t, c) for c, t in ranked_tiles(SMALL, row, machine)] for name, row in able.items()}
     return Search(SMALL, machine, ranked, seed, CostModel())
 
 
@@ -71,7 +72,7 @@ def test_a_seed_gives_the_same_sequence_and_nothing_twice(machine: Machine) -> N
 
 
 def test_every_algorithm_gets_a_trial(machine: Machine) -> None:
-    assert {choice.algorithm for choice in _sequence(_search(machine), 16)} == set(ALGORITHMS)
+    assert {choice.algorithm for choice in _sequence(_search(machine), 16)} == {name for name, row in ALGORITHMS.items() if row.supports(SMALL) is None}
 
 
 def test_a_used_up_space_ends_the_proposals(machine: Machine) -> None:

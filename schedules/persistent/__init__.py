@@ -1,1 +1,1 @@
-"""CUDA schedules whose thread blocks stay: filters in shared memory for good, patches of the input through it, products that read both there."""
+"""CUDA schedules whose thread blocks stay, with their filters in shared memory, while patches of the input pass through it."""

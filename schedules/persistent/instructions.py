@@ -1,4 +1,4 @@
-"""What kernels of blocks that stay call beside `schedules.cuda`'s device functions: the PTX of products for the sizes that a source names."""
+"""What kernels of blocks that stay call beside other device functions: the PTX of products, for the sizes that a source names."""
 
 from __future__ import annotations
 

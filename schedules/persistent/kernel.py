@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -41,7 +41,7 @@ def persistent_kernel(conv: Conv2d, tile: PersistentTile, gpu: Gpu, name: str) -
     """The kernel over the tensors of `conv.arguments`."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
-        tensors = arguments(conv, tile.pack(conv))
+        tensors = arguments(conv, cast(Any, tile.pack(conv)))
         boxes = _Boxes(conv, tile, tensors["data"])
         blocks = grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
@@ -197,13 +197,15 @@ class _Kernel:
 class SharedProduct(TensorProduct):
     """The products of a warpgroup, of filters with windows that both lie in shared memory."""
 
+    _tile: Any
+
     def __init__(self, conv: Conv2d, tile: PersistentTile, filters: Any, ring: Any, tid: Expr) -> None:
         self._conv, self._field, self._filters, self._ring = conv, Field(conv, tile), filters, ring
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels = channel_run(conv)
         run = self._channels if conv.layout == "NHWC" else window_run(conv, tile)
-        super().__init__(conv, tile, tile.block_m // M, self._field.columns // 8, channels_are_rows=True, run=run)
+        super().__init__(conv, cast(Any, tile), tile.block_m // M, self._field.columns // 8, channels_are_rows=True, run=run)
 
     def clear(self) -> None:
         """Begins a patch."""
@@ -299,7 +301,7 @@ class PatchEpilogue(Epilogue):
     """Writes the sums of a patch."""
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
-        self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
+        self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
         self._first, self._group = first, tirx.const(0, "int32")
         self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
         self._values = local("values", (self._run,), output_dtype(conv))

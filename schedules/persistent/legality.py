@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import Gpu
+from im2win.gpu import H200, Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.legality import MAX_THREADS
 from im2win.schedules.cuda.shared import CHUNK
@@ -15,6 +15,7 @@ MAX_SUMS = 192  # registers of a thread for sums
 MAX_COLUMNS = 256  # of a product
 MAX_PRODUCTS = 256  # of a step: they are written one after the other
 MAX_BOX = 256  # elements along an axis of a box
+SMALLEST = 8  # outputs across a patch, in the least one
 OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
 
@@ -30,6 +31,12 @@ def unable(conv: Conv2d) -> str | None:
         return "channels first, blocks that stay multiply float16 only"
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
+    cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else SMALLEST
+    needed = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    if needed > H200.block_shared:
+        return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
+    if conv.layout == "NCHW" and conv.output_size[1] < SMALLEST:
+        return f"channels first, patches are at least {SMALLEST} outputs wide, more than {conv.output_size[1]}"
     return None
 
 
@@ -43,7 +50,7 @@ def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
         (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
         (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
         (tile.block_m >= M and tile.block_m % M == 0, f"`block_m` (={tile.block_m}) must be a multiple of {M}"),
-        (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must not hold {M} channels or more beyond {conv.out_channels}"),
+        (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must hold less than {M} channels beyond {conv.out_channels}"),
         (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),

@@ -68,8 +68,8 @@ class PersistentPlan(CudaFamily):
 
     def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
         """The kernel to compile."""
-        from im2win.cuda_codegen import kernel_module
         from im2win.codegen import SYMBOL
+        from im2win.cuda_codegen import kernel_module
         from im2win.schedules.persistent.kernel import persistent_kernel
 
         return kernel_module({SYMBOL: persistent_kernel(conv, tile, gpu, SYMBOL)})

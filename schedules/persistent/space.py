@@ -18,7 +18,7 @@ COLUMNS = (64, 128, 192, 256)  # about so many of a product
 
 
 def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
-    """(rows, cols) of patches with at most so many columns of a product, those first that cost least: columns to multiply, pixels to copy."""
+    """(rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
     height, width = conv.output_size
     found = []
     for cols in range(min(width, most), 0, -1):

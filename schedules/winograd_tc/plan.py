@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.schedules.cuda_family import CudaFamily
-from im2win.winograd_tiles import Tiles, refusal
+from im2win.winograd_tiles import Tiles, square_refusal
 
 if TYPE_CHECKING:
     import tvm
@@ -43,7 +43,7 @@ class TensorCorePlan(CudaFamily):
             return f"Winograd's form on tensor cores multiplies float16, not {conv.dtype}"
         if conv.groups != 1:
             return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
-        return refusal(conv, accuracy)
+        return square_refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
         """A tile from its plain values; ValueError if they are none."""

@@ -206,7 +206,7 @@ def _function(function: Function, into: str) -> Any:
     """
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(function.name)
-        held: dict[str | int, Any] = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
+        held: dict[str, Any] = {name: T.arg(name, T.buffer(shape, dtype)) for name, shape, dtype in function.tensors}
         places = _places(function, into)
         for name, (shape, dtype) in function.unit.workspace.items():
             if name in places:
@@ -219,7 +219,8 @@ def _function(function: Function, into: str) -> Any:
             if other:
                 what = f"kernel {launch.kernel} takes {other[0]!r}, which is no tensor of {function.name}"
                 raise ReconstructError(f"{what}: numbers and parts of tensors do not go back into TVM.")
-            _launch(launch, list({into if name in places else name: held[name] for name in launch.arguments}.values()))
+            names = [one for one in launch.arguments if isinstance(one, str)]
+            _launch(launch, list({into if name in places else name: held[name] for name in names}.values()))
     return builder.get()
 
 

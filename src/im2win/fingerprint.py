@@ -17,11 +17,11 @@ from im2win import chunk_packing, codegen, cuda_packing, packing, reconstruct, s
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.plan import PersistentPlan
 from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
-from im2win.schedules.cuda_family import CudaFamily
-from im2win.schedules.persistent.plan import PersistentPlan
 
 _FORM = (winograd, straight_line, winograd_packing)  # of Winograd's convolution: what CPU and CUDA share
 

@@ -19,6 +19,7 @@ import numpy as np
 import tvm_ffi
 
 from im2win import packs
+from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.problem import Conv2d, ConvError
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
@@ -242,7 +243,7 @@ class Layer:
         if (bias is not None) != conv.bias:
             raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
-        assert not isinstance(pack, CudaPack)  # no CPU library has one
+        assert not isinstance(pack, CudaPack | ChunkPack)  # no CPU library has one
         packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
         if conv.bias:
             packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))

@@ -129,13 +129,16 @@ def row_forms(conv: Conv2d) -> tuple[int, ...]:
 
 def refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
     """Why no CUDA kernel computes a convolution in Winograd's form with that accuracy; None if one does."""
+    return None if row_forms(conv) and spread(conv) is None else square_refusal(conv, accuracy)
+
+
+def square_refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
+    """The same for square tiles alone."""
     down, across = conv.kernel
     if down != across or down not in FORMS:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
     if (reason := spread(conv)) is not None:
         return reason
-    if row_forms(conv):
-        return None
     if conv.dtype == "int8" or (conv.dtype == "float16" and not allows(accuracy, "winograd")):
         hint = "; accuracy 'winograd' allows it" if conv.dtype == "float16" else ""
         return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks{hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +81,10 @@ def _tensor_map(call: Any) -> tuple[str, TensorMap] | None:
         return None
     _, variable, dtype, rank, source, *values = call.args
     rank, numbers = int(rank), [int(one) for one in values]
-    sizes, strides, box, steps = (numbers[:rank], numbers[rank : 2 * rank - 1], numbers[2 * rank - 1 : 3 * rank - 1], numbers[3 * rank - 1 : -4])
+    ends = [0, rank, 2 * rank - 1, 3 * rank - 1, 4 * rank - 1]
+    sizes, strides, box, steps = (tuple(numbers[start:end]) for start, end in itertools.pairwise(ends))
     swizzle, itemsize = _SWIZZLES[numbers[-3]], np.dtype(str(dtype.value)).itemsize
-    tensor = str(source).removesuffix(".data")
-    return str(variable), TensorMap(tensor, tuple(sizes), (itemsize, *strides), tuple(box), tuple(steps), swizzle)
+    return str(variable), TensorMap(str(source).removesuffix(".data"), sizes, (itemsize, *strides), box, steps, swizzle)
 
 
 def _launch(call: Any, host: dict[Any, int], maps: dict[str, TensorMap]) -> Launch:

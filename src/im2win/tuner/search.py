@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from im2win.algorithms import ALGORITHMS
 from im2win.backends import Device, backend_for
 from im2win.problem import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, Features, features
@@ -70,7 +71,7 @@ class Search:
         seen: set[tuple[object, ...]] = set()
         openings = list(self.firsts)
         for choice in self.all:
-            shape = backend_for(self.machine).shape(choice.algorithm, choice.tile)
+            shape = backend_for(self.machine).shape(ALGORITHMS[choice.algorithm], choice.tile)
             if shape not in seen:
                 seen.add(shape)
                 openings.append(choice)
