@@ -41,13 +41,14 @@ def main() -> None:
     parser.add_argument("--layout", choices=LAYOUTS, default="NCHW")
     parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.5, help="that a tile's timed calls take, about")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     try:
         layers: list[Layer] = []
         for batch in options.batches:
             layers += workload.read("winograd64", batch=batch, dtype="float16", layout=options.layout, names=options.layers)[0]
-        study = cuda_fused_study.run(layers, tries=options.tries, rounds=options.rounds, progress=show)
+        study = cuda_fused_study.run(layers, tries=options.tries, rounds=options.rounds, seconds=options.seconds, progress=show)
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-import im2win
 from im2win import Conv2d, cuda_ablation, cuda_builds, cuda_sliding
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.gpu import device_gpu
-from im2win.reference import tolerance
+from im2win.problem import LAYOUTS
+from im2win.reference import Accuracy, tolerance
 from im2win.schedules.cuda import ladder, sliding
 from im2win.tuner.cuda_runner import device_tensors, reference
 
-KEYS = ("n2-c40x13x14-k48x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
+KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k64x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
+ACCURACY: Accuracy = "winograd"  # all there are
 LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 
 
-def studies() -> None:
+def studies() -> dict[tuple[str, str], cuda_builds.Recipe]:
     """Every rung of the ladder, and both sliding windows."""
     gpu, rungs = device_gpu(), {**ladder.RUNGS, **ladder.WITHOUT}
-    recipes = {(LADDER, name): cuda_ablation.recipe(Conv2d.parse(LADDER), rung, gpu) for name, rung in rungs.items()}
+    recipes: dict[tuple[str, str], cuda_builds.Recipe] = {
+        (LADDER, name): cuda_ablation.recipe(Conv2d.parse(LADDER), rung, gpu) for name, rung in rungs.items()
+    }
     for form in sliding.FORMS:
         recipes[SLIDING, form] = cuda_sliding.SlidingRecipe(Conv2d.parse(SLIDING), form, 8, gpu)
-    with tempfile.TemporaryDirectory() as folder:
-        for (key, name), recipe in recipes.items():
-            conv, path = Conv2d.parse(key), Path(folder) / f"{name}.so"
-            tensors = device_tensors(conv, 0)
-            want, scale = reference(conv, tensors)
-            op = cuda_builds.load(cuda_builds.Library(path, recipe.compile(path)))
-            error = float((op(tensors["data"], tensors["filter"]).double() - want).abs().max()) / scale
-            print(f"{conv} {name}: error {error:.1e}", flush=True)
-            assert error < 1e-5
+    return recipes
+
+
+def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
+    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems."""
+    gpu, rng = device_gpu(), random.Random(0)
+    backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
+    for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
+        conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
+        for name, row in ALGORITHMS.items():
+            if name not in names or row.supports(conv, "cuda", ACCURACY) is not None:
+                continue
+            tiles = [tile for _, tile in backend.ranked(conv, row)]
+            for product in sorted({tile.product for tile in tiles}):
+                tile = rng.choice([tile for tile in tiles if tile.product == product])
+                recipes[str(conv), f"{name} {product}"] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)
+    return recipes
 
 
 def main() -> None:
-    studies()
-    backend, rng = backend_for(device_gpu(), "winograd"), random.Random(0)
-    for key in KEYS:
-        for dtype in ("float32", "float16", "int8"):
-            for layout in ("NCHW", "NHWC"):
-                conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
-                tensors = device_tensors(conv, 0)
-                want, scale = reference(conv, tensors)
-                for name in ("direct", "im2win_fused", "im2win", "mcfa", "implicit_gemm", "winograd"):
-                    if ALGORITHMS[name].supports(conv, "cuda", "winograd") is not None:
-                        continue
-                    tiles = [tile for _, tile in backend.ranked(conv, ALGORITHMS[name])]
-                    for product in sorted({tile.product for tile in tiles}):
-                        tile = rng.choice([tile for tile in tiles if tile.product == product])
-                        op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy="winograd")
-                        error = float((op(tensors["data"], tensors["filter"]).double() - want).abs().max()) / scale
-                        print(f"{conv} {name} {product}: error {error:.1e}", flush=True)
-                        assert error < max(2e-3, tolerance(conv, backend.accuracy(tile)))
+    """Compiles all of them, or those of the algorithms named, with every CPU, then runs and checks one after the other."""
+    backend, names = backend_for(device_gpu(), ACCURACY), sys.argv[1:]
+    small, others = {} if names else studies(), kernels(names or list(ALGORITHMS))
+    with tempfile.TemporaryDirectory() as folder:
+        built = cuda_builds.build_all({**small, **others}, Path(folder))
+        for (key, name), library in built.items():
+            conv = Conv2d.parse(key)
+            tensors = device_tensors(conv, 0)
+            want, scale = reference(conv, tensors)
+            op = cuda_builds.load(library)
+            error = float((op(tensors["data"], tensors["filter"]).double() - want).abs().max()) / scale
+            print(f"{conv} {name}: error {error:.1e}", flush=True)
+            recipe = others.get((key, name))
+            given = recipe.tile if isinstance(recipe, cuda_builds.TileRecipe) else None
+            assert error < (1e-5 if given is None else max(2e-3, tolerance(conv, backend.accuracy(given))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
@@ -63,6 +63,7 @@ class TileRecipe:
     """An algorithm of the registry, or the best of all ("auto"), with the model's tile.
 
     recorded: a tuning record's tile instead, if there is one that applies.
+    tile: this one, of the algorithm named.
     """
 
     conv: Conv2d
@@ -70,6 +71,7 @@ class TileRecipe:
     gpu: Gpu
     accuracy: Accuracy = "float32"
     recorded: bool = False
+    tile: Any = None
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
@@ -81,7 +83,9 @@ class TileRecipe:
 
         names = [row.name for row in candidates(self.algorithm, self.conv, "cuda", self.accuracy)]
         found = choose(self.conv, self.gpu, names, None, self.accuracy) if self.recorded else None
-        if found is not None:
+        if self.tile is not None:
+            name, tile, tuned = self.algorithm, self.tile, False
+        elif found is not None:
             name, tile, tuned = found.algorithm, found.tile, found.exact
         else:
             (name, tile), tuned = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy), False

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from im2win.algorithms import algorithm
-from im2win.backends import CudaBackend, backend_for
+from im2win.backends import backend_for
 from im2win.bench import spreads
-from im2win.builder import cuda_manifest
 from im2win.cuda_bench import (
     Contender,
     WrongError,
@@ -36,7 +35,6 @@ from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
 from im2win.results import Spread
-from im2win.runtime import Manifest
 from im2win.suites import Layer
 from im2win.tuner.cuda_runner import Bench, verify
 
@@ -79,32 +77,13 @@ class Entry:
     failed: str | None = None
 
 
-@dataclass(frozen=True)
-class FusedRecipe:
-    """A tile of the row for a problem."""
-
-    conv: Conv2d
-    tile: Any
-    gpu: Gpu
-
-    def compile(self, path: Path) -> Manifest:
-        """Compiles into the library `path`.
-
-        Raises:
-            ReconstructError: a rule does not match.
-        """
-        backend, row = CudaBackend(self.gpu, ACCURACY), algorithm(ROW)
-        made = backend.build(self.conv, row, self.tile, path)
-        return cuda_manifest(self.conv, ROW, self.tile.as_dict(), self.tile.pack, self.gpu, threads=self.tile.threads, made=made)
-
-
 def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
     """Ours for a problem: the first tiles of every form, and the best that the records, or the model, know without Winograd's form."""
     ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
     found: dict[Try, Recipe] = {}
     for form, common in FORMS.items():
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
-        found |= {(form, place): FusedRecipe(conv, tile, gpu) for place, tile in enumerate(tiles[:tries])}
+        found |= {(form, place): TileRecipe(conv, ROW, gpu, ACCURACY, tile=tile) for place, tile in enumerate(tiles[:tries])}
     return {**found, (OTHERS, 0): TileRecipe(conv, "auto", gpu, recorded=True)}
 
 
@@ -173,7 +152,7 @@ def time_layer(
     entries = []
     for name, form in every.items():
         recipe = ours.get(names[name]) if name in names else None
-        tile = recipe.tile.as_dict() if isinstance(recipe, FusedRecipe) else None
+        tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
         entries.append(_entry(Entry(str(conv), conv.height, conv.batch, form, tile), found.get(name), ready.get(name), failed.get(name)))
     missing = [form for form in FORMS if form not in every.values()]
     return [*entries, *(Entry(str(conv), conv.height, conv.batch, form, failed="no tile of it is legal for the layer") for form in missing)]
