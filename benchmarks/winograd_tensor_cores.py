@@ -2,14 +2,16 @@
 
     python benchmarks/winograd_tensor_cores.py --json benchmarks/studies/DEVICE/winograd-tensor-cores.json
 
-Its table and its plot are made by `im2win report`.
+Its table and its plot are made by `im2win report`. A run that is stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 from im2win import cuda_fused_study
 from im2win.codegen import ToolchainError
@@ -38,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--layers", help="only these of the suite `winograd64`, by name, with commas between them")
     parser.add_argument("--batches", type=numbers, default=[1, 16], help="images, with commas between them")
-    parser.add_argument("--layout", choices=LAYOUTS, default="NCHW")
+    parser.add_argument("--layout", choices=LAYOUTS, help="only this one")
     parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="that a tile's timed calls take, about")
@@ -46,13 +48,20 @@ def main() -> None:
     options = parser.parse_args()
     try:
         layers: list[Layer] = []
-        for batch in options.batches:
-            layers += workload.read("winograd64", batch=batch, dtype="float16", layout=options.layout, names=options.layers)[0]
-        study = cuda_fused_study.run(layers, tries=options.tries, rounds=options.rounds, seconds=options.seconds, progress=show)
+        for layout, batch in itertools.product([options.layout] if options.layout else LAYOUTS, options.batches):
+            layers += workload.read("winograd64", batch=batch, dtype="float16", layout=layout, names=options.layers)[0]
+        before = json.loads(options.json.read_text()) if options.json.exists() else None
+
+        def keep(study: dict[str, Any]) -> None:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            part = options.json.with_suffix(".part")
+            part.write_text(json.dumps(study, indent=1) + "\n")
+            part.replace(options.json)
+
+        how = {"tries": options.tries, "rounds": options.rounds, "seconds": options.seconds}
+        keep(cuda_fused_study.run(layers, **how, progress=show, before=before, keep=keep))
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(study, indent=1) + "\n")
 
 
 if __name__ == "__main__":

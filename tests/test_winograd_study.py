@@ -17,13 +17,13 @@ from im2win import cuda_bench, cuda_builds, cuda_fused_study
 from im2win.cuda_bench import Contender
 from im2win.cuda_builds import TileRecipe
 from im2win.cuda_fused_study import FORMS, recipes
-from im2win.fused_report import FUSED, OTHERS, PROTOTYPE
+from im2win.fused_report import FUSED, INTEGERS, OTHERS, PROTOTYPE
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.report import fill, load_studies, plot_all
 from im2win.suites import suite
 
-MS = {PROTOTYPE: 4.0, "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5}
+MS = {PROTOTYPE: 4.0, "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25}
 REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
 
 
@@ -45,7 +45,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, place = built
-        assert (allowed > 1e-3) == (form != OTHERS), "only Winograd's form has its tolerance"
+        assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS)), "only Winograd's form has its tolerance"
         return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm" if form == OTHERS else "winograd_tc")
 
     def wrong() -> Contender:
@@ -85,14 +85,17 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
     _script().main()
     study = json.loads(file.read_text())
-    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 2 * (len(FORMS) * 2 + 1 + 3)
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 4 * (len(FORMS) * 2 + 1 + 3 + 1)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
     assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form != PROTOTYPE for entry in here)
     assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
     (tmp_path / "results").mkdir()
     text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, load_studies(tmp_path / "results"))
-    line = "8.000 | 2.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.5000 | 8.00 | 2.00 | 4.00 |"
-    assert f"| 1 | 224x224 | {line}" in text and f"| 16 | 224x224 | {line}" in text
+    line = "8.000 | 2.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.5000 | 0.2500 | 8.00 | 4.00 | 4.00 | 2.00 |"
+    assert f"| NCHW | 1 | 224x224 | {line}" in text and f"| NHWC | 16 | 224x224 | {line}" in text
+    monkeypatch.setattr(cuda_fused_study, "time_layer", None)  # all layers are known: nothing is measured again
+    _script().main()
+    assert json.loads(file.read_text())["entries"] == study["entries"]
     assert text.count(REFUSED) == 1 and "NVIDIA H200 (`nvidia-h200`)" in text and "PKF-Shmem-16 ms" in text
     pytest.importorskip("matplotlib")
     [drawn] = plot_all(tmp_path / "results")

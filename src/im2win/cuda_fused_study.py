@@ -30,7 +30,7 @@ from im2win.cuda_bench import (
     torch_contender,
 )
 from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
-from im2win.fused_report import OTHERS, PROTOTYPE, STUDY
+from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, STUDY
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
@@ -60,12 +60,13 @@ Try = tuple[str, int]
 class Entry:
     """One tile of a form, or one peer, on one problem: milliseconds a call, or why there are none.
 
-    size, batch: of the problem's maps, and its images. error: against the reference, relative to the largest output.
+    size, batch, layout: of the problem's maps, and its images. error: against the reference, relative to the largest output.
     """
 
     conv: str
     size: int
     batch: int
+    layout: str
     form: str
     tile: dict[str, Any] | None = None
     ms: float | None = None
@@ -94,6 +95,8 @@ def run(
     rounds: int = 15,
     seconds: float = 0.5,
     progress: Callable[[int, int, list[Entry]], None] | None = None,
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Times every form on every layer on the first GPU.
 
@@ -102,6 +105,8 @@ def run(
         tries: tiles of a form on a layer.
         rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
         progress: called with (layers done, layers in all, entries of the layer) after each.
+        before: a study that was stopped: its layers are not measured again, if it is of the same device and libraries.
+        keep: called with the study as it stands after each layer.
 
     Returns:
         The study, as it is written to JSON (see `fused_report`).
@@ -119,16 +124,46 @@ def run(
     backend_for(gpu).check_tools()
     set_up_peers("float32")
     facts = new_result(STUDY, layers, gpu, {})
-    entries: list[Entry] = []
+    head = {"study": STUDY, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
+    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, head) else []
+    known = {(entry.size, entry.batch, entry.layout) for entry in entries}
+
+    def study() -> dict[str, Any]:
+        return {**head, "entries": [asdict(entry) for entry in entries]}
+
     for done, layer in enumerate(layers, 1):
+        if (layer.conv.height, layer.conv.batch, layer.conv.layout) in known:
+            continue
         with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
             ours = recipes(layer.conv, gpu, tries)
-            found = time_layer(layer.conv, ours, build_all(ours, Path(folder)), rounds, seconds)
+            small = integers(layer.conv, gpu)
+            built = build_all({**ours, **small}, Path(folder))
+            found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds)
+            found += [time_integers(layer.conv, built[one], rounds, seconds) for one in small]
         entries += found
         if progress is not None:
             progress(done, len(layers), found)
-    head = {name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}
-    return {"study": STUDY, **head, "entries": [asdict(entry) for entry in entries]}
+        if keep is not None:
+            keep(study())
+    return study()
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(name) == other[name] for name in ("study", "device", "versions"))
+
+
+def integers(conv: Conv2d, gpu: Gpu) -> dict[Try, Recipe]:
+    """The same problem of int8, as the records or the model have it; cuDNN's algorithms by name know no such type."""
+    return {(INTEGERS, 0): TileRecipe(conv.with_(dtype="int8"), "auto", gpu, recorded=True)}
+
+
+def time_integers(conv: Conv2d, library: Library | str, rounds: int, seconds: float) -> Entry:
+    """Checks and times the problem of int8, by itself: its tensors are others."""
+    bench = Bench(conv.with_(dtype="int8"), SEED)
+    ready, failed = prepared([(INTEGERS, partial(_contender, bench, library, 0.0))])
+    found = spreads(interleaved(bench, ready, rounds, seconds))
+    entry = Entry(str(bench.conv), conv.height, conv.batch, conv.layout, INTEGERS)
+    return _entry(entry, found.get(INTEGERS), ready.get(INTEGERS), failed.get(INTEGERS))
 
 
 def time_layer(
@@ -153,9 +188,11 @@ def time_layer(
     for name, form in every.items():
         recipe = ours.get(names[name]) if name in names else None
         tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
-        entries.append(_entry(Entry(str(conv), conv.height, conv.batch, form, tile), found.get(name), ready.get(name), failed.get(name)))
+        entry = Entry(str(conv), conv.height, conv.batch, conv.layout, form, tile)
+        entries.append(_entry(entry, found.get(name), ready.get(name), failed.get(name)))
     missing = [form for form in FORMS if form not in every.values()]
-    return [*entries, *(Entry(str(conv), conv.height, conv.batch, form, failed="no tile of it is legal for the layer") for form in missing)]
+    reason = "no tile of it is legal for the layer"
+    return [*entries, *(Entry(str(conv), conv.height, conv.batch, conv.layout, form, failed=reason) for form in missing)]
 
 
 def _entry(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from im2win import markdown
 
 STUDY = "winograd-tensor-cores"  # the study's name in its file
-PROTOTYPE, OTHERS = "prototype", "others"
+PROTOTYPE, OTHERS, INTEGERS = "prototype", "others", "int8"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -23,30 +24,52 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join("\n\n".join([_layers(study["entries"]), *_failures(study["entries"]), _caption(study)]) for study in studies)
 
 
-def _problems(entries: Sequence[Entry]) -> list[tuple[int, int]]:
-    return sorted({(entry["batch"], entry["size"]) for entry in entries})
+Problem = tuple[str, int, int]
+"""(layout, images, size of the map)"""
 
 
-def _times(entries: Sequence[Entry], batch: int, size: int) -> dict[str, Entry | None]:
-    """The fastest of each form on a problem, and of cuDNN: in Winograd's form, and of all."""
-    here = [entry for entry in entries if (entry["batch"], entry["size"]) == (batch, size)]
-    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (PROTOTYPE, *FUSED, OTHERS)}
-    found["winograd"] = _fastest(entry for entry in here if entry["form"] in CUDNN_WINOGRAD)
-    found["cudnn"] = _fastest(entry for entry in here if str(entry["form"]).startswith(("cudnn_", "torch_")))
+def _problem(entry: Entry) -> Problem:
+    return entry["layout"], entry["batch"], entry["size"]
+
+
+def _problems(entries: Sequence[Entry]) -> list[Problem]:
+    return sorted({_problem(entry) for entry in entries})
+
+
+def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
+    """The fastest of each form on a problem, and of cuDNN: of all in the layout; in Winograd's form, which it has channels first."""
+    here = [entry for entry in entries if _problem(entry) == problem]
+    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (PROTOTYPE, *FUSED, OTHERS, INTEGERS)}
+    either = [entry for entry in entries if _problem(entry)[1:] == problem[1:]]
+    found["winograd"] = _fastest(entry for entry in either if entry["form"] in CUDNN_WINOGRAD)
+    torch = f"torch_{problem[0].lower()}"
+    found["cudnn"] = _fastest(entry for entry in here if entry["form"] == torch or str(entry["form"]).startswith("cudnn_"))
     return found
 
 
 def _layers(entries: Sequence[Entry]) -> str:
-    rows = []
-    for batch, size in _problems(entries):
-        found = _times(entries, batch, size)
+    rows, of_all = [], dict[str, list[list[float]]]()
+    for problem in _problems(entries):
+        found = _times(entries, problem)
         best = _fastest(entry for form in FUSED if (entry := found[form]) is not None)
-        ratios = [_ratio(found["winograd"], best), _ratio(found["cudnn"], best), _ratio(found[PROTOTYPE], best)]
-        cells = [_ms(found[form]) for form in ("winograd", "cudnn", PROTOTYPE, *FUSED, OTHERS)]
-        rows.append([str(batch), f"{size}x{size}", *cells, *ratios])
-    columns = ["images", "map", "cuDNN Winograd ms", "cuDNN best ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
-               "our others ms", "over cuDNN Winograd", "over cuDNN best", "over unfused"]  # fmt: skip
-    return markdown.table(columns, rows, words=2)
+        pairs = [
+            (found["winograd"], best),
+            (found[PROTOTYPE], best),
+            (found["cudnn"], found[OTHERS]),
+            (found[OTHERS], found[INTEGERS]),
+        ]
+        cells = [_ms(found[form]) for form in ("winograd", "cudnn", PROTOTYPE, *FUSED, OTHERS, INTEGERS)]
+        rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, *(_ratio(*pair) for pair in pairs)])
+        of_layout = of_all.setdefault(problem[0], [[] for _ in pairs])
+        for ratios, (other, ours) in zip(of_layout, pairs, strict=True):
+            ratios += [other["ms"] / ours["ms"]] if other is not None and ours is not None else []
+    for layout, found_ratios in of_all.items():
+        means = [f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in found_ratios]
+        rows.append([layout, "", "geometric mean", *[""] * (5 + len(FUSED)), *means])
+    columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
+               "our best ms", "our int8 ms", "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best",
+               "int8 over float16"]  # fmt: skip
+    return markdown.table(columns, rows, words=3)
 
 
 def _title(form: str) -> str:
@@ -57,10 +80,10 @@ def _title(form: str) -> str:
 def _failures(entries: Sequence[Entry]) -> list[str]:
     """Why forms have no time on a problem, each reason once."""
     lines: dict[str, None] = {}
-    for batch, size in _problems(entries):
-        for form, entry in _times(entries, batch, size).items():
-            if entry is None and form in (PROTOTYPE, *FUSED, OTHERS):
-                here = [one for one in entries if (one["batch"], one["size"], one["form"]) == (batch, size, form)]
+    for problem in _problems(entries):
+        for form, entry in _times(entries, problem).items():
+            if entry is None and form in (PROTOTYPE, *FUSED, OTHERS, INTEGERS):
+                here = [one for one in entries if _problem(one) == problem and one["form"] == form]
                 lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
     return ["Failed: " + "; ".join(lines) + "."] if lines else []
 
@@ -82,8 +105,9 @@ def _caption(study: Mapping[str, Any]) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in shown)
     return (
         f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
-        "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name; cuDNN best: of all by name, and PyTorch "
-        "in both layouts. Ratios: their time over the best fused one, above 1 fusion wins."
+        "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; cuDNN "
+        "best: of all by name, and PyTorch, in the same layout. Our best: without Winograd's form; int8: the same problem with int8, sums "
+        "stored as int32. Ratios: times of the second over those of the first."
     )
 
 
@@ -92,19 +116,20 @@ def plot(study: Mapping[str, Any], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     entries = study["entries"]
-    batches = sorted({batch for batch, _ in _problems(entries)})
-    figure = Figure(figsize=(5.2 * len(batches) + 0.8, 4.0), dpi=144, layout="constrained")
-    panels: Any = figure.subplots(1, len(batches), squeeze=False)
-    for axes, batch in zip(panels[0], batches, strict=True):
-        sizes = [size for one, size in _problems(entries) if one == batch]
+    shown = sorted({problem[:2] for problem in _problems(entries)})
+    figure = Figure(figsize=(5.2 * len(shown) + 0.8, 4.0), dpi=144, layout="constrained")
+    panels: Any = figure.subplots(1, len(shown), squeeze=False)
+    for axes, (layout, batch) in zip(panels[0], shown, strict=True):
+        sizes = [problem[2] for problem in _problems(entries) if problem[:2] == (layout, batch)]
         for form in (PROTOTYPE, *FUSED, OTHERS):
-            points = [(size, found["winograd"], found[form]) for size in sizes for found in [_times(entries, batch, size)]]
-            whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer is not None and ours is not None]
+            times = {size: _times(entries, (layout, batch, size)) for size in sizes}
+            points = [(size, found["winograd"], found[form]) for size, found in times.items()]
+            whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer and ours]
             if whole:
-                label = "unfused" if form == PROTOTYPE else "our others" if form == OTHERS else _title(form)
+                label = "unfused" if form == PROTOTYPE else "our best" if form == OTHERS else _title(form)
                 axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, label=label, color=_COLOURS[form])
         axes.axhline(1, color="#444444", linewidth=1, linestyle="--")
-        axes.set_title(f"{batch} image{'s' if batch > 1 else ''}", fontsize=10)
+        axes.set_title(f"{layout}, {batch} image{'s' if batch > 1 else ''}", fontsize=10)
         axes.set_xlabel("map")
         axes.set_ylabel("times cuDNN Winograd")
         axes.set_ylim(bottom=0)
