@@ -105,9 +105,9 @@ def _caption(study: Mapping[str, Any]) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in shown)
     return (
         f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
-        "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; cuDNN "
-        "best: of all by name, and PyTorch, in the same layout. Our best: without Winograd's form; int8: the same problem with int8, sums "
-        "stored as int32. Ratios: times of the second over those of the first."
+        "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
+        "cuDNN best: of all by name, and PyTorch, in the same layout. Our best: without Winograd's form; int8: the same problem with int8, "
+        "sums stored as int32. Ratios: times of the second over those of the first."
     )
 
 
