@@ -31,6 +31,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "im2win": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
     "im2win_fused": lambda **_: 0,
     "implicit_gemm": lambda **_: 0,
+    "implicit_gemm_split": lambda N, Co, Ho, Wo, **_: 2 * N * Co * Ho * Wo,
     "mec": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
     "mcfa": lambda **_: 0,
     "winograd": lambda **_: 0,
@@ -44,7 +45,7 @@ def letters(conv: Conv2d) -> dict[str, int]:
     top, left, bottom, right = conv.padding
     (Hf, Wf), (Ho, Wo) = conv.kernel, conv.output_size
     return {
-        "N": conv.batch, "Ci": conv.in_channels, "Hi": conv.height + top + bottom, "Wi": conv.width + left + right,
+        "N": conv.batch, "Co": conv.out_channels, "Ci": conv.in_channels, "Hi": conv.height + top + bottom, "Wi": conv.width + left + right,
         "Hf": Hf, "Wf": Wf, "Ho": Ho, "Wo": Wo,
     }  # fmt: skip
 

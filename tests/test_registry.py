@@ -20,7 +20,10 @@ from im2win.problem import Conv2d
 from im2win.ranking import ranked_tiles
 from im2win.schedulers import CudaOnly, Windows
 
-NAMES = ("direct", "direct_persistent", "im2col", "im2win", "im2win_fused", "implicit_gemm", "mec", "mcfa", "winograd", "winograd_tc")
+NAMES = (
+    "direct", "direct_persistent", "im2col", "im2win", "im2win_fused", "implicit_gemm", "implicit_gemm_split", "mec", "mcfa", "winograd",
+    "winograd_tc",
+)  # fmt: skip
 ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
 WINDOWS = {name: row.scheduler for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)}
 COMPUTE = Path(next(iter(im2win.compute.__path__)))

@@ -345,10 +345,10 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
 def test_manifests_say_what_a_library_needs(tmp_path: Path) -> None:
     conv, tile = CONV.with_(bias=True), replace(TILE, fusion="llc", block_m=16, wave=16)
     made = Sizes(conv, tile).made_bytes
-    manifest = cuda_manifest(conv, "winograd_tc", tile.as_dict(), tile.pack, H200, threads=tile.threads, made=made)
+    manifest = cuda_manifest(conv, "winograd_tc", tile.as_dict(), tile.pack(conv), H200, threads=tile.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")
     manifest_path(library).write_text(manifest.to_json(library))
     read, _ = Manifest.read(manifest_path(library))
     assert read == manifest and read.made * conv.itemsize == made and TensorCoreTile.from_dict(read.tile) == tile
-    assert read.pack == tile.pack and read.pack.shape(conv) == (1, 6, 6, 64, 64)
+    assert read.pack == tile.pack(conv) and read.pack.shape(conv) == (1, 6, 6, 64, 64)

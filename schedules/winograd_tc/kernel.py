@@ -35,7 +35,7 @@ def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
-        tensors = arguments(conv, tile.pack, (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
+        tensors = arguments(conv, tile.pack(conv), (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
         tiles = named("tiles", T.alloc_buffer((sizes.transformed,), conv.dtype, scope="global"))
         products = named("products", T.alloc_buffer((sizes.multiplied,), "float32", scope="global"))
         launch_input_transform(sizes, source, tiles)

@@ -72,7 +72,7 @@ class TensorCorePlan(CudaFamily):
 
     def pack(self, conv: Conv2d, tile: Any) -> Pack:
         """How filters are packed for a tile."""
-        pack: Pack = tile.pack
+        pack: Pack = tile.pack(conv)
         return pack
 
     def shape(self, tile: Any) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
     """Every tile worth a trial, in a fixed order."""
 
     def wasteful(tile: TensorCoreTile) -> bool:
-        filters = tile.pack.blocks(conv) * tile.block_n
+        filters = tile.pack(conv).blocks(conv) * tile.block_n
         return filters > max(MAX_WASTE * conv.out_channels, -(-conv.out_channels // 16) * 16)
 
     return [tile for tile in _tiles(conv) if not problems(conv, tile, gpu) and not wasteful(tile)]

@@ -126,8 +126,7 @@ class TensorCoreTile:
 
     stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
 
-    @property
-    def pack(self) -> WinogradPack:
+    def pack(self, conv: Conv2d) -> WinogradPack:
         """How filters are packed: what a block needs of a position is contiguous."""
         return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
 
@@ -182,12 +181,12 @@ class Sizes:
     @property
     def filter_blocks(self) -> int:
         """Thread blocks along filters."""
-        return self.tile.pack.blocks(self.conv)
+        return self.tile.pack(self.conv).blocks(self.conv)
 
     @property
     def depth(self) -> int:
         """Channels, filled up with zeros to whole steps."""
-        return self.tile.pack.depth(self.conv)
+        return self.tile.pack(self.conv).depth(self.conv)
 
     @property
     def transformed(self) -> int:

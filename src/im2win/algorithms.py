@@ -16,6 +16,7 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.plan import PersistentPlan
+from im2win.schedules.split.plan import SplitPlan
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_tiles import refusal
 
@@ -183,6 +184,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             Windows(_implicit, _implicit_panel),
             implicit_gemm.transform_bytes,
             CudaPlan(),
+        ),
+        Algorithm(
+            "implicit_gemm_split",
+            "implicit GEMM, the sum in parts",
+            "split-K, Chetlur et al. 2014",
+            implicit_gemm.define,
+            CudaOnly(),
+            SplitPlan().transform_bytes,
+            SplitPlan(),
         ),
         Algorithm(
             "mec",

@@ -251,8 +251,11 @@ class CudaBackend:
 
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
-            reason = row.cuda.unable(conv, self._accuracy)
-            return row.cuda.problems(conv, tile, self.gpu) if reason is None else [reason]
+            if (reason := row.cuda.unable(conv, self._accuracy)) is not None:
+                return [reason]
+            if not allows(self._accuracy, self.accuracy(tile)):
+                return [f"`product` (={tile.product}) needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
+            return row.cuda.problems(conv, tile, self.gpu)
         allowed = self._products(conv)
         if tile.product not in allowed:
             return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
@@ -265,9 +268,7 @@ class CudaBackend:
         from im2win.schedules.cuda.kernel import pack_of
         from im2win.schedules.cuda.tile import CudaTile
 
-        if not isinstance(tile, CudaTile):
-            return tile.pack(conv) if callable(tile.pack) else tile.pack
-        return pack_of(conv, tile)
+        return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
         """Compiles into the library `path`; bytes of the tensor that a call makes before the product."""
@@ -288,8 +289,10 @@ class CudaBackend:
 
     def proven(self, conv: Conv2d, tile: Tile) -> bool:
         """Whether a tile that nobody tuned for this problem may be used: not Winograd's form where its errors are near the tolerance, nor
-        float32 along rows, which is still to be measured.
+        float32 along rows and sums in parts, which are still to be measured.
         """
+        if getattr(tile, "split", 1) > 1:
+            return False
         if tile.outputs == 0 or tile.in_rows:
             return bool(tile.outputs == 0 or tile.dtype == "float16")
         return bool(tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))

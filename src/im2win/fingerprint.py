@@ -13,12 +13,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from im2win import chunk_packing, codegen, cuda_packing, packing, reconstruct, straight_line, winograd, winograd_packing, winograd_tiles
+from im2win import (
+    chunk_packing,
+    codegen,
+    cuda_packing,
+    packing,
+    reconstruct,
+    split_packing,
+    straight_line,
+    winograd,
+    winograd_packing,
+    winograd_tiles,
+)
 from im2win.algorithms import ALGORITHMS
 from im2win.compute import lowered, nest
 from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.plan import PersistentPlan
+from im2win.schedules.split.plan import SplitPlan
 from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
@@ -106,12 +118,20 @@ def _persistent_sources() -> dict[str, str]:
     return {**sources, **packing_, "device": f"DEVICE = {device!r}"}
 
 
+def _split_sources() -> dict[str, str]:
+    """Sources of kernels that compute parts of sums, by module name."""
+    own = Path(cuda.__file__).parent.parent / "split"
+    kernel = {f"split.{stem}": (own / f"{stem}.py").read_text() for stem in ("kernel", "tile")}
+    return {**_cuda_sources("implicit_gemm"), **kernel, "split_packing": inspect.getsource(split_packing)}
+
+
 @functools.cache
 def fingerprint(algorithm: str, target: str = "cpu") -> str:
     """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
     row = ALGORITHMS[algorithm]
     if target == "cuda" and isinstance(row.cuda, CudaFamily):
-        return code_hash(_persistent_sources() if isinstance(row.cuda, PersistentPlan) else _fused_sources())
+        families = {PersistentPlan: _persistent_sources, SplitPlan: _split_sources}
+        return code_hash(families.get(type(row.cuda), _fused_sources)())
     if target == "cuda":
         return code_hash({**_cuda_sources(algorithm), "plan": f"PLAN = {str(row.cuda)!r}"})
     definition = inspect.getmodule(row.define)

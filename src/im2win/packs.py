@@ -9,11 +9,12 @@ from typing import Any
 from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
+from im2win.split_packing import SplitPack
 from im2win.winograd_packing import WinogradPack
 
-Pack = FilterPack | CudaPack | WinogradPack | ChunkPack
+Pack = FilterPack | CudaPack | WinogradPack | ChunkPack | SplitPack
 
-KINDS: dict[str, type[Pack]] = {"filters": FilterPack, "cuda": CudaPack, "winograd": WinogradPack, "chunks": ChunkPack}
+KINDS: dict[str, type[Pack]] = {"filters": FilterPack, "cuda": CudaPack, "winograd": WinogradPack, "chunks": ChunkPack, "split": SplitPack}
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:

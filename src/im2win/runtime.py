@@ -22,6 +22,7 @@ from im2win import packs
 from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.problem import Conv2d, ConvError
+from im2win.split_packing import SplitPack
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 from im2win.weights import weights_file, weights_path
 
@@ -243,7 +244,7 @@ class Layer:
         if (bias is not None) != conv.bias:
             raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
-        assert not isinstance(pack, CudaPack | ChunkPack)  # no CPU library has one
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack)  # no CPU library has one
         packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
         if conv.bias:
             packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))

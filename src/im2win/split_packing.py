@@ -1,0 +1,51 @@
+"""Filters of a convolution whose sum is cut into parts (numpy only, no compiler)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.cuda_packing import CudaPack
+from im2win.problem import Conv2d
+
+
+def parts_problem(conv: Conv2d, split: int) -> Conv2d:
+    """The sums of all parts as one convolution: each part a group of channels that has all filters, without bias, residual and activation.
+
+    Raises:
+        ConvError: `split` does not divide the channels.
+    """
+    return conv.with_(out_channels=split * conv.out_channels, groups=split, bias=False, residual=False, activation="none")
+
+
+@dataclass(frozen=True)
+class SplitPack:
+    """Filters as `CudaPack` has them for `parts_problem`; for problems of one group.
+
+    split: parts of the sum. form, block, order, slabs, run, parts: see `CudaPack`.
+    """
+
+    split: int
+    form: str
+    block: int
+    order: str
+    slabs: int
+    run: int = 1
+    parts: int = 0
+
+    @property
+    def _inner(self) -> CudaPack:
+        return CudaPack(self.form, self.block, self.order, self.slabs, self.run, self.parts)
+
+    def shape(self, conv: Conv2d) -> tuple[int, int, int]:
+        """Shape of the packed filter, in elements."""
+        return self._inner.shape(parts_problem(conv, self.split))
+
+    def filter(self, conv: Conv2d, w: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
+        problem = parts_problem(conv, self.split)
+        by_part = w.reshape(len(w), self.split, -1, *w.shape[2:]).swapaxes(0, 1)
+        return self._inner.filter(problem, np.ascontiguousarray(by_part).reshape(problem.filter_shape))
