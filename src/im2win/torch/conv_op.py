@@ -1,0 +1,347 @@
+"""`torch.ops.im2win.conv2d`: a convolution with what follows it as an operator of PyTorch, so that compilers, exporters and autograd see it.
+
+``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
+operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it runs;
+its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every other x,
+and where no artefact of that name is found, PyTorch computes the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from im2win.artefacts import Artefacts, conv_of
+from im2win.problem import Conv2d, ConvError
+from im2win.runtime import Op
+
+log = logging.getLogger("im2win.torch")
+
+Tensor = torch.Tensor
+Parameters = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""weight, bias, and of the normalisation scale, shift, mean and variance."""
+
+SCHEMA = (
+    "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, "
+    "float eps, int[] stride, int[] padding, int[] dilation, int groups, str activation, str kernel) -> Tensor"
+)
+DTYPES = {torch.float32: "float32", torch.float16: "float16"}
+
+_functional = torch.nn.functional
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda y: y,
+    "relu": torch.relu,
+    "relu6": _functional.relu6,
+    "silu": _functional.silu,
+}
+
+
+# --- what PyTorch computes
+
+
+def _symmetric(x: Tensor, padding: Sequence[int]) -> tuple[Tensor, tuple[int, int]]:
+    """x with what PyTorch's convolution cannot pad by itself, and what it can."""
+    top, left, bottom, right = padding
+    if (top, left) == (bottom, right):
+        return x, (top, left)
+    return _functional.pad(x, (left, right, top, bottom)), (0, 0)
+
+
+def reference(
+    x: Tensor, parameters: Parameters, residual: Tensor | None, eps: float, stride: Any, padding: Any, dilation: Any, groups: int,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """The same by PyTorch's own operators, differentiable as they are."""
+    weight, bias, scale, shift, mean, variance = parameters
+    padded, sides = _symmetric(x, padding)
+    y = torch.conv2d(padded, weight, bias, stride, sides, dilation, groups)
+    if mean is not None:
+        y = _functional.batch_norm(y, mean, variance, scale, shift, False, 0.0, eps)
+    return activate(activation, y if residual is None else y + residual)
+
+
+def activate(name: str, y: Tensor) -> Tensor:
+    """An activation of `im2win.problem.ACTIVATIONS`."""
+    return _ACTIVATIONS[name](y)
+
+
+def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Of the output: channels-last if x or the weight is, as for PyTorch's convolution."""
+    last = any(suggest_memory_format(one) == torch.channels_last for one in (x, weight))
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def problem(
+    x: Tensor, parameters: Parameters, residual: bool, stride: Any, padding: Any, dilation: Any, groups: int, activation: str
+) -> Conv2d:
+    """The problem that a call is.
+
+    Raises:
+        ConvError: none of im2win's; the message says why.
+    """
+    weight, bias, mean = parameters[0], parameters[1], parameters[4]
+    if x.dim() != 4:
+        raise ConvError(f"the input has {x.dim()} dimensions, not 4")
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        raise ConvError(f"input and filters are {_plain(x.dtype)} and {_plain(weight.dtype)}, not both {' or '.join(DTYPES.values())}")
+    if x.device != weight.device or x.device.type not in ("cpu", "cuda"):
+        raise ConvError(f"input and filters are on {x.device} and {weight.device}, not both on the CPU or on one GPU")
+    batch, channels, height, width = x.shape
+    layout = "NHWC" if memory_format(x, weight) == torch.channels_last else "NCHW"
+    return Conv2d(
+        batch, channels, height, width, weight.shape[0], tuple(weight.shape[2:]), stride, padding, dilation, groups, DTYPES[x.dtype], layout,
+        bias is not None or mean is not None, residual, activation,
+    )  # fmt: skip
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def folded(parameters: Parameters, eps: float) -> tuple[Tensor, Tensor | None]:
+    """Filters and bias with the normalisation in them, computed in float64, of the weight's type."""
+    weight, bias, scale, shift, mean, variance = (None if one is None else one.detach() for one in parameters)
+    assert weight is not None
+    if mean is None or variance is None:
+        return weight, bias
+    factor = 1 / torch.sqrt(variance.double() + eps)
+    if scale is not None:
+        factor = factor * scale.double()
+    offset = ((0 if bias is None else bias.double()) - mean.double()) * factor
+    if shift is not None:
+        offset = offset + shift.double()
+    return (weight.double() * factor[:, None, None, None]).to(weight.dtype), offset.to(weight.dtype)
+
+
+# --- operators with filters
+
+
+class Bound:
+    """An operator of im2win with the parameters of one place in a network, packed again when these change.
+
+    A change is another address or another version of a tensor: assignment, `load_state_dict`, optimizer steps and moves to a device are seen,
+    writing through ``.data`` and into tensors made under `inference_mode` is not.
+    """
+
+    def __init__(self, name: str, op: Op, eps: float) -> None:
+        self.name, self.op, self.eps = name, op, eps
+        conv = op.conv
+        self._nhwc = conv.layout == "NHWC"
+        self.output_shape = torch.Size((conv.batch, conv.out_channels, *conv.output_size))
+        self._layer: Any = None
+        self._device: torch.device | None = None
+        self._stamps: list[tuple[Tensor, int, int]] = []  # the tensor (so that its address stays its own), its address, its version
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Bound:
+        return Bound(self.name, self.op, self.eps)
+
+    def layer(self, parameters: Parameters) -> Any:
+        """`im2win.Layer` with these parameters' values."""
+        given = [one for one in parameters if one is not None]
+        try:
+            for one, (_, address, version) in zip(given, self._stamps, strict=True):
+                if one.data_ptr() != address or one._version != version:
+                    break
+            else:
+                return self._layer
+        except (RuntimeError, ValueError):  # no version under inference_mode; or nothing bound yet
+            if [(one.data_ptr(), _version(one)) for one in given] == [stamp[1:] for stamp in self._stamps]:
+                return self._layer
+        with self._lock:
+            self._bind(parameters, given)
+        return self._layer
+
+    def _bind(self, parameters: Parameters, given: list[Tensor]) -> None:
+        device = parameters[0].device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("filters are packed by a call outside a CUDA graph: call the module once before capturing it.")
+        stamps = [(one.detach(), one.data_ptr(), _version(one)) for one in given]
+        with torch.no_grad():
+            weight, bias = folded(parameters, self.eps)
+        if self._layer is not None and device == self._device:
+            self._layer.rebind(weight, bias)
+        else:
+            self._layer, self._device = self.op.bind(weight, bias), device
+        _forget(self)
+        self._stamps = stamps
+        _BOUND[self.name, self.eps, *(address for _, address, _ in stamps)] = self
+
+    def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        """The output for an x of the operator's problem, in its memory format."""
+        layer = self.layer(parameters)
+        if x.requires_grad:
+            x = x.detach()
+        if residual is not None and residual.requires_grad:
+            residual = residual.detach()
+        if not self._nhwc:
+            return layer(x.contiguous(), None if residual is None else residual.contiguous())  # type: ignore[no-any-return]
+        added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
+        return layer(x.permute(0, 2, 3, 1).contiguous(), added).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()
+_OWN: dict[Any, Bound] = {}  # of programs that were exported or compiled elsewhere: these have no place of ours to hold them
+_OPS: dict[str, Op | None] = {}
+_BUILDERS: dict[str, Callable[[Conv2d], str | None]] = {}
+_NOTED: set[str] = set()
+
+
+def _forget(bound: Bound) -> None:
+    key = (bound.name, bound.eps, *(address for _, address, _ in bound._stamps))
+    if _BOUND.get(key) is bound:
+        del _BOUND[key]
+
+
+def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None = None) -> None:
+    """Makes an operator known by its artefact's name; `builder` names an artefact for the problem of another x, or None."""
+    _OPS[name] = op
+    if builder is not None:
+        _BUILDERS[name] = builder
+
+
+def operator(name: str) -> Op | None:
+    """The operator of an artefact, from this process or the cache; None if there is none."""
+    if name not in _OPS:
+        _OPS[name] = Artefacts().find(name)
+        if _OPS[name] is None:
+            note(name, f"no artefact {name} in {Artefacts().folder}: PyTorch computes its calls")
+    return _OPS[name]
+
+
+def note(key: str, message: str) -> None:
+    """Logs a message once."""
+    if key not in _NOTED:
+        _NOTED.add(key)
+        log.warning(message)
+
+
+@functools.lru_cache(maxsize=4096)
+def _expected(name: str) -> tuple[tuple[int, ...], str, str]:
+    conv = conv_of(name)
+    return (conv.batch, conv.in_channels, conv.height, conv.width), conv.dtype, conv.layout
+
+
+def _bound(name: str, eps: float, parameters: Parameters) -> Bound | None:
+    key = (name, eps, *(one.data_ptr() for one in parameters if one is not None))
+    found = _BOUND.get(key)
+    if found is None and (op := operator(name)) is not None:
+        found = Bound(name, op, eps)
+        found.layer(parameters)
+        _OWN[key] = found
+        weakref.finalize(parameters[0], _OWN.pop, key, None).atexit = False
+    return found
+
+
+def _fits(name: str, x: Tensor, weight: Tensor) -> bool:
+    layout = "NHWC" if memory_format(x, weight) == torch.channels_last else "NCHW"
+    return _expected(name) == (tuple(x.shape), DTYPES.get(x.dtype), layout)
+
+
+# --- the operator
+
+
+def _kernel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+    mean: Tensor | None, variance: Tensor | None, eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    activation: str, kernel: str,
+) -> Tensor:  # fmt: skip
+    parameters = (weight, bias, scale, shift, mean, variance)
+    name: str | None = kernel
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        name = None
+    elif kernel and not _fits(kernel, x, weight):
+        name = None
+        if kernel in _BUILDERS:
+            name = _BUILDERS[kernel](problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation))
+        else:
+            note(f"shape {kernel}", f"{kernel}: input {tuple(x.shape)} in another shape or layout than it was built for: PyTorch computes it")
+    bound = _bound(name, eps, parameters) if name else None
+    if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
+        return bound(x, residual, parameters)
+    with torch.no_grad():
+        y = reference(x, parameters, residual, eps, stride, padding, dilation, groups, activation)
+        return y.contiguous(memory_format=memory_format(x, weight))
+
+
+def _fake(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+    mean: Tensor | None, variance: Tensor | None, eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    activation: str, kernel: str,
+) -> Tensor:  # fmt: skip
+    def size(i: int) -> Any:
+        return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
+
+    shape = (x.shape[0], weight.shape[0], size(0), size(1))
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x, weight))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
+    ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[8:14]
+    ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """PyTorch's gradients: its `convolution_backward`, and the formulas of the epilogue round it."""
+    x, weight, bias, residual, scale, shift, mean, variance, y = ctx.saved_tensors
+    wants = ctx.needs_input_grad
+    padded, sides = _symmetric(x, ctx.padding)
+    plain = normal = None
+    deviation = None if mean is None else torch.rsqrt(variance + ctx.eps)[:, None, None]
+    if ctx.activation == "silu" or wants[4]:
+        plain = torch.conv2d(padded, weight, bias, ctx.stride, sides, ctx.dilation, ctx.groups)
+        normal = plain if mean is None else (plain - mean[:, None, None]) * deviation
+    if ctx.activation == "relu":
+        grad = torch.where(y > 0, grad, 0)
+    elif ctx.activation == "relu6":
+        grad = torch.where((y > 0) & (y < 6), grad, 0)
+    elif ctx.activation == "silu":
+        assert normal is not None
+        z = normal if scale is None else normal * scale[:, None, None]
+        z = z if shift is None else z + shift[:, None, None]
+        z = z if residual is None else z + residual
+        gate = torch.sigmoid(z)
+        grad = grad * gate * (1 + z * (1 - gate))
+    of_residual, of_shift = grad, grad.sum((0, 2, 3)) if wants[5] else None
+    of_scale = (grad * normal).sum((0, 2, 3)) if wants[4] and normal is not None else None
+    if deviation is not None:
+        grad = (grad * (deviation if scale is None else deviation * scale[:, None, None])).to(x.dtype)
+    sizes = None if bias is None else [bias.shape[0]]
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        grad, padded, weight, sizes, ctx.stride, sides, ctx.dilation, False, [0, 0], ctx.groups, [wants[0], wants[1], bool(wants[2])]
+    )
+    if of_x is not None and padded is not x:
+        top, left = ctx.padding[:2]
+        of_x = of_x[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+    return (
+        of_x, of_weight, of_bias if wants[2] else None, of_residual if wants[3] else None, of_scale, of_shift, *[None] * 9
+    )  # fmt: skip
+
+
+def _tags() -> Iterator[Any]:
+    yield torch.Tag.pt2_compliant_tag
+    # the fake kernel tells the output's strides from x's, so compilers must not change these
+    yield getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+
+
+# Defined with the library rather than `torch.library.custom_op`, whose wrapper adds checks to every call.
+_LIBRARY = torch.library.Library("im2win", "DEF")
+_LIBRARY.define(SCHEMA, tags=tuple(_tags()))
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("conv2d", _kernel, _key)
+torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
+torch.library.register_autograd("im2win::conv2d", _backward, setup_context=_save, lib=_LIBRARY)
+
+conv2d = torch.ops.im2win.conv2d.default

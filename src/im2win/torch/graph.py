@@ -1,0 +1,400 @@
+"""A module's graph as torch.fx traces it, and which of its nodes one operator computes: convolution, normalisation, addition, activation.
+
+A node is taken into a convolution's operator only where nobody else reads what goes into it. The operator runs where the last of its nodes
+stood: nothing between may write into memory, for then the convolution, moved there, might read other values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import operator
+import types
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from im2win.torch.site import Slot, Source
+
+_functional = nn.functional
+_ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
+_ACTIVATIONS: dict[Any, str] = {
+    _functional.relu: "relu", torch.relu: "relu", torch.relu_: "relu", _functional.relu_: "relu", "relu": "relu", "relu_": "relu",
+    _functional.relu6: "relu6", _functional.silu: "silu",
+}  # fmt: skip
+_ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
+_INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_")
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_WRITERS: tuple[Any, ...] = (
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.iconcat,
+)  # fmt: skip
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class TraceFailure(Exception):
+    """A module that torch.fx cannot trace so that the graph computes the same; the message says why."""
+
+
+@dataclass
+class Traced:
+    """A module's graph, the facts of each node's output, and how the traced call looked.
+
+    facts: of nodes that give tensors: (shape, dtype, device).
+    given: arguments of the example.
+    """
+
+    module: nn.Module
+    graph: fx.Graph
+    facts: dict[fx.Node, tuple[Any, ...]]
+    given: int
+
+
+class _Facts(fx.Interpreter):
+    """Runs a graph with PyTorch's own modules and notes what its nodes give."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.facts: dict[fx.Node, tuple[Any, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.facts[n] = result.shape, result.dtype, result.device
+        return result
+
+
+def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
+    """The graph of a module in eval mode, proved on an example: run node by node it gives what the module gives.
+
+    Raises:
+        TraceFailure: it cannot be traced, or the graph computes something else.
+    """
+    before = set(vars(module))
+    try:
+        graph = fx.Tracer().trace(module, _concrete(module, example))
+    except TraceFailure:
+        raise
+    except Exception as error:  # whatever the module's own code raises when it meets a proxy
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise TraceFailure(f"torch.fx cannot trace it ({type(error).__name__}: {first})") from error
+    finally:
+        constants = [name for name in vars(module) if name not in before]
+        for name in constants:
+            delattr(module, name)
+    if constants:
+        raise TraceFailure("its forward makes tensors of its own, which a trace would freeze")
+    facts = _prove(module, graph, example)
+    return Traced(module, graph, facts, len(example))
+
+
+def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
+    """What the trace takes as fixed: arguments of the example that are no tensors, and defaults of those not given."""
+    bound = inspect.signature(module.forward).bind(*example)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    kinds = {name: one.kind for name, one in inspect.signature(module.forward).parameters.items()}
+    fixed = {}
+    for name, value in bound.arguments.items():
+        if kinds[name] in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if value:
+                raise TraceFailure(f"its forward takes any number of arguments (`{name}`)")
+        elif not isinstance(value, torch.Tensor):
+            if not isinstance(value, _PLAIN):
+                raise TraceFailure(f"its argument `{name}` is a {type(value).__name__}, neither a tensor nor a plain value")
+            if name in given and value is not None:
+                raise TraceFailure(f"its argument `{name}` is no tensor")
+            fixed[name] = value
+    return fixed
+
+
+def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict[fx.Node, tuple[Any, ...]]:
+    from torch.utils._pytree import tree_flatten
+
+    runner = _Facts(fx.GraphModule(module, graph))
+    try:
+        got, shape = tree_flatten(runner.run(*copies(example)))
+    except Exception as error:  # of the module's own code
+        raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
+    want, wanted_shape = tree_flatten(module(*copies(example)))
+    if shape != wanted_shape or not all(map(_same, got, want)):
+        raise TraceFailure("its traced graph computes something else than the module")
+    return runner.facts
+
+
+def copies(example: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The example with tensors of its own: a module may write into what it is given."""
+    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in example)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b or (isinstance(a, _PLAIN) and a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) if b.numel() else 0.0, equal_nan=True)
+
+
+# --- what belongs together
+
+
+@dataclass
+class Pattern:
+    """The nodes that one operator computes: the convolution first, the node whose output is the operator's last.
+
+    name: the convolution's module, or its weight.
+    """
+
+    name: str
+    nodes: list[fx.Node]
+    x: fx.Node
+    source: Source
+    added: fx.Node | None = None
+
+
+def patterns(traced: Traced) -> list[Pattern]:
+    """Every convolution that an operator may compute, with as much of what follows as is safe, in the order of the graph."""
+    found = []
+    taken: set[fx.Node] = set()
+    order = {node: i for i, node in enumerate(traced.graph.nodes)}
+    for node in traced.graph.nodes:
+        begun = _convolution(traced.module, node)
+        if begun is not None:
+            pattern = _grown(traced, begun, taken, order)
+            taken |= set(pattern.nodes)
+            found.append(pattern)
+    return found
+
+
+def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: dict[fx.Node, int]) -> Pattern:
+    """The longest pattern that begins with a convolution alone."""
+    nodes = list(traced.graph.nodes)
+    best = pattern
+    for step in (_with_norm, _with_addition, _with_activation):
+        passed, reader = _reader(traced.module, best)
+        trial = replace(best, nodes=[*best.nodes, *passed])
+        longer = step(traced, trial, reader) if reader is not None and reader not in taken else None
+        if longer is not None:
+            between = nodes[order[longer.nodes[0]] : order[longer.nodes[-1]]]
+            if not any(_writes(traced.module, one) for one in between if one not in longer.nodes):
+                best = longer
+    return best
+
+
+def _reader(module: nn.Module, pattern: Pattern) -> tuple[list[fx.Node], fx.Node | None]:
+    """The only node that reads a pattern's output, and before it modules that do nothing in eval mode."""
+    passed: list[fx.Node] = []
+    last = pattern.nodes[-1]
+    while len(last.users) == 1:
+        reader = next(iter(last.users))
+        if reader.op != "call_module" or not _is_plain(_module(module, reader), _NOTHING) or _module(module, reader).training:
+            return passed, reader
+        passed.append(reader)
+        last = reader
+    return passed, None
+
+
+def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
+    """A pattern of one node, if that is a 2-D convolution with parameters of its own."""
+    if node.op == "call_module":
+        conv = _module(root, node)
+        source = source_of(conv)
+        x = _argument(node, 0, "input")
+        return Pattern(str(node.target), [node], x, source) if isinstance(source, Source) and isinstance(x, fx.Node) else None
+    if node.op == "call_function" and node.target in (torch.conv2d, _functional.conv2d):
+        return _functional_convolution(root, node)
+    return None
+
+
+def source_of(conv: nn.Module) -> Source | str:
+    """The convolution alone that a module computes; or why it is left to PyTorch, "" where it is no 2-D convolution."""
+    if not isinstance(conv, nn.Conv2d):
+        return ""
+    if type(conv) is not nn.Conv2d:
+        return f"a subclass of Conv2d ({type(conv).__name__})"
+    if _hooked(conv):
+        return "it has hooks"
+    if conv.padding_mode != "zeros":
+        return f"padding mode {conv.padding_mode!r}"
+    if "weight" not in conv._parameters:
+        return "its weight is no parameter of its own"
+    bias = Slot(conv, "bias") if conv.bias is not None else None
+    dilation = pair_of(conv.dilation)
+    padding = sides_of(conv.padding, tuple(conv.kernel_size), dilation)
+    return Source(Slot(conv, "weight"), bias, pair_of(conv.stride), padding, dilation, conv.groups)
+
+
+def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    values = dict(zip(names, (None, None, None, 1, 0, 1, 1), strict=True)) | dict(zip(names, node.args, strict=False)) | node.kwargs
+    x, weight, bias = values["input"], _slot(root, values["weight"]), _slot(root, values["bias"])
+    numbers = [values[name] for name in names[3:]]
+    if not isinstance(x, fx.Node) or weight is None or (values["bias"] is not None and bias is None) or any(map(_has_nodes, numbers)):
+        return None
+    stride, padding, dilation, groups = numbers
+    kernel = tuple(weight().shape[2:])
+    try:
+        sides = sides_of(padding, kernel, pair_of(dilation))
+        source = Source(weight, bias, pair_of(stride), sides, pair_of(dilation), int(groups))
+    except (TypeError, ValueError):
+        return None
+    return Pattern(f"{values['weight'].target}", [node], x, source)
+
+
+def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    source = None
+    if node.op == "call_module":
+        norm = _module(traced.module, node)
+        if _is_plain(norm, (nn.BatchNorm2d,)) and not norm.training and norm.running_mean is not None:
+            scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
+            mean, variance = Slot(norm, "running_mean"), Slot(norm, "running_var")
+            source = replace(pattern.source, scale=scale, shift=shift, mean=mean, variance=variance, eps=norm.eps, norm=norm)
+    elif node.op == "call_function" and node.target is _functional.batch_norm:
+        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        defaults = (None, None, None, None, None, False, 0.1, 1e-5)
+        values = dict(zip(names, defaults, strict=True)) | dict(zip(names, node.args, strict=False)) | node.kwargs
+        slots = [_slot(traced.module, values[name]) for name in names[1:5]]
+        whole = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
+        if values["training"] is False and slots[0] is not None and slots[1] is not None and whole and isinstance(values["eps"], float):
+            mean_slot, variance_slot, scale, shift = slots
+            owner = slots[0].owner
+            source = replace(
+                pattern.source, scale=scale, shift=shift, mean=mean_slot, variance=variance_slot, eps=values["eps"],
+                norm=owner if isinstance(owner, nn.BatchNorm2d) else None,
+            )  # fmt: skip
+            if owner.training or values["input"] is not pattern.nodes[-1]:
+                return None
+    return None if source is None else replace(pattern, nodes=[*pattern.nodes, node], source=source)
+
+
+def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    last = pattern.nodes[-1]
+    if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    if (node.target in _INTO_FIRST and first is not last) or first is second:  # the other operand's memory would be written
+        return None
+    other = second if first is last else first
+    if not isinstance(other, fx.Node) or traced.facts.get(other) != traced.facts.get(last) or other not in traced.facts:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, residual=True), added=other)
+
+
+def _with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    name = None
+    if node.op == "call_module":
+        module = _module(traced.module, node)
+        name = _ACTIVATION_MODULES.get(type(module)) if not _hooked(module) else None
+    elif node.op in ("call_function", "call_method") and node.args and node.args[0] is pattern.nodes[-1]:
+        name = _ACTIVATIONS.get(node.target)
+    if name is None:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, activation=name))
+
+
+# --- nodes and modules
+
+
+def _argument(node: fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+
+
+def _module(root: nn.Module, node: fx.Node) -> nn.Module:
+    return root.get_submodule(str(node.target))
+
+
+def _slot(root: nn.Module, node: Any) -> Slot | None:
+    """The parameter or buffer that a node reads; None if it reads none."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    path, _, name = str(node.target).rpartition(".")
+    owner = root.get_submodule(path)
+    return Slot(owner, name) if owner._parameters.get(name) is not None or owner._buffers.get(name) is not None else None
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of exactly one of these kinds, and nothing listens to it."""
+    return type(module) in kinds and not _hooked(module)
+
+
+def _has_nodes(value: Any) -> bool:
+    return isinstance(value, fx.Node) or (isinstance(value, tuple | list) and any(map(_has_nodes, value)))
+
+
+def pair_of(value: Any) -> tuple[int, int]:
+    """(vertical, horizontal) from an integer, or one or two of them."""
+    first, second = (value, value) if isinstance(value, int) else value if len(value) == 2 else (value[0], value[0])
+    return int(first), int(second)
+
+
+def sides_of(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Padding as PyTorch takes it: top, left, bottom, right; of "same" the odd element goes behind, as PyTorch has it."""
+    if padding == "valid":
+        return 0, 0, 0, 0
+    if padding == "same":
+        total = [step * (taps - 1) for step, taps in zip(dilation, kernel, strict=True)]
+        top, left = (one // 2 for one in total)
+        return top, left, total[0] - top, total[1] - left
+    if isinstance(padding, str):
+        raise ValueError(padding)
+    vertical, horizontal = pair_of(padding)
+    return vertical, horizontal, vertical, horizontal
+
+
+def _writes(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node may write into memory that others read; what is not known to leave it alone may."""
+    if node.op == "call_module":
+        module = _module(root, node)
+        return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn") or _hooked(module)
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    name = str(getattr(target, "__name__", ""))
+    if target in _WRITERS or name.endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args):
+        return True
+    home = str(getattr(target, "__module__", None) or "torch")
+    return not (isinstance(target, types.BuiltinFunctionType) or home.split(".")[0] in ("torch", "_operator", "operator", "builtins"))
+
+
+# --- the new graph
+
+
+def compiled(graph: fx.Graph, chosen: dict[str, Pattern], holder: str) -> Callable[..., Any]:
+    """The graph as a function of the module and its arguments, with operators ``self.<holder>.<name>`` in the place of patterns."""
+    new = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
+    mapped: dict[fx.Node, fx.Node] = {}
+    output = new.graph_copy(graph, mapped)
+    new.output(output)
+    for name, pattern in chosen.items():
+        nodes = [mapped[node] for node in pattern.nodes]
+        added = () if pattern.added is None else (mapped[pattern.added],)
+        with new.inserting_before(nodes[-1]):
+            call = new.create_node("call_module", f"{holder}.{name}", (mapped[pattern.x], *added))
+        nodes[-1].replace_all_uses_with(call)
+        mapped[pattern.nodes[-1]] = call  # a later pattern may read it
+        for node in reversed(nodes):
+            new.erase_node(node)
+    for node in reversed(list(new.nodes)):
+        if node.op == "get_attr" and not node.users:
+            new.erase_node(node)
+    code = new.python_code("self")
+    namespace = dict(code.globals)
+    name = f"<im2win.torch {id(new):x}>"
+    lines = code.src.splitlines(keepends=True)
+    linecache.cache[name] = (len(code.src), None, lines, name)
+    exec(compile(code.src, name, "exec"), namespace)
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward

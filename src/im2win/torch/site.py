@@ -1,0 +1,258 @@
+"""One place in a network where a convolution runs, with what follows it there: the parameters it reads, and the operators it may call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from im2win.problem import Conv2d, ConvError
+from im2win.reference import tolerance
+from im2win.torch import conv_op
+from im2win.torch.conv_op import Bound, Parameters, Tensor
+from im2win.torch.planning import Decision, Planner
+
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A parameter or buffer by its owner and name, so that it is read where it lives now."""
+
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The owner's own dictionary that holds it."""
+        parameters: dict[str, Any] = self.owner._parameters
+        buffers: dict[str, Any] = self.owner._buffers
+        return parameters if self.name in parameters else buffers
+
+    def __call__(self) -> Tensor:
+        tensor: Tensor = getattr(self.owner, self.name)
+        return tensor
+
+
+@dataclass(eq=False)
+class Source:
+    """What a place computes: its slots (None where it has no such tensor) and numbers, as in `conv_op.reference`.
+
+    norm: the module of the batch normalisation, if a module does it.
+    """
+
+    weight: Slot
+    bias: Slot | None
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    scale: Slot | None = None
+    shift: Slot | None = None
+    mean: Slot | None = None
+    variance: Slot | None = None
+    eps: float = 0.0
+    norm: torch.nn.Module | None = None
+    residual: bool = False
+    activation: str = "none"
+
+    @property
+    def slots(self) -> tuple[Slot | None, ...]:
+        """In the order of `conv_op.Parameters`."""
+        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """What runs in the convolution's kernel beside it, in order."""
+        parts = ("norm", self.mean is not None), ("add", self.residual), (self.activation, self.activation != "none")
+        return tuple(name for name, on in parts if on)
+
+    def parameters(self) -> Parameters:
+        """The tensors as they are now."""
+        return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
+
+
+@dataclass
+class Prepared:
+    """What became of a problem that the example brought to a place.
+
+    error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+    """
+
+    decision: Decision
+    error: float | None = None
+
+
+@dataclass(eq=False)
+class Site:
+    """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
+
+    A plain call in eager mode that needs no gradient goes straight to the bound operator. Compilers, exporters, tracers, dispatch modes and
+    autograd get the operator of `conv_op`. Under autocast, and while its normalisation is in training mode, PyTorch computes.
+
+    prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
+    """
+
+    name: str
+    source: Source
+    planner: Planner
+    preparing: bool = False
+    prepared: dict[Conv2d | None, Prepared] = field(default_factory=dict)
+    _kernels: dict[tuple[int, ...], str] = field(default_factory=dict)
+    _routes: dict[Any, Bound | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The output; residual exactly where the source adds one."""
+        if self.preparing:
+            return self._prepare(x, residual)
+        source = self.source
+        if source.norm is not None and source.norm.training:
+            return self._training(x, residual)
+        if torch.compiler.is_compiling() or type(x) is not Tensor:
+            return self._operator(x, residual, source.parameters())
+        if torch.is_autocast_enabled(x.device.type):
+            return self._plain(x, residual, source.parameters())
+        parameters: Parameters = tuple(None if one is None else one[0][one[1]] for one in self._tables)  # type: ignore[assignment]
+        if _watched() or (torch.is_grad_enabled() and _needs_grad(x, residual, *parameters)):
+            return self._operator(x, residual, parameters)
+        return self.run(x, residual, parameters)
+
+    def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        """The path of a plain call: the bound operator for this input, without PyTorch's dispatcher."""
+        key = (x.shape, x.stride(), x.dtype, x.device)
+        try:
+            bound = self._routes[key]
+        except KeyError:
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            bound = self._routes[key] = self._route(x, parameters)
+        if bound is None or (residual is not None and not _alike(residual, bound.output_shape, x)):
+            return self._plain(x, residual, parameters)
+        return bound(x, residual, parameters)
+
+    def _operator(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        s = self.source
+        weight, bias, scale, shift, mean, variance = parameters
+        kernel = next(iter(self._kernels.values()), "")
+        if len(self._kernels) > 1:
+            kernel = self._kernels.get(tuple(x.shape), kernel)
+        result: Tensor = conv_op.conv2d(
+            x, weight, bias, residual, scale, shift, mean, variance, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation, kernel
+        )
+        return result
+
+    def _plain(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        s = self.source
+        return conv_op.reference(x, parameters, residual, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+
+    def _training(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Its normalisation takes the batch's statistics: PyTorch's modules, one after another."""
+        s = self.source
+        assert s.norm is not None
+        weight, bias, *_ = s.parameters()
+        y = conv_op.reference(x, (weight, bias, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        y = s.norm(y)
+        return conv_op.activate(s.activation, y if residual is None else y + residual)
+
+    def _problem(self, x: Tensor, parameters: Parameters) -> Conv2d:
+        s = self.source
+        return conv_op.problem(x, parameters, s.residual, s.stride, s.padding, s.dilation, s.groups, s.activation)
+
+    def _route(self, x: Tensor, parameters: Parameters) -> Bound | None:
+        """The operator for an input that has not been here before."""
+        try:
+            conv = self._problem(x, parameters)
+        except ConvError as error:
+            conv_op.note(f"{self.name} {error}", f"{self.name}: {error}: PyTorch computes it")
+            return None
+        if conv in self.prepared:
+            decision = self.prepared[conv].decision
+        else:
+            if self.planner.dynamic != "build":
+                self.planner.note_other_shape(self.name, tuple(x.shape), conv.layout)
+                return None
+            decision = self.planner.decide(conv, x.device.type)
+        if decision.op is None or decision.target != x.device.type:
+            return None
+        return next(
+            (one for one in self._routes.values() if one is not None and one.name == decision.name),
+            Bound(decision.name, decision.op, self.source.eps),
+        )
+
+    # --- with the example
+
+    def _prepare(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Decides for this input, checks the operator on it, and answers with PyTorch's result."""
+        parameters = self.source.parameters()
+        y = self._plain(x, residual, parameters)
+        try:
+            conv = self._problem(x, parameters)
+            if residual is not None and not _alike(residual, y.shape, x):
+                raise ConvError("what is added has another shape or type than the output")
+        except ConvError as error:
+            self.prepared[None] = Prepared(Decision("", None, str(error)))
+            return y
+        if conv not in self.prepared:
+            decision = self.planner.decide(conv, x.device.type)
+            self.prepared[conv] = prepared = Prepared(decision)
+            if decision.op is not None:
+                prepared.error, allowed = self._compare(conv, x, residual, parameters)
+                if prepared.error <= allowed:
+                    self._kernels[tuple(x.shape)] = decision.name
+                else:
+                    prepared.decision = Decision("", None, f"wrong: error {prepared.error:.1e} over {allowed:.1e}")
+                    self._routes.clear()
+        return y
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has an operator for anything that it met."""
+        return bool(self._kernels)
+
+    def _compare(self, conv: Conv2d, x: Tensor, residual: Tensor | None, parameters: Parameters) -> tuple[float, float]:
+        """The error on this input against PyTorch in float32, and what is allowed, both relative to the largest sum of magnitudes."""
+        s = self.source
+        got = self.run(x, residual, parameters)
+        wide: Parameters = tuple(None if one is None else one.float() for one in parameters)  # type: ignore[assignment]
+        added = None if residual is None else residual.float()
+        weight, bias = conv_op.folded(wide, s.eps)
+        with _ieee():
+            want = conv_op.reference(x.float(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+            magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None)
+            sums = conv_op.reference(
+                x.float().abs(), magnitudes, None if added is None else added.abs(), 0.0, s.stride, s.padding, s.dilation, s.groups, "none"
+            )
+        finite = torch.isfinite(want) & torch.isfinite(sums)
+        if not bool(finite.any()):
+            return 0.0, 0.0
+        difference = torch.where(finite, (got.float() - want).abs(), 0.0)
+        scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
+        return float(difference.max()) / scale, tolerance(conv, self.planner.accuracy)
+
+
+@contextlib.contextmanager
+def _ieee() -> Iterator[None]:
+    """Convolutions of cuDNN without TF32."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        yield
+
+
+def _watched() -> bool:
+    """Whether something stands between this call and the kernels that must see it: a dispatch mode, a transform, a tracer."""
+    return bool(_dispatch_modes()) or _transforms() or torch._C._get_tracing_state() is not None
+
+
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return any(one is not None and one.requires_grad for one in tensors)
+
+
+def _alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
+    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
