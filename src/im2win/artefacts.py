@@ -1,8 +1,8 @@
 """Built operators kept in a folder: the next process that wants one loads it instead of compiling.
 
-Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it; the digest is of the tile, the fingerprint of the
-code behind its kernels, the device and the versions. ``<folder>/<device>/defaults/`` holds, for layers that nobody tuned, which algorithm
-and tile the model ranks first, which takes longer to find than to load.
+Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it; the digest is of the tile, the fingerprint of
+the code behind its kernels, the device and the versions. ``<folder>/<device>/defaults/`` holds, for layers that nobody tuned, which
+algorithm and tile the model ranks first, which takes longer to find than to load.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _package() -> str:
 
 
 class Artefacts:
-    """A folder of built operators. What cannot be read is built again; where nothing can be written, everything is built, and a note says so.
+    """A folder of built operators. What cannot be read is built again; where nothing can be written, all is built, and a note says so.
 
     Args:
         folder: made if it does not exist; `default_folder()` if None.

@@ -1,7 +1,7 @@
 """Files of layers met in running programs: a line a layer and run, appended under a lock, read by `im2win layers` and `im2win tune`.
 
-A line is ``{"schema": 1, "conv": KEY, "count": N, "target": "cpu" or "cuda"}``: in one run the problem occurred N times. Reading adds up the
-counts of lines of the same problem; a line that cannot be used costs that line only.
+A line is ``{"schema": 1, "conv": KEY, "count": N, "target": "cpu" or "cuda"}``: in one run the problem occurred N times. Reading adds up
+the counts of lines of the same problem; a line that cannot be used costs that line only.
 """
 
 from __future__ import annotations

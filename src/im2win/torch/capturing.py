@@ -22,10 +22,10 @@ _COMPOSITE = (_aten.conv2d.default, _aten.conv2d.padding)  # what inference mode
 class capture:
     """Notes the 2-D convolutions that PyTorch computes inside the ``with``, and adds them to a file when it ends.
 
-    ``with im2win.capture("layers.jsonl"): model(x)``. Each distinct problem (shape, element type, memory format, whether there is a bias; on
-    `im2win.torch.optimize`'s modules what is fused, too) gets a line with the number of its calls, `im2win.layer_files`. Calls run as they
-    would; backward passes are not noted, nor what code made by `torch.compile` computes: run it eagerly. Only the thread that entered is
-    watched.
+    ``with im2win.capture("layers.jsonl"): model(x)``. Each distinct problem (shape, element type, memory format, whether there is a bias;
+    in modules of `optimize` what is fused, too) gets a line with the number of its calls, `im2win.layer_files`. Calls run as
+    they would; backward passes are not noted, nor what code made by `torch.compile` computes: run it eagerly. Only the thread that
+    entered is watched.
 
     Args:
         path: the file; lines are added to what it holds, under a lock.
@@ -40,7 +40,7 @@ class capture:
         self.path = path
         self.counts: Counter[tuple[Conv2d, str]] = Counter()
         self.skipped: Counter[str] = Counter()
-        self._mode = _Mode(self)
+        self._mode: Any = _Mode(self)
 
     def __enter__(self) -> capture:
         self._mode.__enter__()
@@ -52,11 +52,11 @@ class capture:
             append_layers(self.path, self.counts)
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """Sees every operator that reaches PyTorch's dispatcher, after autograd."""
 
     def __init__(self, owner: capture) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._owner = owner
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,9 +1,9 @@
-"""`torch.ops.im2win.conv2d`: a convolution with what follows it as an operator of PyTorch, so that compilers, exporters and autograd see it.
+"""`torch.ops.im2win.conv2d`: a convolution and what follows it as an operator of PyTorch, which compilers, exporters and autograd see.
 
 ``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
-operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it runs;
-its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every other x,
-and where no artefact of that name is found, PyTorch computes the same.
+operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it
+runs; its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every
+other x, and where no artefact of that name is found, PyTorch computes the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from im2win.artefacts import Artefacts, conv_of
 from im2win.problem import Conv2d, ConvError
@@ -74,8 +73,16 @@ def activate(name: str, y: Tensor) -> Tensor:
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Of the output: channels-last if x or the weight is, as for PyTorch's convolution."""
-    last = any(suggest_memory_format(one) == torch.channels_last for one in (x, weight))
-    return torch.channels_last if last else torch.contiguous_format
+    return torch.channels_last if _is_channels_last(x) or _is_channels_last(weight) else torch.contiguous_format
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether the strides are those of channels-last memory, or of a part of it; decided by them even where a size is 1."""
+    _, channels, height, width = tensor.shape
+    batch_stride, channel_stride, row_stride, column_stride = tensor.stride()
+    if channel_stride < 1 or column_stride < channel_stride * channels or channels == height == width == 1:
+        return False
+    return row_stride >= column_stride * width and batch_stride >= row_stride * height
 
 
 def problem(
@@ -96,8 +103,8 @@ def problem(
     batch, channels, height, width = x.shape
     layout = "NHWC" if memory_format(x, weight) == torch.channels_last else "NCHW"
     return Conv2d(
-        batch, channels, height, width, weight.shape[0], tuple(weight.shape[2:]), stride, padding, dilation, groups, DTYPES[x.dtype], layout,
-        bias is not None or mean is not None, residual, activation,
+        batch, channels, height, width, weight.shape[0], tuple(weight.shape[2:]), stride, padding, dilation, groups, DTYPES[x.dtype],
+        layout, bias is not None or mean is not None, residual, activation,
     )  # fmt: skip
 
 
@@ -126,8 +133,8 @@ def folded(parameters: Parameters, eps: float) -> tuple[Tensor, Tensor | None]:
 class Bound:
     """An operator of im2win with the parameters of one place in a network, packed again when these change.
 
-    A change is another address or another version of a tensor: assignment, `load_state_dict`, optimizer steps and moves to a device are seen,
-    writing through ``.data`` and into tensors made under `inference_mode` is not.
+    A change is another address or another version of a tensor: assignment, `load_state_dict`, optimizer steps and moves to a device are
+    seen, writing through ``.data`` and into tensors made under `inference_mode` is not.
     """
 
     def __init__(self, name: str, op: Op, eps: float) -> None:
@@ -172,7 +179,10 @@ class Bound:
             self._layer, self._device = self.op.bind(weight, bias), device
         _forget(self)
         self._stamps = stamps
-        _BOUND[self.name, self.eps, *(address for _, address, _ in stamps)] = self
+        _BOUND[self._key()] = self
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.name, self.eps, *(address for _, address, _ in self._stamps)
 
     def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         """The output for an x of the operator's problem, in its memory format."""
@@ -199,9 +209,8 @@ _NOTED: set[str] = set()
 
 
 def _forget(bound: Bound) -> None:
-    key = (bound.name, bound.eps, *(address for _, address, _ in bound._stamps))
-    if _BOUND.get(key) is bound:
-        del _BOUND[key]
+    if _BOUND.get(bound._key()) is bound:
+        del _BOUND[bound._key()]
 
 
 def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None = None) -> None:
@@ -266,7 +275,8 @@ def _kernel(
         if kernel in _BUILDERS:
             name = _BUILDERS[kernel](problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation))
         else:
-            note(f"shape {kernel}", f"{kernel}: input {tuple(x.shape)} in another shape or layout than it was built for: PyTorch computes it")
+            shape = tuple(x.shape)
+            note(f"shape {kernel}", f"{kernel}: input {shape} is not of the shape and layout it was built for: PyTorch computes it")
     bound = _bound(name, eps, parameters) if name else None
     if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
         return bound(x, residual, parameters)
@@ -337,7 +347,8 @@ def _tags() -> Iterator[Any]:
 
 
 # Defined with the library rather than `torch.library.custom_op`, whose wrapper adds checks to every call.
-_LIBRARY = torch.library.Library("im2win", "DEF")
+_make: Any = torch.library.Library
+_LIBRARY = _make("im2win", "DEF")
 _LIBRARY.define(SCHEMA, tags=tuple(_tags()))
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("conv2d", _kernel, _key)

@@ -88,6 +88,7 @@ def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
     if constants:
         raise TraceFailure("its forward makes tensors of its own, which a trace would freeze")
     facts = _prove(module, graph, example)
+    _drop_rank_checks(graph, facts)
     return Traced(module, graph, facts, len(example))
 
 
@@ -123,6 +124,22 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
     if shape != wanted_shape or not all(map(_same, got, want)):
         raise TraceFailure("its traced graph computes something else than the module")
     return runner.facts
+
+
+def _drop_rank_checks(graph: fx.Graph, facts: dict[fx.Node, tuple[Any, ...]]) -> None:
+    """Removes assertions that a tensor has as many dimensions as it had on the example: they would count as its readers."""
+
+    def rank_of(node: Any) -> int | None:
+        read = isinstance(node, fx.Node) and node.target is getattr and node.args[1] == "ndim" and node.args[0] in facts
+        return len(facts[node.args[0]][0]) if read else None
+
+    for node in list(graph.nodes):
+        equal = node.args[0] if node.target is torch._assert else None
+        if isinstance(equal, fx.Node) and equal.target is operator.eq and rank_of(equal.args[0]) == equal.args[1]:
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (rank_of(node) is not None or (node.target is operator.eq and rank_of(node.args[0]) is not None)):
+            graph.erase_node(node)
 
 
 def copies(example: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -231,7 +248,8 @@ def source_of(conv: nn.Module) -> Source | str:
 
 def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    values = dict(zip(names, (None, None, None, 1, 0, 1, 1), strict=True)) | dict(zip(names, node.args, strict=False)) | node.kwargs
+    values: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
     x, weight, bias = values["input"], _slot(root, values["weight"]), _slot(root, values["bias"])
     numbers = [values[name] for name in names[3:]]
     if not isinstance(x, fx.Node) or weight is None or (values["bias"] is not None and bias is None) or any(map(_has_nodes, numbers)):
@@ -253,22 +271,19 @@ def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | Non
         if _is_plain(norm, (nn.BatchNorm2d,)) and not norm.training and norm.running_mean is not None:
             scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
             mean, variance = Slot(norm, "running_mean"), Slot(norm, "running_var")
-            source = replace(pattern.source, scale=scale, shift=shift, mean=mean, variance=variance, eps=norm.eps, norm=norm)
+            eps: Any = norm.eps
+            source = replace(pattern.source, scale=scale, shift=shift, mean=mean, variance=variance, eps=eps, norm=norm)
     elif node.op == "call_function" and node.target is _functional.batch_norm:
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         defaults = (None, None, None, None, None, False, 0.1, 1e-5)
-        values = dict(zip(names, defaults, strict=True)) | dict(zip(names, node.args, strict=False)) | node.kwargs
+        values: dict[str, Any] = dict(zip(names, defaults, strict=True))
+        values |= dict(zip(names, node.args, strict=False)) | node.kwargs
         slots = [_slot(traced.module, values[name]) for name in names[1:5]]
         whole = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
-        if values["training"] is False and slots[0] is not None and slots[1] is not None and whole and isinstance(values["eps"], float):
+        fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is pattern.nodes[-1]
+        if fixed and whole and slots[0] is not None and slots[1] is not None:
             mean_slot, variance_slot, scale, shift = slots
-            owner = slots[0].owner
-            source = replace(
-                pattern.source, scale=scale, shift=shift, mean=mean_slot, variance=variance_slot, eps=values["eps"],
-                norm=owner if isinstance(owner, nn.BatchNorm2d) else None,
-            )  # fmt: skip
-            if owner.training or values["input"] is not pattern.nodes[-1]:
-                return None
+            source = replace(pattern.source, scale=scale, shift=shift, mean=mean_slot, variance=variance_slot, eps=values["eps"])
     return None if source is None else replace(pattern, nodes=[*pattern.nodes, node], source=source)
 
 
@@ -363,7 +378,8 @@ def _writes(root: nn.Module, node: fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
     name = str(getattr(target, "__name__", ""))
-    if target in _WRITERS or name.endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args):
+    told = "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args)  # True: perhaps `inplace`
+    if told or target in _WRITERS or name.endswith("_"):
         return True
     home = str(getattr(target, "__module__", None) or "torch")
     return not (isinstance(target, types.BuiltinFunctionType) or home.split(".")[0] in ("torch", "_operator", "operator", "builtins"))

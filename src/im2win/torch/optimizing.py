@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from im2win.reference import Accuracy
 from im2win.torch import graph
-from im2win.torch.conv_op import log
+from im2win.torch.conv_op import log, note
 from im2win.torch.graph import Pattern, Traced, TraceFailure
 from im2win.torch.planning import Dynamic, Planner, Untuned
 from im2win.torch.report import LayerReport, Report
@@ -43,7 +43,11 @@ class Optimized(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
         held = self._im2win
-        if self.training or held.forward is None or len(args) + len(kwargs) != held.given:
+        if self.training or held.forward is None:
+            return super().forward(*args, **kwargs)
+        if len(args) + len(kwargs) != held.given:
+            name = type(self).__name__
+            note(f"arguments {name}", f"{name}: called with other arguments than the example's: PyTorch computes such calls")
             return super().forward(*args, **kwargs)
         return held.forward(self, *args, **kwargs)
 
@@ -73,23 +77,23 @@ def optimize(
 ) -> Any:
     """A module of the same class that computes the same in eval mode, its convolutions on im2win's operators.
 
-    Every `Conv2d` gets the operator that the look-up ladder names for the shape, type, memory format and device that the example brings to it,
-    with the batch normalisation, addition and activation (ReLU, ReLU6, SiLU) behind it in the same kernel where the graph that torch.fx
+    Every `Conv2d` gets the operator that the look-up ladder names for the shape, type, memory format and device that the example brings to
+    it, with the batch normalisation, addition and activation (ReLU, ReLU6, SiLU) behind it in the same kernel where the graph that torch.fx
     traces shows that nobody else sees what is between. Where torch.fx cannot trace the module, convolutions are swapped one by one and
     nothing is fused. Each operator is checked on the example against PyTorch; one that is wrong is not used. `im2win_report` of the result
     says what became of each layer.
 
     The result shares parameters, buffers and submodules with `module`, which stays as it is: `state_dict` has the same keys and tensors.
     Filters are packed once, which takes as much memory again, and packed anew when their tensors change: in the call after
-    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts (writing through ``.data`` is not). Not for
-    pickle: save the `state_dict`, or export with `torch.export`.
+    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts (writing through ``.data`` is not). It can be
+    copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
 
     PyTorch computes instead: in training mode; for inputs of another shape, type or memory format than the example's (a note is logged
-    once); under autocast; where gradients are needed, the backward pass: gradients are PyTorch's own, of its `convolution_backward`, whatever
-    computed the output. Hooks of a module that was fused with another do not run; modules that have hooks now are left alone.
+    once); under autocast. Gradients are always PyTorch's own, of its `convolution_backward`, whatever computed the output. Hooks of modules
+    that are fused do not run; modules that have hooks now are left alone.
 
-    Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them after
-    one call; later changes of filters reach the graph with the next call outside it. `torch.compile` and `torch.export` see
+    Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them
+    after one call; a later change of filters reaches the graph with the next call outside it. `torch.compile` and `torch.export` see
     `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators in the cache
     (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
 
@@ -98,7 +102,7 @@ def optimize(
         example_input: a tensor, or a tuple of the positional arguments of `module.forward`; on the module's device.
         logs: a folder of tuning records looked up before those that ship with the package.
         cache: folder that keeps built operators, so that the next process compiles nothing; the platform's cache folder if None.
-        untuned: what layers get of which no record tells on this device: "default" is a neighbour's tile or the model's, "keep" PyTorch's.
+        untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
         dynamic: what inputs of other shapes get: "fallback" is PyTorch's, "build" an operator built (or loaded) at the first such call.
         accuracy, threads: as for `im2win.build`.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,31 +216,22 @@ class Site:
         return bool(self._kernels)
 
     def _compare(self, conv: Conv2d, x: Tensor, residual: Tensor | None, parameters: Parameters) -> tuple[float, float]:
-        """The error on this input against PyTorch in float32, and what is allowed, both relative to the largest sum of magnitudes."""
+        """The error on this input against PyTorch in float64, and what is allowed, both relative to the largest sum of magnitudes."""
         s = self.source
         got = self.run(x, residual, parameters)
-        wide: Parameters = tuple(None if one is None else one.float() for one in parameters)  # type: ignore[assignment]
-        added = None if residual is None else residual.float()
+        wide: Parameters = tuple(None if one is None else one.double() for one in parameters)  # type: ignore[assignment]
+        added = None if residual is None else residual.double()
+        want = conv_op.reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
         weight, bias = conv_op.folded(wide, s.eps)
-        with _ieee():
-            want = conv_op.reference(x.float(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
-            magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None)
-            sums = conv_op.reference(
-                x.float().abs(), magnitudes, None if added is None else added.abs(), 0.0, s.stride, s.padding, s.dilation, s.groups, "none"
-            )
+        magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None)
+        added = None if added is None else added.abs()
+        sums = conv_op.reference(x.double().abs(), magnitudes, added, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
         finite = torch.isfinite(want) & torch.isfinite(sums)
         if not bool(finite.any()):
             return 0.0, 0.0
-        difference = torch.where(finite, (got.float() - want).abs(), 0.0)
+        difference = torch.where(finite, (got.double() - want).abs(), 0.0)
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
         return float(difference.max()) / scale, tolerance(conv, self.planner.accuracy)
-
-
-@contextlib.contextmanager
-def _ieee() -> Iterator[None]:
-    """Convolutions of cuDNN without TF32."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
-        yield
 
 
 def _watched() -> bool:
