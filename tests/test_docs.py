@@ -18,7 +18,7 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 TEXTS = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") if folder.is_dir() for path in folder.glob("*.md"))
-EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": []}
+EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_pytorch_resnet.py": ["18", "32"]}
 
 
 def run(words: list[str], folder: Path) -> str:

@@ -82,12 +82,13 @@ def _problem(func: Any, args: Any, kwargs: dict[str, Any]) -> Conv2d | None:
         values = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1} | dict(zip(names, args, strict=False)) | kwargs
         x, weight, bias, stride, padding, dilation, groups = (values[name] for name in names)
     elif func is conv_op.conv2d:
-        x, weight, bias, residual, scale, shift, mean, variance, _, stride, padding, dilation, groups, activation, _ = args
-        parameters = weight, bias, scale, shift, mean, variance
+        x, weight, bias, residual, *norm, _, stride, padding, dilation, groups, activation, _ = args
+        parameters = weight, bias, *norm
         return conv_op.problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation)
     else:
         return None
     if weight.dim() != 4:
         raise ConvError(f"a convolution over {weight.dim() - 2} dimensions")
     sides = sides_of(padding, tuple(weight.shape[2:]), pair_of(dilation))
-    return conv_op.problem(x, (weight, bias, None, None, None, None), False, pair_of(stride), sides, pair_of(dilation), groups, "none")
+    alone = weight, bias, None, None, None, None, None
+    return conv_op.problem(x, alone, False, pair_of(stride), sides, pair_of(dilation), groups, "none")

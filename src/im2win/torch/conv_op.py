@@ -24,12 +24,17 @@ from im2win.runtime import Op
 log = logging.getLogger("im2win.torch")
 
 Tensor = torch.Tensor
-Parameters = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""weight, bias, and of the normalisation scale, shift, mean and variance."""
+Maybe = Tensor | None
+Parameters = tuple[Tensor, Maybe, Maybe, Maybe, Maybe, Maybe, Maybe]
+"""weight, bias, and of the normalisation scale, shift, mean, variance and counter.
+
+counter: `num_batches_tracked`. Nothing computes with it; but training writes mean and variance without PyTorch counting that as a change of
+theirs, and counts batches here.
+"""
 
 SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, "
-    "float eps, int[] stride, int[] padding, int[] dilation, int groups, str activation, str kernel) -> Tensor"
+    "Tensor? counter, float eps, int[] stride, int[] padding, int[] dilation, int groups, str activation, str kernel) -> Tensor"
 )
 DTYPES = {torch.float32: "float32", torch.float16: "float16"}
 
@@ -58,7 +63,7 @@ def reference(
     activation: str,
 ) -> Tensor:  # fmt: skip
     """The same by PyTorch's own operators, differentiable as they are."""
-    weight, bias, scale, shift, mean, variance = parameters
+    weight, bias, scale, shift, mean, variance, _ = parameters
     padded, sides = _symmetric(x, padding)
     y = torch.conv2d(padded, weight, bias, stride, sides, dilation, groups)
     if mean is not None:
@@ -114,7 +119,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 def folded(parameters: Parameters, eps: float) -> tuple[Tensor, Tensor | None]:
     """Filters and bias with the normalisation in them, computed in float64, of the weight's type."""
-    weight, bias, scale, shift, mean, variance = (None if one is None else one.detach() for one in parameters)
+    weight, bias, scale, shift, mean, variance = (None if one is None else one.detach() for one in parameters[:6])
     assert weight is not None
     if mean is None or variance is None:
         return weight, bias
@@ -133,8 +138,8 @@ def folded(parameters: Parameters, eps: float) -> tuple[Tensor, Tensor | None]:
 class Bound:
     """An operator of im2win with the parameters of one place in a network, packed again when these change.
 
-    A change is another address or another version of a tensor: assignment, `load_state_dict`, optimizer steps and moves to a device are
-    seen, writing through ``.data`` and into tensors made under `inference_mode` is not.
+    A change is another address or another version of a tensor: assignment, `load_state_dict`, training and moves to a device are seen,
+    writing through ``.data`` and into tensors made under `inference_mode` is not.
     """
 
     def __init__(self, name: str, op: Op, eps: float) -> None:
@@ -262,11 +267,10 @@ def _fits(name: str, x: Tensor, weight: Tensor) -> bool:
 
 
 def _kernel(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-    mean: Tensor | None, variance: Tensor | None, eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    activation: str, kernel: str,
+    x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, scale: Maybe, shift: Maybe, mean: Maybe, variance: Maybe, counter: Maybe,
+    eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
 ) -> Tensor:  # fmt: skip
-    parameters = (weight, bias, scale, shift, mean, variance)
+    parameters = (weight, bias, scale, shift, mean, variance, counter)
     name: str | None = kernel
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         name = None
@@ -286,9 +290,8 @@ def _kernel(
 
 
 def _fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-    mean: Tensor | None, variance: Tensor | None, eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    activation: str, kernel: str,
+    x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, scale: Maybe, shift: Maybe, mean: Maybe, variance: Maybe, counter: Maybe,
+    eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
 ) -> Tensor:  # fmt: skip
     def size(i: int) -> Any:
         return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
@@ -299,7 +302,7 @@ def _fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
-    ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[8:14]
+    ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
     ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, output)
 
 
@@ -336,7 +339,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         top, left = ctx.padding[:2]
         of_x = of_x[:, :, top : top + x.shape[2], left : left + x.shape[3]]
     return (
-        of_x, of_weight, of_bias if wants[2] else None, of_residual if wants[3] else None, of_scale, of_shift, *[None] * 9
+        of_x, of_weight, of_bias if wants[2] else None, of_residual if wants[3] else None, of_scale, of_shift, *[None] * 10
     )  # fmt: skip
 
 

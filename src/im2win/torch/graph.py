@@ -117,7 +117,8 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
 
     runner = _Facts(fx.GraphModule(module, graph))
     try:
-        got, shape = tree_flatten(runner.run(*copies(example)))
+        runner.run(*copies(example))
+        got, shape = tree_flatten(compiled(graph, {}, "")(module, *copies(example)))
     except Exception as error:  # of the module's own code
         raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
     want, wanted_shape = tree_flatten(module(*copies(example)))
@@ -265,26 +266,36 @@ def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
 
 
 def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
-    source = None
     if node.op == "call_module":
-        norm = _module(traced.module, node)
-        if _is_plain(norm, (nn.BatchNorm2d,)) and not norm.training and norm.running_mean is not None:
-            scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
-            mean, variance = Slot(norm, "running_mean"), Slot(norm, "running_var")
-            eps: Any = norm.eps
-            source = replace(pattern.source, scale=scale, shift=shift, mean=mean, variance=variance, eps=eps, norm=norm)
+        changes = _norm_of_module(_module(traced.module, node))
     elif node.op == "call_function" and node.target is _functional.batch_norm:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-        defaults = (None, None, None, None, None, False, 0.1, 1e-5)
-        values: dict[str, Any] = dict(zip(names, defaults, strict=True))
-        values |= dict(zip(names, node.args, strict=False)) | node.kwargs
-        slots = [_slot(traced.module, values[name]) for name in names[1:5]]
-        whole = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
-        fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is pattern.nodes[-1]
-        if fixed and whole and slots[0] is not None and slots[1] is not None:
-            mean_slot, variance_slot, scale, shift = slots
-            source = replace(pattern.source, scale=scale, shift=shift, mean=mean_slot, variance=variance_slot, eps=values["eps"])
-    return None if source is None else replace(pattern, nodes=[*pattern.nodes, node], source=source)
+        changes = _norm_of_function(traced.module, node, pattern.nodes[-1])
+    else:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, **changes)) if changes else None
+
+
+def _norm_of_module(norm: nn.Module) -> dict[str, Any]:
+    """Fields of a `Source`; none where a module is no batch normalisation with fixed statistics."""
+    if not _is_plain(norm, (nn.BatchNorm2d,)) or norm.training or norm.running_mean is None:
+        return {}
+    scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
+    statistics = {"mean": Slot(norm, "running_mean"), "variance": Slot(norm, "running_var"), "counter": _counter(norm)}
+    return {"scale": scale, "shift": shift, **statistics, "eps": norm.eps, "norm": norm}
+
+
+def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, Any]:
+    """The same of a call, which has no module that could go on in training mode."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    values: dict[str, Any] = dict(zip(names, (None, None, None, None, None, False, 0.1, 1e-5), strict=True))
+    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    mean, variance, scale, shift = slots = [_slot(root, values[name]) for name in names[1:5]]
+    known = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
+    fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is x
+    if not (known and fixed) or mean is None or variance is None:
+        return {}
+    statistics = {"mean": mean, "variance": variance, "counter": _counter(mean.owner)}
+    return {"scale": scale, "shift": shift, **statistics, "eps": values["eps"]}
 
 
 def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
@@ -330,6 +341,10 @@ def _slot(root: nn.Module, node: Any) -> Slot | None:
     path, _, name = str(node.target).rpartition(".")
     owner = root.get_submodule(path)
     return Slot(owner, name) if owner._parameters.get(name) is not None or owner._buffers.get(name) is not None else None
+
+
+def _counter(norm: nn.Module) -> Slot | None:
+    return Slot(norm, "num_batches_tracked") if norm._buffers.get("num_batches_tracked") is not None else None
 
 
 def _hooked(module: nn.Module) -> bool:

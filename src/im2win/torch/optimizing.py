@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -155,7 +156,13 @@ def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, S
 def _like(module: nn.Module, held: Holder) -> Any:
     """A module with everything that is `module`'s, of a class that is a subclass of its."""
     kind = type(module)
-    result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), {"__module__": kind.__module__}))
+
+    @functools.wraps(kind.forward)  # and its signature, which exporters look at
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Optimized.forward(self, *args, **kwargs)
+
+    members = {"__module__": kind.__module__, "forward": forward}
+    result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), members))
     result.__dict__.update(vars(module))
     result.__dict__[HOLDER] = held
     return result

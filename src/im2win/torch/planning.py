@@ -78,22 +78,25 @@ class Planner:
         """The decision for a problem on "cpu" or "cuda"; what may not be built stays with PyTorch, for the reason given.
 
         Raises:
+            ValueError: `threads` are not there.
             NoGpuError: target "cuda" without a usable GPU. ToolchainError: no linker, or no CUDA compiler, and no artefact in the cache.
         """
+        from im2win.backends import device_for
+
         key = conv, target
         if key not in self._decided:
+            device = device_for(target, self.threads if target == "cpu" else None)
             try:
-                self._decided[key] = self._decide(conv, target)
+                self._decided[key] = self._decide(conv, target, device)
             except ValueError as error:  # no algorithm, or no legal tile
                 self._decided[key] = Decision("", None, str(error))
         return self._decided[key]
 
-    def _decide(self, conv: Conv2d, target: str) -> Decision:
+    def _decide(self, conv: Conv2d, target: str, device: Any) -> Decision:
         from im2win.algorithms import ALGORITHMS, candidates
-        from im2win.backends import backend_for, device_for
+        from im2win.backends import backend_for
         from im2win.lookup import search
 
-        device = device_for(target, self.threads if target == "cpu" else None)
         names = [row.name for row in candidates("auto", conv, target, self.accuracy)]
         found = search(conv, device, names, self.logs, self.accuracy)
         record, rung = found.record, found.rung

@@ -54,6 +54,7 @@ class Source:
     shift: Slot | None = None
     mean: Slot | None = None
     variance: Slot | None = None
+    counter: Slot | None = None
     eps: float = 0.0
     norm: torch.nn.Module | None = None
     residual: bool = False
@@ -62,7 +63,7 @@ class Source:
     @property
     def slots(self) -> tuple[Slot | None, ...]:
         """In the order of `conv_op.Parameters`."""
-        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance
+        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -138,12 +139,12 @@ class Site:
 
     def _operator(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         s = self.source
-        weight, bias, scale, shift, mean, variance = parameters
+        weight, bias, *norm = parameters
         kernel = next(iter(self._kernels.values()), "")
         if len(self._kernels) > 1:
             kernel = self._kernels.get(tuple(x.shape), kernel)
         result: Tensor = conv_op.conv2d(
-            x, weight, bias, residual, scale, shift, mean, variance, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation, kernel
+            x, weight, bias, residual, *norm, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation, kernel
         )
         return result
 
@@ -156,7 +157,7 @@ class Site:
         s = self.source
         assert s.norm is not None
         weight, bias, *_ = s.parameters()
-        y = conv_op.reference(x, (weight, bias, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        y = conv_op.reference(x, (weight, bias, None, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
         y = s.norm(y)
         return conv_op.activate(s.activation, y if residual is None else y + residual)
 
@@ -223,7 +224,7 @@ class Site:
         added = None if residual is None else residual.double()
         want = conv_op.reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
         weight, bias = conv_op.folded(wide, s.eps)
-        magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None)
+        magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None, None)
         added = None if added is None else added.abs()
         sums = conv_op.reference(x.double().abs(), magnitudes, added, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
         finite = torch.isfinite(want) & torch.isfinite(sums)
