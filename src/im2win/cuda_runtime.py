@@ -129,6 +129,11 @@ class CudaLayer:
         self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
         return out
 
+    def run(self, x: Any, residual: Any, out: Any) -> None:
+        """A call without its checks: PyTorch tensors of the right shape, type, device and memory order that require no gradient."""
+        added = () if residual is None else (residual,)
+        self._kernels(x, x.new_empty(self._made) if self._made else None, *self._packed, *added, out)
+
     @property
     def transforms(self) -> bool:
         """Whether a call makes a tensor of windows before the product, or parts of it."""

@@ -140,70 +140,80 @@ class Bound:
 
     A change is another address or another version of a tensor: assignment, `load_state_dict`, training and moves to a device are seen,
     writing through ``.data`` and into tensors made under `inference_mode` is not.
+
+    output_shape: of the output, [batch, channels, height, width].
     """
 
     def __init__(self, name: str, op: Op, eps: float) -> None:
         self.name, self.op, self.eps = name, op, eps
         conv = op.conv
+        channels, (height, width) = conv.out_channels, conv.output_size
+        self.output_shape = torch.Size((conv.batch, channels, height, width))
         self._nhwc = conv.layout == "NHWC"
-        self.output_shape = torch.Size((conv.batch, conv.out_channels, *conv.output_size))
+        plane = height * width
+        self._strides = (channels * plane, 1, width * channels, channels) if self._nhwc else (channels * plane, plane, width, 1)
         self._layer: Any = None
         self._device: torch.device | None = None
-        self._stamps: list[tuple[Tensor, int, int]] = []  # the tensor (so that its address stays its own), its address, its version
+        self._held: list[Tensor] = []  # so that addresses stay their own
+        self._stamps: list[tuple[int, int]] = []  # address and version
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Bound:
         return Bound(self.name, self.op, self.eps)
 
-    def layer(self, parameters: Parameters) -> Any:
-        """`im2win.Layer` with these parameters' values."""
-        given = [one for one in parameters if one is not None]
+    def fresh(self, given: Sequence[Tensor]) -> bool:
+        """Whether these are the parameters that it was bound with, unchanged."""
         try:
-            for one, (_, address, version) in zip(given, self._stamps, strict=True):
-                if one.data_ptr() != address or one._version != version:
-                    break
-            else:
-                return self._layer
+            for one, (address, version) in zip(given, self._stamps, strict=True):
+                if one._version != version or one.data_ptr() != address:
+                    return False
         except (RuntimeError, ValueError):  # no version under inference_mode; or nothing bound yet
-            if [(one.data_ptr(), _version(one)) for one in given] == [stamp[1:] for stamp in self._stamps]:
-                return self._layer
+            return [_stamp(one) for one in given] == self._stamps
+        return True
+
+    def refresh(self, parameters: Parameters) -> None:
+        """Packs filters and bias anew unless they are fresh: where the last ones lie, if that is on the same device."""
+        given = [one for one in parameters if one is not None]
         with self._lock:
-            self._bind(parameters, given)
-        return self._layer
+            if not self.fresh(given):
+                self._bind(parameters, given)
 
     def _bind(self, parameters: Parameters, given: list[Tensor]) -> None:
         device = parameters[0].device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("filters are packed by a call outside a CUDA graph: call the module once before capturing it.")
-        stamps = [(one.detach(), one.data_ptr(), _version(one)) for one in given]
+        stamps = [_stamp(one) for one in given]
         with torch.no_grad():
             weight, bias = folded(parameters, self.eps)
         if self._layer is not None and device == self._device:
             self._layer.rebind(weight, bias)
         else:
             self._layer, self._device = self.op.bind(weight, bias), device
-        _forget(self)
-        self._stamps = stamps
+        if _BOUND.get(self._key()) is self:
+            del _BOUND[self._key()]
+        self._stamps, self._held = stamps, [one.detach() for one in given]
         _BOUND[self._key()] = self
 
     def _key(self) -> tuple[Any, ...]:
-        return self.name, self.eps, *(address for _, address, _ in self._stamps)
+        return self.name, self.eps, *(address for address, _ in self._stamps)
 
-    def __call__(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        """The output for an x of the operator's problem, in its memory format."""
-        layer = self.layer(parameters)
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output for an x of the operator's problem, in its memory format. Nothing is checked but the order of memory."""
         if x.requires_grad:
             x = x.detach()
         if residual is not None and residual.requires_grad:
             residual = residual.detach()
-        if not self._nhwc:
-            return layer(x.contiguous(), None if residual is None else residual.contiguous())  # type: ignore[no-any-return]
-        added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-        return layer(x.permute(0, 2, 3, 1).contiguous(), added).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        y = x.new_empty_strided(self.output_shape, self._strides)
+        if self._nhwc:
+            added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
+            self._layer.run(x.permute(0, 2, 3, 1).contiguous(), added, y.permute(0, 2, 3, 1))
+        else:
+            self._layer.run(x.contiguous(), None if residual is None else residual.contiguous(), y)
+        return y
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 _BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()
@@ -211,11 +221,6 @@ _OWN: dict[Any, Bound] = {}  # of programs that were exported or compiled elsewh
 _OPS: dict[str, Op | None] = {}
 _BUILDERS: dict[str, Callable[[Conv2d], str | None]] = {}
 _NOTED: set[str] = set()
-
-
-def _forget(bound: Bound) -> None:
-    if _BOUND.get(bound._key()) is bound:
-        del _BOUND[bound._key()]
 
 
 def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None = None) -> None:
@@ -252,7 +257,7 @@ def _bound(name: str, eps: float, parameters: Parameters) -> Bound | None:
     found = _BOUND.get(key)
     if found is None and (op := operator(name)) is not None:
         found = Bound(name, op, eps)
-        found.layer(parameters)
+        found.refresh(parameters)
         _OWN[key] = found
         weakref.finalize(parameters[0], _OWN.pop, key, None).atexit = False
     return found
@@ -283,7 +288,8 @@ def _kernel(
             note(f"shape {kernel}", f"{kernel}: input {shape} is not of the shape and layout it was built for: PyTorch computes it")
     bound = _bound(name, eps, parameters) if name else None
     if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
-        return bound(x, residual, parameters)
+        bound.refresh(parameters)
+        return bound(x, residual)
     with torch.no_grad():
         y = reference(x, parameters, residual, eps, stride, padding, dilation, groups, activation)
         return y.contiguous(memory_format=memory_format(x, weight))

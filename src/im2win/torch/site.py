@@ -15,6 +15,7 @@ from im2win.torch.planning import Decision, Planner
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_tracer = torch._C._get_tracing_state
 _MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
 
 
@@ -107,35 +108,46 @@ class Site:
 
     def __post_init__(self) -> None:
         self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
+        self._present = [one for one in self._tables if one is not None]
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output; residual exactly where the source adds one."""
         if self.preparing:
             return self._prepare(x, residual)
-        source = self.source
-        if source.norm is not None and source.norm.training:
+        norm = self.source.norm
+        if norm is not None and norm.training:
             return self._training(x, residual)
         if torch.compiler.is_compiling() or type(x) is not Tensor:
-            return self._operator(x, residual, source.parameters())
+            return self._operator(x, residual, self.source.parameters())
         if torch.is_autocast_enabled(x.device.type):
-            return self._plain(x, residual, source.parameters())
-        parameters: Parameters = tuple(None if one is None else one[0][one[1]] for one in self._tables)  # type: ignore[assignment]
-        if _watched() or (torch.is_grad_enabled() and _needs_grad(x, residual, *parameters)):
-            return self._operator(x, residual, parameters)
-        return self.run(x, residual, parameters)
+            return self._plain(x, residual, self.source.parameters())
+        given = [table[name] for table, name in self._present]
+        # what stands between this call and the kernels, and must see it: a dispatch mode, a transform, a tracer, autograd
+        if _dispatch_modes() or _transforms() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
+            return self._operator(x, residual, self.source.parameters())
+        return self.run(x, residual, given)
 
-    def run(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
-        """The path of a plain call: the bound operator for this input, without PyTorch's dispatcher."""
-        key = (x.shape, x.stride(), x.dtype, x.device)
+    def run(self, x: Tensor, residual: Tensor | None, given: list[Tensor]) -> Tensor:
+        """The path of a plain call: the bound operator for this input, without PyTorch's dispatcher.
+
+        Args:
+            given: the parameters as they are, without those that the source has not.
+        """
         try:
-            bound = self._routes[key]
+            bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
         except KeyError:
-            if len(self._routes) >= _MOST_ROUTES:
-                self._routes.clear()
-            bound = self._routes[key] = self._route(x, parameters)
+            bound = self._new_route(x)
         if bound is None or (residual is not None and not _alike(residual, bound.output_shape, x)):
-            return self._plain(x, residual, parameters)
-        return bound(x, residual, parameters)
+            return self._plain(x, residual, self.source.parameters())
+        if not bound.fresh(given):
+            bound.refresh(self.source.parameters())
+        return bound(x, residual)
+
+    def _new_route(self, x: Tensor) -> Bound | None:
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        bound = self._routes[x.shape, x.stride(), x.dtype, x.device] = self._route(x, self.source.parameters())
+        return bound
 
     def _operator(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         s = self.source
@@ -219,7 +231,7 @@ class Site:
     def _compare(self, conv: Conv2d, x: Tensor, residual: Tensor | None, parameters: Parameters) -> tuple[float, float]:
         """The error on this input against PyTorch in float64, and what is allowed, both relative to the largest sum of magnitudes."""
         s = self.source
-        got = self.run(x, residual, parameters)
+        got = self.run(x, residual, [one for one in parameters if one is not None])
         wide: Parameters = tuple(None if one is None else one.double() for one in parameters)  # type: ignore[assignment]
         added = None if residual is None else residual.double()
         want = conv_op.reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
@@ -233,11 +245,6 @@ class Site:
         difference = torch.where(finite, (got.double() - want).abs(), 0.0)
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
         return float(difference.max()) / scale, tolerance(conv, self.planner.accuracy)
-
-
-def _watched() -> bool:
-    """Whether something stands between this call and the kernels that must see it: a dispatch mode, a transform, a tracer."""
-    return bool(_dispatch_modes()) or _transforms() or torch._C._get_tracing_state() is not None
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
