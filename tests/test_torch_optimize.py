@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,16 @@ from ops import host  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
+from im2win import cuda_runtime  # noqa: E402
+from im2win.algorithms import ALGORITHMS  # noqa: E402
 from im2win.artefacts import Artefacts  # noqa: E402
+from im2win.backends import backend_for  # noqa: E402
+from im2win.gpu import H200, NoGpuError  # noqa: E402
 from im2win.problem import Conv2d  # noqa: E402
 from im2win.ranking import default_tile  # noqa: E402
 from im2win.torch import conv_op, site  # noqa: E402
 from im2win.torch.conv_op import Bound  # noqa: E402
+from im2win.torch.planning import Planner  # noqa: E402
 
 X = integers(2, 5, 12, 14)
 
@@ -249,6 +255,19 @@ def test_changes_of_parameters_are_seen(calls: list[str]) -> None:
     calls.clear()
     equal(twin, plain)
     assert len(calls) == 3
+
+
+def test_what_pytorch_does_not_count_is_packed_on_demand() -> None:
+    for module in (with_integers(Residual()), with_integers(Heads())):
+        fast = optimized(nn.Sequential(module).eval() if isinstance(module, Heads) else module)
+        for one in module.parameters():
+            one.data.neg_()
+        im2win.torch.repack(nn.ModuleList([fast]))
+        with torch.inference_mode():
+            y, expected = fast(X), module(X)
+            assert all(map(torch.equal, y, expected))
+    with pytest.raises(ValueError, match=r"`module` \(a Conv2d\) must be a result of im2win.torch.optimize"):
+        im2win.torch.repack(nn.Conv2d(1, 1, 1))
 
 
 def test_shared_modules_and_parameters() -> None:
@@ -477,6 +496,46 @@ def test_a_call_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Non
         sys.setprofile(counted)
         place(X)
         sys.setprofile(None)
-    assert count < 80, count
+    assert count < 50, count
     with pytest.raises(TypeError):  # gradients need the operator
         place(X)
+
+
+# --- a GPU's side, as far as it goes without one
+
+
+def test_the_ladder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of the plain convolution serves it with any epilogue; without a GPU nothing is decided."""
+    conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-bias-add-relu")
+    with pytest.raises(NoGpuError):
+        Planner().decide(conv, "cuda")
+    monkeypatch.setattr("im2win.backends.device_for", lambda target, threads=None: H200)
+    monkeypatch.setattr(Artefacts, "get", lambda self, conv, algorithm, tile, device, tuned: (f"{device.name} {algorithm}", object()))
+    for problem, reason in ((conv, "other epilogue"), (conv.with_(bias=False, residual=False, activation=None), "exact")):
+        decision = Planner(untuned="keep").decide(problem, "cuda")
+        assert (decision.reason, decision.target) == (reason, "cuda") and decision.name.startswith("nvidia-h200 ")
+    other = Planner(untuned="keep").decide(conv.with_(kernel=(5, 5)), "cuda")
+    assert other.op is None and other.reason == "no record of this layer on this device"
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "im2win"])
+def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call hands to the kernels, in their order; filters bound anew lie where the old ones were."""
+    conv = Conv2d.parse("n1-c32x14x14-k64x3x3-bias-add-float16")
+    row, backend = ALGORITHMS[algorithm], backend_for(H200)
+    _, tile = backend.ranked(conv, row)[0]
+    seen: list[Any] = []
+    made = row.cuda.made_bytes(conv, tile) // conv.itemsize if row.cuda else 0
+    manifest = SimpleNamespace(pack=backend.pack(conv, tile), made=made)
+    op: Any = SimpleNamespace(conv=conv, manifest=manifest, kernels=lambda *tensors: seen.extend(tensors))
+    monkeypatch.setattr(cuda_runtime, "_upload", lambda array, device: torch.from_numpy(array).clone())
+    w, bias = integers(*conv.filter_shape).half(), integers(64).half()
+    layer, other = cuda_runtime.CudaLayer(op, w, bias), cuda_runtime.CudaLayer(op, -w, -bias)
+    x, residual, out = (torch.zeros(shape, dtype=torch.float16) for shape in (conv.input_shape, conv.output_shape, conv.output_shape))
+    layer.run(x, residual, out)
+    data, scratch, filters, biases, added, output = seen
+    assert (data is x, added is residual, output is out) == (True, True, True)
+    assert scratch is None if algorithm == "direct" else scratch.numel() == made > 0
+    address = filters.data_ptr()
+    layer.rebind(-w, -bias)
+    assert filters.data_ptr() == address and torch.equal(filters, other._packed[0]) and torch.equal(biases, -bias)

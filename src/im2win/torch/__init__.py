@@ -2,7 +2,7 @@
 
 from im2win.torch import conv_op as conv_op
 from im2win.torch.capturing import capture
-from im2win.torch.optimizing import optimize
+from im2win.torch.optimizing import optimize, repack
 from im2win.torch.report import LayerReport, Report
 
-__all__ = ["LayerReport", "Report", "capture", "optimize"]
+__all__ = ["LayerReport", "Report", "capture", "optimize", "repack"]

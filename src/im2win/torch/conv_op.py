@@ -171,11 +171,11 @@ class Bound:
             return [_stamp(one) for one in given] == self._stamps
         return True
 
-    def refresh(self, parameters: Parameters) -> None:
-        """Packs filters and bias anew unless they are fresh: where the last ones lie, if that is on the same device."""
+    def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
+        """Packs filters and bias anew unless they are fresh, or in any case: where the last ones lie, if that is on the same device."""
         given = [one for one in parameters if one is not None]
         with self._lock:
-            if not self.fresh(given):
+            if force or not self.fresh(given):
                 self._bind(parameters, given)
 
     def _bind(self, parameters: Parameters, given: list[Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,14 @@ HOLDER = "_im2win"
 
 
 class Holder:
-    """What an optimised module holds beside its own: the sites as attributes, the function that runs them, the report."""
+    """What an optimised module holds beside its own: its sites, also as attributes, the function that runs them, the report.
 
-    def __init__(self, report: Report, given: int, forward: Callable[..., Any] | None = None) -> None:
-        self.report, self.given, self.forward = report, given, forward
+    given: how many arguments the example had.
+    """
+
+    def __init__(self, report: Report, given: int, forward: Callable[..., Any] | None, sites: Mapping[str, Site]) -> None:
+        self.report, self.given, self.forward, self.sites = report, given, forward, dict(sites)
+        vars(self).update(sites)
 
 
 class Optimized(nn.Module):
@@ -86,17 +90,17 @@ def optimize(
 
     The result shares parameters, buffers and submodules with `module`, which stays as it is: `state_dict` has the same keys and tensors.
     Filters are packed once, which takes as much memory again, and packed anew when their tensors change: in the call after
-    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts (writing through ``.data`` is not). It can be
-    copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
+    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts (for what it does not count there is
+    `repack`). It can be copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
 
     PyTorch computes instead: in training mode; for inputs of another shape, type or memory format than the example's (a note is logged
     once); under autocast. Gradients are always PyTorch's own, of its `convolution_backward`, whatever computed the output. Hooks of modules
     that are fused do not run; modules that have hooks now are left alone.
 
     Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them
-    after one call; a later change of filters reaches the graph with the next call outside it. `torch.compile` and `torch.export` see
-    `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators in the cache
-    (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
+    after one call; a later change of filters reaches the graph with the next call outside it, or `repack`. `torch.compile` and
+    `torch.export` see `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators in
+    the cache (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
 
     Args:
         module: in eval mode.
@@ -128,6 +132,27 @@ def optimize(
             return _one_by_one(module, example, planner, str(failure))
 
 
+def repack(module: nn.Module) -> None:
+    """Packs the filters of all of a module's operators anew, now, for changes that a call does not see.
+
+    These are values written through ``.data``, and any change where calls are replays of a CUDA graph, as with `torch.compile` in mode
+    "reduce-overhead": graphs read the memory that this packs into.
+
+    Args:
+        module: what `optimize` gave, or a module that holds such.
+
+    Raises:
+        ValueError: there is no operator of im2win in it.
+    """
+    held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
+    sites = [site for one in held for site in one.sites.values()]
+    sites += [one._im2win_site for one in module.modules() if isinstance(one, OptimizedConv2d)]
+    if not held:
+        raise ValueError(f"`module` (a {type(module).__name__}) must be a result of im2win.torch.optimize, or hold one.")
+    for site in sites:
+        site.repack()
+
+
 # --- traced
 
 
@@ -147,10 +172,7 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
 def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, Site]) -> Any:
     """A module like the traced one whose forward runs its graph with these sites."""
     module = traced.module
-    held = Holder(Report("graph"), traced.given, graph.compiled(traced.graph, patterns, HOLDER))
-    for name, site in sites.items():
-        setattr(held, name, site)
-    return _like(module, held)
+    return _like(module, Holder(Report("graph"), traced.given, graph.compiled(traced.graph, patterns, HOLDER), sites))
 
 
 def _like(module: nn.Module, held: Holder) -> Any:
@@ -180,7 +202,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
             left += [LayerReport(name, None, "", source)] if source else []
         else:
             sites[id(one)] = Site(name, source, planner, preparing=True)
-    held = Holder(Report("modules"), -1)
+    held = Holder(Report("modules"), -1, None, {})
     with_all = _swapped(module, sites, {}, held)
     with_all(*graph.copies(example))
     for site in sites.values():

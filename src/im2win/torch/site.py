@@ -149,6 +149,11 @@ class Site:
         bound = self._routes[x.shape, x.stride(), x.dtype, x.device] = self._route(x, self.source.parameters())
         return bound
 
+    def repack(self) -> None:
+        """Packs the filters of every operator here anew, whatever PyTorch counts."""
+        for bound in {id(one): one for one in self._routes.values() if one is not None}.values():
+            bound.refresh(self.source.parameters(), force=True)
+
     def _operator(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         s = self.source
         weight, bias, *norm = parameters
