@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -471,6 +472,13 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             im2win.torch.optimize(module, X, **options)
+    with pytest.raises(ValueError, match="`module` is a result of optimize already"):
+        im2win.torch.optimize(im2win.torch.optimize(module, X, untuned="keep"), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch advises against what is refused here
+        script = torch.jit.trace(module, X)
+    with pytest.raises(ValueError, match="`module` is a ScriptModule"):
+        im2win.torch.optimize(script, X)
     with pytest.raises(RuntimeError):  # PyTorch's own words
         im2win.torch.optimize(module, X[:, :3])
 

@@ -99,8 +99,8 @@ def optimize(
 
     Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them
     after one call; a later change of filters reaches the graph with the next call outside it, or `repack`. `torch.compile` and
-    `torch.export` see `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators in
-    the cache (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
+    `torch.export` see `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators
+    in the cache (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
 
     Args:
         module: in eval mode.
@@ -112,7 +112,7 @@ def optimize(
         accuracy, threads: as for `im2win.build`.
 
     Raises:
-        ValueError: `module` is in training mode or a ScriptModule, or an argument is no word it may be; the message names it.
+        ValueError: `module` is in training mode, a ScriptModule or a result of this function; or an argument is no word it may be.
         TypeError: `module` is no module.
         NoGpuError, ToolchainError: tensors on a GPU that no kernel can be built for, or nothing to build with.
     """
@@ -120,6 +120,8 @@ def optimize(
         raise TypeError(f"`module` (a {type(module).__name__}) must be a torch.nn.Module.")
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError("`module` is a ScriptModule, which cannot be changed; pass the module it was made from.")
+    if isinstance(module, Optimized):
+        raise ValueError("`module` is a result of optimize already: pass the module that it was made from.")
     if module.training:
         raise ValueError("`module` must be in eval mode, since normalisation is fused as it is then: call module.eval() first.")
     planner = Planner(logs=logs, cache=cache, untuned=untuned, dynamic=dynamic, accuracy=accuracy, threads=threads)
@@ -254,7 +256,9 @@ def _rows(site: Site) -> Iterator[LayerReport]:
 
 def _others(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Convolutions that no graph's pattern began with: their names and why."""
+    held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
+    before = {site.source.weight.owner for one in held for site in one.sites.values()}
     for name, one in module.named_modules():
         if isinstance(one, nn.Conv2d):
-            reason = graph.source_of(one)
+            reason = "optimised before" if one in before or isinstance(one, OptimizedConv2d) else graph.source_of(one)
             yield name, one, reason if isinstance(reason, str) else "the example did not reach it"
