@@ -193,7 +193,9 @@ def test_exported_modules(module: Any) -> None:
             assert torch.equal(anything.module()(more), module(more))
 
 
-def test_traced_and_transformed_calls_go_through_the_operator(module: Any) -> None:
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # by PyTorch's own forward differentiation
+def test_traced_and_transformed_calls(module: Any) -> None:
+    """Tracers see the operator; transforms see PyTorch's own, which they know."""
     x = integers(2, 5, 12, 14)
     fast = im2win.torch.optimize(module, x)
     traced = torch.fx.experimental.proxy_tensor.make_fx(fast)(x)
@@ -201,6 +203,16 @@ def test_traced_and_transformed_calls_go_through_the_operator(module: Any) -> No
     with torch.no_grad():
         both = torch.vmap(fast)(torch.stack([x, -x]))
         assert torch.equal(both, torch.stack([module(x), module(-x)]))
+        tangent = integers(2, 5, 12, 14, seed=1)
+        for mine, wanted in zip(torch.func.jvp(fast, (x,), (tangent,)), torch.func.jvp(module, (x,), (tangent,)), strict=True):
+            assert torch.equal(mine, wanted)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            assert torch.equal(torch.autograd.forward_ad.unpack_dual(fast(dual)).tangent, wanted)
+        other = with_integers(Residual())
+        for parameter in other.parameters():
+            parameter.data.neg_()
+        assert torch.equal(torch.func.functional_call(fast, dict(other.named_parameters()), x), other(x))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

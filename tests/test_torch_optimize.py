@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ from im2win.algorithms import ALGORITHMS  # noqa: E402
 from im2win.artefacts import Artefacts  # noqa: E402
 from im2win.backends import backend_for  # noqa: E402
 from im2win.gpu import H200, NoGpuError  # noqa: E402
+from im2win.layer_files import read_layers  # noqa: E402
+from im2win.logs import Log  # noqa: E402
 from im2win.problem import Conv2d  # noqa: E402
 from im2win.ranking import default_tile  # noqa: E402
 from im2win.torch import conv_op, site  # noqa: E402
@@ -179,6 +182,21 @@ def test_channels_last_in_is_channels_last_out() -> None:
     fast = optimized(last, X)
     assert fast.im2win_report.layers[0].conv and fast.im2win_report.layers[0].conv.layout == "NHWC"
     equal(fast, last, X)
+
+
+def test_filters_may_change_their_type_and_memory_format(calls: list[str]) -> None:
+    module = with_integers(Residual())
+    fast = optimized(module, dynamic="build")
+    equal(fast, module)
+    fast.to(memory_format=torch.channels_last)
+    calls.clear()
+    equal(fast, module)
+    assert len(calls) == 3 and all("-NHWC" in name for name in calls)
+    fast.double()
+    with torch.inference_mode():
+        assert torch.equal(fast(X.double()), module(X.double()))
+    fast.float()
+    equal(fast, module)
 
 
 def test_other_shapes_fall_back_with_one_note(calls: list[str], caplog: pytest.LogCaptureFixture) -> None:
@@ -409,8 +427,10 @@ def test_layers_are_captured_tuned_and_found(tmp_path: Path, command: Any) -> No
     equal(fast, module)
     fused = tmp_path / "fused.jsonl"
     fast.im2win_report.save(fused)
-    done = command("tune", fused, "--trials", 2, "--logs", logs, "--algorithm", "direct")
-    assert done.status == 0, done.err
+    (layer,), _ = read_layers(fused)
+    log = Log(logs)
+    for record in list(log):  # as tuning that layer would write them
+        log.append(dataclasses.replace(record, conv=str(layer.conv)))
     assert [layer.reason for layer in optimized(module, logs=logs, untuned="keep").im2win_report.layers] == ["exact"]
 
 

@@ -94,8 +94,8 @@ def optimize(
     `repack`). It can be copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
 
     PyTorch computes instead: in training mode; for inputs of another shape, type or memory format than the example's (a note is logged
-    once); under autocast. Gradients are always PyTorch's own, of its `convolution_backward`, whatever computed the output. Hooks of modules
-    that are fused do not run; modules that have hooks now are left alone.
+    once); under autocast; in the transforms of `torch.func`. Gradients are always PyTorch's own, of its `convolution_backward`, whatever
+    computed the output. Hooks of modules that are fused do not run; modules that have hooks now are left alone.
 
     Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them
     after one call; a later change of filters reaches the graph with the next call outside it, or `repack`. `torch.compile` and

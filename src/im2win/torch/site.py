@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from im2win.problem import Conv2d, ConvError
 from im2win.reference import tolerance
@@ -93,7 +94,8 @@ class Site:
     """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
 
     A plain call in eager mode that needs no gradient goes straight to the bound operator. Compilers, exporters, tracers, dispatch modes and
-    autograd get the operator of `conv_op`. Under autocast, and while its normalisation is in training mode, PyTorch computes.
+    autograd get the operator of `conv_op`. Under autocast, in function transforms and forward differentiation, and while its normalisation
+    is in training mode, PyTorch computes.
 
     prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
     """
@@ -119,11 +121,11 @@ class Site:
             return self._training(x, residual)
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._operator(x, residual, self.source.parameters())
-        if torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type) or _transforms() or forward_ad._current_level >= 0:
             return self._plain(x, residual, self.source.parameters())
         given = [table[name] for table, name in self._present]
-        # what stands between this call and the kernels, and must see it: a dispatch mode, a transform, a tracer, autograd
-        if _dispatch_modes() or _transforms() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
+        # what stands between this call and the kernels, and must see it: a dispatch mode, a tracer, autograd
+        if _dispatch_modes() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
             return self._operator(x, residual, self.source.parameters())
         return self.run(x, residual, given)
 
@@ -139,8 +141,14 @@ class Site:
             bound = self._new_route(x)
         if bound is None or (residual is not None and not _alike(residual, bound.output_shape, x)):
             return self._plain(x, residual, self.source.parameters())
-        if not bound.fresh(given):
-            bound.refresh(self.source.parameters())
+        return bound(x, residual) if bound.fresh(given) else self._refreshed(x, residual)
+
+    def _refreshed(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The same after a change of parameters, which may be of another type or memory format now."""
+        parameters, bound = self.source.parameters(), self._new_route(x)
+        if bound is None:
+            return self._plain(x, residual, parameters)
+        bound.refresh(parameters)
         return bound(x, residual)
 
     def _new_route(self, x: Tensor) -> Bound | None:
