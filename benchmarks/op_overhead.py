@@ -82,13 +82,14 @@ def main() -> None:
     backend = backend_for(device_for(options.device))
     result: dict[str, Any] = {"device": backend.name, "torch": torch.__version__, "date": utc_now(), "unit": "us", "layouts": {}}
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
-    with torch.inference_mode():
-        for channels_last in (False, True):
-            samples = times(contenders(channels_last, options.device), options.rounds, wait)
-            rows = {name: {"median": statistics.median(values), "least": min(values)} for name, values in samples.items()}
-            result["layouts"]["NHWC" if channels_last else "NCHW"] = rows
-            for name, row in rows.items():
-                print(f"{'NHWC' if channels_last else 'NCHW'} {name:14} {row['median']:8.2f} us, least {row['least']:.2f}", flush=True)
+    for layout in ("NCHW", "NHWC"):
+        ways = contenders(layout == "NHWC", options.device)
+        with torch.inference_mode():
+            samples = times(ways, options.rounds, wait)
+        rows = {name: {"median": statistics.median(values), "least": min(values)} for name, values in samples.items()}
+        result["layouts"][layout] = rows
+        for name, row in rows.items():
+            print(f"{layout} {name:14} {row['median']:8.2f} us, least {row['least']:.2f}", flush=True)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -71,10 +71,13 @@ def test_the_operator_runs_what_was_built(layout: str, norm: bool, monkeypatch: 
 
 def test_other_inputs_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     name = kernel(CONV, monkeypatch)
-    for other in (CONV.with_(batch=1), CONV.with_(residual=False), CONV):
+    changes: list[dict[str, Any]] = [{"batch": 1}, {"residual": False}, {"stride": 1}, {"activation": "relu6"}, {"bias": False}]
+    for other in (CONV, *(CONV.with_(**change) for change in changes)):
         given = arguments(other, name if other != CONV else "", norm=False)
-        if not other.residual:
-            given[3] = torch.ones(1)  # broadcast
+        assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given)), other
+    for residual in (torch.ones(1), torch.ones(CONV.output_shape, dtype=torch.float64)):
+        given = arguments(CONV, name)
+        given[3] = residual
         assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
     given = arguments(CONV, name, dtype=torch.float64)
     assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))

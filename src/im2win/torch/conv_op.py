@@ -8,7 +8,6 @@ other x, and where no artefact of that name is found, PyTorch computes the same.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import weakref
@@ -156,6 +155,7 @@ class Bound:
         self._device: torch.device | None = None
         self._held: list[Tensor] = []  # so that addresses stay their own
         self._stamps: list[tuple[int, int]] = []  # address and version
+        self._counted = False  # whether all of them have versions
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Bound:
@@ -163,12 +163,14 @@ class Bound:
 
     def fresh(self, given: Sequence[Tensor]) -> bool:
         """Whether these are the parameters that it was bound with, unchanged."""
+        if not self._counted:
+            return [_stamp(one) for one in given] == self._stamps
         try:
             for one, (address, version) in zip(given, self._stamps, strict=True):
                 if one._version != version or one.data_ptr() != address:
                     return False
-        except (RuntimeError, ValueError):  # no version under inference_mode; or nothing bound yet
-            return [_stamp(one) for one in given] == self._stamps
+        except RuntimeError:  # one that was made under inference_mode has no version
+            return False
         return True
 
     def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
@@ -192,6 +194,7 @@ class Bound:
         if _BOUND.get(self._key()) is self:
             del _BOUND[self._key()]
         self._stamps, self._held = stamps, [one.detach() for one in given]
+        self._counted = not any(one.is_inference() for one in given)
         _BOUND[self._key()] = self
 
     def _key(self) -> tuple[Any, ...]:
@@ -216,7 +219,8 @@ def _stamp(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
-_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()
+_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # by name, eps and addresses of parameters
+_CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # what a call's tensors, as they are laid out, resolve to
 _OWN: dict[Any, Bound] = {}  # of programs that were exported or compiled elsewhere: these have no place of ours to hold them
 _OPS: dict[str, Op | None] = {}
 _BUILDERS: dict[str, Callable[[Conv2d], str | None]] = {}
@@ -246,12 +250,6 @@ def note(key: str, message: str) -> None:
         log.warning(message)
 
 
-@functools.lru_cache(maxsize=4096)
-def _expected(name: str) -> tuple[tuple[int, ...], str, str]:
-    conv = conv_of(name)
-    return (conv.batch, conv.in_channels, conv.height, conv.width), conv.dtype, conv.layout
-
-
 def _bound(name: str, eps: float, parameters: Parameters) -> Bound | None:
     key = (name, eps, *(one.data_ptr() for one in parameters if one is not None))
     found = _BOUND.get(key)
@@ -263,11 +261,6 @@ def _bound(name: str, eps: float, parameters: Parameters) -> Bound | None:
     return found
 
 
-def _fits(name: str, x: Tensor, weight: Tensor) -> bool:
-    layout = "NHWC" if memory_format(x, weight) == torch.channels_last else "NCHW"
-    return _expected(name) == (tuple(x.shape), DTYPES.get(x.dtype), layout)
-
-
 # --- the operator
 
 
@@ -276,23 +269,42 @@ def _kernel(
     eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
 ) -> Tensor:  # fmt: skip
     parameters = (weight, bias, scale, shift, mean, variance, counter)
-    name: str | None = kernel
-    if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        name = None
-    elif kernel and not _fits(kernel, x, weight):
-        name = None
-        if kernel in _BUILDERS:
-            name = _BUILDERS[kernel](problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation))
-        else:
-            shape = tuple(x.shape)
-            note(f"shape {kernel}", f"{kernel}: input {shape} is not of the shape and layout it was built for: PyTorch computes it")
-    bound = _bound(name, eps, parameters) if name else None
+    given = [one for one in parameters if one is not None]
+    numbers = (*stride, *padding, *dilation, groups, eps, activation, residual is None)
+    call = (kernel, x.shape, x.stride(), x.dtype, weight.stride(), numbers, *[one.data_ptr() for one in given])
+    bound = _CALLS.get(call)
+    if bound is None:
+        bound = _resolved(kernel, x, parameters, residual is not None, eps, stride, padding, dilation, groups, activation)
+        if bound is not None:
+            _CALLS[call] = bound
     if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
-        bound.refresh(parameters)
+        if not bound.fresh(given):
+            bound.refresh(parameters)
         return bound(x, residual)
     with torch.no_grad():
         y = reference(x, parameters, residual, eps, stride, padding, dilation, groups, activation)
         return y.contiguous(memory_format=memory_format(x, weight))
+
+
+def _resolved(
+    kernel: str, x: Tensor, parameters: Parameters, residual: bool, eps: float, stride: list[int], padding: list[int], dilation: list[int],
+    groups: int, activation: str,
+) -> Bound | None:  # fmt: skip
+    """The operator for a call that has not been here before; None where PyTorch computes it."""
+    if not kernel:
+        return None
+    try:
+        conv = problem(x, parameters, residual, stride, padding, dilation, groups, activation)
+    except ConvError as error:
+        note(f"{kernel} {error}", f"{kernel}: {error}: PyTorch computes it")
+        return None
+    if conv == conv_of(kernel):
+        return _bound(kernel, eps, parameters)
+    if kernel in _BUILDERS:
+        name = _BUILDERS[kernel](conv)
+        return _bound(name, eps, parameters) if name else None
+    note(f"shape {kernel}", f"{kernel}: called for {conv}, which it was not built for: PyTorch computes it")
+    return None
 
 
 def _fake(
@@ -303,7 +315,8 @@ def _fake(
         return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
 
     shape = (x.shape[0], weight.shape[0], size(0), size(1))
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x, weight))
+    dtype = x.dtype if residual is None else torch.result_type(x, residual)
+    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format(x, weight))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
