@@ -35,6 +35,8 @@ __all__ = ["Conv2d", "ConvError", "Layer", "Op", "Tile", "build", "capture", "de
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":  # a package of its own, which needs PyTorch
+        return importlib.import_module("im2win.torch")
     if name not in _LAZY:
         raise AttributeError(f"module 'im2win' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"im2win.{_LAZY[name]}"), name)
