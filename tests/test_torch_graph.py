@@ -13,8 +13,8 @@ from networks import Residual, resnet  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from im2win.torch import graph  # noqa: E402
-from im2win.torch.graph import TraceFailure  # noqa: E402
+from im2win.torch import patterns, tracing  # noqa: E402
+from im2win.torch.tracing import TraceFailure  # noqa: E402
 
 
 class Net(nn.Module):
@@ -36,8 +36,8 @@ X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 def found(module: nn.Module, *example: Any) -> dict[str, tuple[str, ...]]:
     """Of each convolution what is fused with it."""
     with torch.no_grad():
-        traced = graph.trace(module.eval(), example or (X,))
-    return {pattern.name: pattern.source.fused for pattern in graph.patterns(traced)}
+        traced = tracing.trace(module.eval(), example or (X,))
+    return {pattern.name: pattern.source.fused for pattern in patterns.patterns_of(traced)}
 
 
 def _inplace_between(m: Net, x: torch.Tensor) -> torch.Tensor:
@@ -106,8 +106,8 @@ def test_what_has_hooks_or_behaves_otherwise_is_left_alone() -> None:
         (Own(4, 4, 3, padding=1), "a subclass of Conv2d (Own)"),
         (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), "a subclass of Conv2d"),
     ):
-        assert str(graph.source_of(conv)).startswith(reason)
-    assert graph.source_of(nn.Linear(1, 1)) == ""
+        assert str(patterns.source_of(conv)).startswith(reason)
+    assert patterns.source_of(nn.Linear(1, 1)) == ""
 
 
 def test_functions_with_parameters_of_their_own() -> None:
@@ -140,7 +140,7 @@ def test_functions_with_parameters_of_their_own() -> None:
     ],
 )
 def test_padding(padding: Any, kernel: Any, dilation: Any, sides: Any) -> None:
-    assert graph.sides_of(padding, kernel, dilation) == sides
+    assert patterns.sides_of(padding, kernel, dilation) == sides
 
 
 class Branches(nn.Module):
@@ -182,11 +182,11 @@ class AnyNumber(nn.Module):
 def test_what_cannot_be_traced(module: nn.Module, message: str) -> None:
     before = dict(vars(module))
     with pytest.raises(TraceFailure, match=message), torch.no_grad():
-        graph.trace(module, (X,))
+        tracing.trace(module, (X,))
     assert vars(module).keys() == before.keys()
 
 
 def test_arguments_that_are_no_tensors() -> None:
-    assert graph.trace(Optional(), (X,)).given == 1
+    assert tracing.trace(Optional(), (X,)).given == 1
     with pytest.raises(TraceFailure, match="`scale` is no tensor"):
-        graph.trace(Optional(), (X, 3.0))
+        tracing.trace(Optional(), (X, 3.0))

@@ -19,7 +19,8 @@ from im2win.artefacts import artefact_name  # noqa: E402
 from im2win.machine import Machine  # noqa: E402
 from im2win.problem import Conv2d  # noqa: E402
 from im2win.ranking import default_tile  # noqa: E402
-from im2win.torch import conv_op  # noqa: E402
+from im2win.torch import bound, conv_op  # noqa: E402
+from im2win.torch.plain import memory_format  # noqa: E402
 
 CONV = Conv2d.parse("n2-c5x9x7-k6x3x2-s2x1-p1.0.2.1-bias-add-relu")
 
@@ -28,7 +29,7 @@ def kernel(conv: Conv2d, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an operator that this process knows."""
     op = default(conv)
     name = artefact_name(conv, "direct", default_tile(conv, "direct", Machine.host())[1].as_dict(), Machine.host())
-    monkeypatch.setitem(conv_op._OPS, name, op)
+    monkeypatch.setitem(bound._OPS, name, op)
     return name
 
 
@@ -125,16 +126,16 @@ def test_gradients(norm: bool, activation: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_operators_of_exported_programs_go_with_their_filters(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arguments(CONV, kernel(CONV, monkeypatch))
-    before = len(conv_op._OWN)
+    before = len(bound._OWN)
     for _ in range(3):
         torch.ops.im2win.conv2d(*given)
-    assert len(conv_op._OWN) == before + 1
+    assert len(bound._OWN) == before + 1
     with torch.no_grad():
         given[1].neg_()
     assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
     del given
     gc.collect()
-    assert len(conv_op._OWN) == before
+    assert len(bound._OWN) == before
 
 
 # --- compilers
@@ -244,4 +245,4 @@ def test_memory_formats() -> None:
         (whole[:, :4], weight.contiguous(memory_format=torch.channels_last)), (whole[:, :4, :3, :3], weight),
     ):  # fmt: skip
         y = torch.conv2d(x, filters)
-        assert y.is_contiguous(memory_format=conv_op.memory_format(x, filters)), (x.shape, x.stride(), filters.stride())
+        assert y.is_contiguous(memory_format=memory_format(x, filters)), (x.shape, x.stride(), filters.stride())

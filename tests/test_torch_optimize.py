@@ -34,7 +34,7 @@ from im2win.logs import Log  # noqa: E402
 from im2win.problem import Conv2d  # noqa: E402
 from im2win.ranking import default_tile  # noqa: E402
 from im2win.torch import conv_op, site  # noqa: E402
-from im2win.torch.conv_op import Bound  # noqa: E402
+from im2win.torch.bound import Bound  # noqa: E402
 from im2win.torch.planning import Planner  # noqa: E402
 
 X = integers(2, 5, 12, 14)
@@ -451,7 +451,7 @@ def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(fast, (X,)), tmp_path / "exported.pt2")
     program = """
 import sys, torch, im2win.torch
-from im2win.torch.conv_op import Bound
+from im2win.torch.bound import Bound
 from networks import Residual, with_integers
 saved = torch.load("saved.pt")
 x, ran, run = saved["x"], [], Bound.__call__

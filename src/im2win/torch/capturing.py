@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from im2win.layer_files import append_layers
 from im2win.problem import Conv2d, ConvError
-from im2win.torch import conv_op
-from im2win.torch.graph import pair_of, sides_of
+from im2win.torch import conv_op, plain
+from im2win.torch.patterns import pair_of, sides_of
 
 _aten = torch.ops.aten
 _COMPOSITE = (_aten.conv2d.default, _aten.conv2d.padding)  # what inference mode shows in place of aten.convolution
@@ -84,11 +84,11 @@ def _problem(func: Any, args: Any, kwargs: dict[str, Any]) -> Conv2d | None:
     elif func is conv_op.conv2d:
         x, weight, bias, residual, *norm, _, stride, padding, dilation, groups, activation, _ = args
         parameters = weight, bias, *norm
-        return conv_op.problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation)
+        return plain.problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation)
     else:
         return None
     if weight.dim() != 4:
         raise ConvError(f"a convolution over {weight.dim() - 2} dimensions")
     sides = sides_of(padding, tuple(weight.shape[2:]), pair_of(dilation))
     alone = weight, bias, None, None, None, None, None
-    return conv_op.problem(x, alone, False, pair_of(stride), sides, pair_of(dilation), groups, "none")
+    return plain.problem(x, alone, False, pair_of(stride), sides, pair_of(dilation), groups, "none")

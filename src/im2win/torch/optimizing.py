@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 from im2win.reference import Accuracy
-from im2win.torch import graph
-from im2win.torch.conv_op import log, note
-from im2win.torch.graph import Pattern, Traced, TraceFailure
+from im2win.torch import tracing
+from im2win.torch.bound import log, note
+from im2win.torch.patterns import Pattern, patterns_of, source_of
 from im2win.torch.planning import Dynamic, Planner, Untuned
 from im2win.torch.report import LayerReport, Report
 from im2win.torch.site import Site
+from im2win.torch.tracing import Traced, TraceFailure
 
 HOLDER = "_im2win"
 
@@ -128,7 +129,7 @@ def optimize(
     example = example_input if isinstance(example_input, tuple) else (example_input,)
     with torch.no_grad():
         try:
-            return _in_graph(graph.trace(module, example), example, planner)
+            return _in_graph(tracing.trace(module, example), example, planner)
         except TraceFailure as failure:
             log.info("%s: %s; its convolutions are swapped one by one, without fusion", type(module).__name__, failure)
             return _one_by_one(module, example, planner, str(failure))
@@ -159,10 +160,10 @@ def repack(module: nn.Module) -> None:
 
 
 def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any:
-    patterns = {f"site_{i}": pattern for i, pattern in enumerate(graph.patterns(traced))}
+    patterns = {f"site_{i}": pattern for i, pattern in enumerate(patterns_of(traced))}
     sites = {name: Site(pattern.name, pattern.source, planner, preparing=True) for name, pattern in patterns.items()}
     result = _with_sites(traced, patterns, sites)
-    result(*graph.copies(example))
+    result(*tracing.copies(example))
     ready = {name: site for name, site in sites.items() if site.ready}
     for site in sites.values():
         site.preparing = False
@@ -174,7 +175,7 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
 def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, Site]) -> Any:
     """A module like the traced one whose forward runs its graph with these sites."""
     module = traced.module
-    return _like(module, Holder(Report("graph"), traced.given, graph.compiled(traced.graph, patterns, HOLDER), sites))
+    return _like(module, Holder(Report("graph"), traced.given, tracing.compiled(traced.graph, patterns, HOLDER), sites))
 
 
 def _like(module: nn.Module, held: Holder) -> Any:
@@ -199,14 +200,14 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
     sites: dict[int, Site] = {}
     left: list[LayerReport] = []
     for name, one in module.named_modules():
-        source = graph.source_of(one)
+        source = source_of(one)
         if isinstance(source, str):
             left += [LayerReport(name, None, "", source)] if source else []
         else:
             sites[id(one)] = Site(name, source, planner, preparing=True)
     held = Holder(Report("modules"), -1, None, {})
     with_all = _swapped(module, sites, {}, held)
-    with_all(*graph.copies(example))
+    with_all(*tracing.copies(example))
     for site in sites.values():
         site.preparing = False
     result = _swapped(module, {key: site for key, site in sites.items() if site.ready}, {}, held)
@@ -260,5 +261,5 @@ def _others(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     before = {site.source.weight.owner for one in held for site in one.sites.values()}
     for name, one in module.named_modules():
         if isinstance(one, nn.Conv2d):
-            reason = "optimised before" if one in before or isinstance(one, OptimizedConv2d) else graph.source_of(one)
+            reason = "optimised before" if one in before or isinstance(one, OptimizedConv2d) else source_of(one)
             yield name, one, reason if isinstance(reason, str) else "the example did not reach it"

@@ -9,7 +9,7 @@ from im2win.artefacts import Artefacts
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
 from im2win.runtime import Op
-from im2win.torch import conv_op
+from im2win.torch.bound import log, register
 
 Untuned = Literal["default", "keep"]
 Dynamic = Literal["fallback", "build"]
@@ -114,14 +114,14 @@ class Planner:
         def another(other: Conv2d) -> str | None:
             return self.decide(other, target).name or None
 
-        conv_op.register(name, op, another if self.dynamic == "build" else None)
+        register(name, op, another if self.dynamic == "build" else None)
         return Decision(name, op, rung, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
         """Logs, once for a module, that an input has a shape or layout that the example had not."""
         if not self._noted:
             self._noted = True
-            conv_op.log.warning(
+            log.warning(
                 "%s: input %s (%s) is not the example's: PyTorch computes such calls; dynamic='build' builds operators for them",
                 layer, shape, layout,
             )  # fmt: skip

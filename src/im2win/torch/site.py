@@ -11,7 +11,8 @@ from torch.autograd import forward_ad
 from im2win.problem import Conv2d, ConvError
 from im2win.reference import tolerance
 from im2win.torch import conv_op
-from im2win.torch.conv_op import Bound, Parameters, Tensor
+from im2win.torch.bound import Bound, note
+from im2win.torch.plain import Parameters, Tensor, activate, folded, problem, reference
 from im2win.torch.planning import Decision, Planner
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -41,7 +42,7 @@ class Slot:
 
 @dataclass(eq=False)
 class Source:
-    """What a place computes: its slots (None where it has no such tensor) and numbers, as in `conv_op.reference`.
+    """What a place computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
 
     norm: the module of the batch normalisation, if a module does it.
     """
@@ -64,7 +65,7 @@ class Source:
 
     @property
     def slots(self) -> tuple[Slot | None, ...]:
-        """In the order of `conv_op.Parameters`."""
+        """In the order of `plain.Parameters`."""
         return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
 
     @property
@@ -175,27 +176,27 @@ class Site:
 
     def _plain(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
         s = self.source
-        return conv_op.reference(x, parameters, residual, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+        return reference(x, parameters, residual, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
 
     def _training(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """Its normalisation takes the batch's statistics: PyTorch's modules, one after another."""
         s = self.source
         assert s.norm is not None
         weight, bias, *_ = s.parameters()
-        y = conv_op.reference(x, (weight, bias, None, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        y = reference(x, (weight, bias, None, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
         y = s.norm(y)
-        return conv_op.activate(s.activation, y if residual is None else y + residual)
+        return activate(s.activation, y if residual is None else y + residual)
 
     def _problem(self, x: Tensor, parameters: Parameters) -> Conv2d:
         s = self.source
-        return conv_op.problem(x, parameters, s.residual, s.stride, s.padding, s.dilation, s.groups, s.activation)
+        return problem(x, parameters, s.residual, s.stride, s.padding, s.dilation, s.groups, s.activation)
 
     def _route(self, x: Tensor, parameters: Parameters) -> Bound | None:
         """The operator for an input that has not been here before."""
         try:
             conv = self._problem(x, parameters)
         except ConvError as error:
-            conv_op.note(f"{self.name} {error}", f"{self.name}: {error}: PyTorch computes it")
+            note(f"{self.name} {error}", f"{self.name}: {error}: PyTorch computes it")
             return None
         if conv in self.prepared:
             decision = self.prepared[conv].decision
@@ -247,11 +248,11 @@ class Site:
         got = self.run(x, residual, [one for one in parameters if one is not None])
         wide: Parameters = tuple(None if one is None else one.double() for one in parameters)  # type: ignore[assignment]
         added = None if residual is None else residual.double()
-        want = conv_op.reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
-        weight, bias = conv_op.folded(wide, s.eps)
+        want = reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+        weight, bias = folded(wide, s.eps)
         magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None, None)
         added = None if added is None else added.abs()
-        sums = conv_op.reference(x.double().abs(), magnitudes, added, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        sums = reference(x.double().abs(), magnitudes, added, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
         finite = torch.isfinite(want) & torch.isfinite(sums)
         if not bool(finite.any()):
             return 0.0, 0.0
