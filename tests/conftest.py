@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,15 @@ class Done:
 def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a timed process never has its CPUs to itself: starting it anew, seconds each time, would not help."""
     monkeypatch.setattr("im2win.contest.RESTARTS", 0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Built operators go to a folder of this run, in the processes that tests start, too."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "IM2WIN_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BAD = [
     ("buld", "No such command 'buld'"),
     ("tune", "Missing argument"),
-    ("tune nosuch", "'nosuch' must be a suite .*papers12.*, a file ending in .onnx or a key"),
+    ("tune nosuch", "'nosuch' must be a suite .*papers12.*, a file ending in .onnx or .jsonl or a key"),
     ("tune papers12 --batch 0", r"`batch` \(=0\) must be at least 1"),
     ("tune papers12 --batch -3", r"`batch` \(=-3\) must be at least 1"),
     ("tune papers12 --batch many", "--batch"),

@@ -18,7 +18,7 @@ from conftest import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 TEXTS = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") if folder.is_dir() for path in folder.glob("*.md"))
-EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": []}
+EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_pytorch_resnet.py": ["18", "32"]}
 
 
 def run(words: list[str], folder: Path) -> str:
@@ -88,3 +88,13 @@ def test_paths_named_in_texts_exist(text: Path) -> None:
 def test_the_table_of_algorithms_is_todays(command: Callable[..., Any]) -> None:
     written = re.search(r"<!-- matrix:algorithms -->\n(.*?)<!-- /matrix -->", README, re.DOTALL)
     assert written and written[1] == command("algorithms", "--markdown").out, "paste the output of: im2win algorithms --markdown"
+
+
+def test_the_pytorch_part_of_deploy_runs(tmp_path: Path) -> None:
+    """Its Python blocks, one after another."""
+    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    part = re.search(r"^## PyTorch\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert part is not None
+    blocks = re.findall(r"^```python\n(.*?)^```$", part[1], re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    assert "2 of 2 convolutions on im2win" in run([sys.executable, "-c", "\n".join(blocks)], tmp_path)

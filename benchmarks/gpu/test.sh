@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-python3 -m pytest tests/test_cuda_device.py tests/test_cudnn.py tests/test_reconstruct_device.py -q -n auto -o filterwarnings= -p no:cacheprovider
+tests=(tests/test_cuda_device.py tests/test_cuda_torch.py tests/test_cudnn.py tests/test_reconstruct_device.py)
+python3 -m pytest "${tests[@]}" -q -n auto -o filterwarnings= -p no:cacheprovider
 for tool in memcheck racecheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_kernel --kernel-name kns=transform_kernel \
     python3 benchmarks/gpu/sample.py

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from im2win.runtime import Op as Op
     from im2win.runtime import load as load
     from im2win.schedules.tile import Tile as Tile
+    from im2win.torch.capturing import capture as capture
     from im2win.tuner import tune as tune
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 # Loaded when first used: `im2win.load` must not pull in the compiler.
 _LAZY = {
     "build": "builder",
+    "capture": "torch.capturing",
     "default_tile": "ranking",
     "Layer": "runtime",
     "Op": "runtime",
@@ -29,10 +31,12 @@ _LAZY = {
     "tune": "tuner",
 }
 
-__all__ = ["Conv2d", "ConvError", "Layer", "Op", "Tile", "build", "default_tile", "load", "tune"]
+__all__ = ["Conv2d", "ConvError", "Layer", "Op", "Tile", "build", "capture", "default_tile", "load", "tune"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":  # a package of its own, which needs PyTorch
+        return importlib.import_module("im2win.torch")
     if name not in _LAZY:
         raise AttributeError(f"module 'im2win' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"im2win.{_LAZY[name]}"), name)

@@ -76,11 +76,30 @@ class CudaLayer:
         self.op, self._conv = op, conv
         self.device = int(w.device.index) if is_torch(w) and w.is_cuda else _current_device()
         self._out_dtype = OUTPUT_DTYPES[conv.dtype]
-        self._packed = [_upload(op.manifest.pack.filter(conv, _values("w", w, conv.filter_shape, conv.dtype)), self.device)]
-        if conv.bias:
-            self._packed.append(_upload(_values("bias", bias, (conv.out_channels,), self._out_dtype), self.device))
+        self._packed = [_upload(array, self.device) for array in self._pack(w, bias)]
         self._kernels, self._made = op.kernels, op.manifest.made
         self._scratch: Any = None
+
+    def _pack(self, w: Any, bias: Any) -> list[np.ndarray[Any, Any]]:
+        conv = self._conv
+        packed = [self.op.manifest.pack.filter(conv, _values("w", w, conv.filter_shape, conv.dtype))]
+        if conv.bias:
+            packed.append(_values("bias", bias, (conv.out_channels,), self._out_dtype))
+        return packed
+
+    def rebind(self, w: Any, bias: Any = None) -> None:
+        """Packs other filters (and bias) into the memory of those bound: CUDA graphs captured before compute with them from then on.
+
+        The copy runs on the current stream, as calls do.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        for held, array in zip(self._packed, self._pack(w, bias), strict=True):
+            if is_torch(held):
+                held.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(array)))
+            else:
+                held.copyfrom(np.ascontiguousarray(array))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, into `out` if given.
@@ -109,6 +128,11 @@ class CudaLayer:
                 raise ArgumentError("`out` must not overlap x or residual.")
         self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
         return out
+
+    def run(self, x: Any, residual: Any, out: Any) -> None:
+        """A call without its checks: PyTorch tensors of the right shape, type, device and memory order that require no gradient."""
+        added = () if residual is None else (residual,)
+        self._kernels(x, x.new_empty(self._made) if self._made else None, *self._packed, *added, out)
 
     @property
     def transforms(self) -> bool:

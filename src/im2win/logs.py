@@ -81,7 +81,7 @@ def _advice(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Turns what the system says into what the user can do."""
     try:
         yield
@@ -90,7 +90,29 @@ def _writing(path: Path) -> Iterator[None]:
         raise LogError(f"Log: cannot write `{path}` ({reason}): {advice}.") from error
 
 
-def _write_lines(path: Path, lines: bytes) -> None:
+@contextlib.contextmanager
+def locked(lock_path: Path, timeout_s: float = 30.0) -> Iterator[None]:
+    """Holds a lock that any number of processes may ask for; its folder is made.
+
+    Raises:
+        LogError: the folder cannot be written, or another process holds the lock for longer than `timeout_s` seconds.
+    """
+    with writing(lock_path.parent):
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_path, timeout=timeout_s)
+    with writing(lock_path):
+        try:
+            lock.acquire(poll_interval=_POLL_S)
+        except Timeout as error:
+            waited = f"was held by another process for {timeout_s:g} s"
+            raise LogError(f"Log: `{lock_path}` {waited}: wait until that one is done, or end it.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_lines(path: Path, lines: bytes) -> None:
     """Appends whole lines in one write, or nothing at all; the caller holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -264,25 +286,11 @@ class Log:
             LogError: the folder cannot be written, the disk is full (nothing of the line is left then), or the lock stays taken.
         """
         path = self.path(record.conv2d, record.device)
-        with self._locked(record.device), _writing(path):
-            _write_lines(path, _encode([record]))
+        with self._locked(record.device), writing(path):
+            write_lines(path, _encode([record]))
 
-    @contextlib.contextmanager
-    def _locked(self, device: str) -> Iterator[None]:
-        lock_path = self.folder / device / ".lock"
-        with _writing(lock_path.parent):
-            lock_path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(lock_path, timeout=self.lock_timeout_s)
-        with _writing(lock_path):
-            try:
-                lock.acquire(poll_interval=_POLL_S)
-            except Timeout as error:
-                waited = f"was held by another process for {self.lock_timeout_s:g} s"
-                raise LogError(f"Log: `{lock_path}` {waited}: wait until that one is done, or end it.") from error
-        try:
-            yield
-        finally:
-            lock.release()
+    def _locked(self, device: str) -> contextlib.AbstractContextManager[None]:
+        return locked(self.folder / device / ".lock", self.lock_timeout_s)
 
     def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
         """Keeps the `keep` best ok records (`Record.cost`) of each algorithm for every layer and device; drops all others and broken lines.
@@ -325,7 +333,7 @@ class Log:
         kept = _best(fresh, keep)
         count.update(kept=len(kept), slower=len(fresh) - len(kept))
         if not dry_run and (len(kept) < len(file.records) or file.problems):
-            with _writing(path):
+            with writing(path):
                 _replace_file(path, kept)
         return count
 
@@ -357,8 +365,8 @@ def merge(sources: Sequence[Log], into: Log) -> Merged:
                         if (identity := _identity(record)) not in held:
                             new.setdefault(identity, record)
                     if new:
-                        with _writing(path):
-                            _write_lines(path, _encode(new.values()))
+                        with writing(path):
+                            write_lines(path, _encode(new.values()))
                     added, duplicates = added + len(new), duplicates + len(file.records) - len(new)
                     broken += len(file.problems)
     return Merged(added, duplicates, broken)

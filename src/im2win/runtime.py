@@ -240,19 +240,33 @@ class Layer:
     """An `Op` with its filters bound."""
 
     def __init__(self, op: Op, w: Any, bias: Any) -> None:
-        conv, pack = op.conv, op.manifest.pack
+        conv = op.conv
         if (bias is not None) != conv.bias:
             raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op = op
-        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack)  # no CPU library has one
-        packed = [aligned(pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype)))]
-        if conv.bias:
-            packed.append(aligned(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype))))
-        self._packed = [tvm_ffi.from_dlpack(array) for array in packed]
+        self._memory = [aligned(array) for array in self._pack(w, bias)]
+        self._packed = [tvm_ffi.from_dlpack(array) for array in self._memory]
         self._kernel = op._kernel
         self._data = Port("x", conv.input_shape, conv.dtype)
         self._residual = Port("residual", conv.output_shape, conv.dtype) if conv.residual else None
         self._out = Port("out", conv.output_shape, conv.dtype, writable=True)
+
+    def _pack(self, w: Any, bias: Any) -> list[Any]:
+        conv, pack = self.op.conv, self.op.manifest.pack
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack)  # no CPU library has one
+        packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype))]
+        if conv.bias:
+            packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype)))
+        return packed
+
+    def rebind(self, w: Any, bias: Any = None) -> None:
+        """Packs other filters (and bias) into the memory of those bound; no call may run meanwhile.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        for memory, array in zip(self._memory, self._pack(w, bias), strict=True):
+            memory[...] = array
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, into `out` if given.
@@ -293,6 +307,11 @@ class Layer:
         except OSError as error:
             raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
         return library
+
+    def run(self, x: Any, residual: Any, out: Any) -> None:
+        """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient."""
+        added = () if residual is None else (residual,)
+        self._kernel(x, *self._packed, *added, out)
 
     def _overlaps(self, output: Any, tensor: Any, port: Any) -> bool:
         start, first = output.data_ptr(), tensor.data_ptr()

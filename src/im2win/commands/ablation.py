@@ -56,7 +56,7 @@ def ablation(
         console.print(tables.table(f"{done}/{total} {escape(row.layer)}  {row.conv}", COLUMNS, _rows(row, wanted), left=3))
         console.print()
 
-    suite = Path(what).stem if what.endswith(".onnx") else what
+    suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     seconds = SECONDS[target] if seconds is None else seconds
     result = measure(chosen, rounds=rounds, seconds=seconds, suite=suite, progress=report)
     console.print(where.format(brand=result.brand, threads=result.threads), soft_wrap=True)

@@ -74,7 +74,7 @@ def bench(
             rounds=rounds,
             memory=memory,
             tvm_trials=tvm_trials,
-            suite=Path(what).stem if what.endswith(".onnx") else what,
+            suite=Path(what).stem if what.endswith((".onnx", ".jsonl")) else what,
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
         )
         _finish(console, result, json, name, len(names))
@@ -94,7 +94,7 @@ def _on_gpu(
     from im2win import cuda_bench
     from im2win.reference import checked_accuracy
 
-    suite = Path(what).stem if what.endswith(".onnx") else what
+    suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),

@@ -51,7 +51,7 @@ def layers(
     console.print(tables.table("Transformed tensor by formula", ("layer", *ALGORITHMS), storage))
     if memory and target == "cuda":
         console.print()
-        _on_gpu(chosen, Path(what).stem if what.endswith(".onnx") else what, json, console)
+        _on_gpu(chosen, Path(what).stem if what.endswith((".onnx", ".jsonl")) else what, json, console)
     elif memory:
         console.print()
         allocated = [[layer.name, *(_allocated(layer.conv, name) for name in ALGORITHMS)] for layer in chosen]

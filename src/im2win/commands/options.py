@@ -13,7 +13,8 @@ ACCURACY = (
     "or winograd (on a GPU: Winograd in float16, too)."
 )
 
-What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|KEY", help="A named suite, an ONNX file or the key of one layer.")]
+WHAT = "A named suite, an ONNX file, a file of captured layers or the key of one layer."
+What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|LAYERS.jsonl|KEY", help=WHAT)]
 Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
 Layers = Annotated[str | None, typer.Option(metavar="A,B", help="Only these layers, by name.")]
 Algorithm = Annotated[str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.")]

@@ -1,4 +1,4 @@
-"""What the user names on the command line, as layers: a suite, an ONNX file or the key of one convolution."""
+"""What the user names on the command line, as layers: a suite, an ONNX file, captured layers or the key of one convolution."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class WorkloadError(ValueError):
 def read(
     what: str, batch: int | None = None, names: str | None = None, dtype: str | None = None, layout: str | None = None
 ) -> tuple[list[Layer], list[str]]:
-    """The layers that `what` names, and a line for each convolution of a model that cannot be taken.
+    """The layers that `what` names, and a line for each convolution of a model, or line of a file, that cannot be taken.
 
     Args:
-        what: a suite ("resnet50"), a path that ends in .onnx, or a key ("n8-c64x56x56-k64x3x3-p1").
+        what: a suite ("resnet50"), a path that ends in .onnx or in .jsonl (`layer_files`), or a key ("n8-c64x56x56-k64x3x3-p1").
         batch, dtype, layout: replace those of every layer.
         names: layer names with commas between them; all layers if None.
 
@@ -37,6 +37,10 @@ def read(
 
         model = layers_of(what, batch=batch)
         layers, skipped = list(model.layers), [f"{one.name}: {one.reason}" for one in model.skipped]
+    elif what.endswith(".jsonl"):
+        from im2win.layer_files import read_layers
+
+        layers, skipped = read_layers(what, batch)
     elif what in suites.suite_names():
         layers = list(suites.suite(what, batch=batch))
     elif re.match(r"n\d+-c\d", what):
@@ -44,7 +48,8 @@ def read(
         layers = [suites.Layer(what, conv if batch is None else conv.with_(batch=batch), 1)]
     else:
         known = ", ".join(suites.suite_names())
-        raise WorkloadError(f"{what!r} must be a suite ({known}), a file ending in .onnx or a key like n8-c64x56x56-k64x3x3-p1.")
+        files = "a file ending in .onnx or .jsonl"
+        raise WorkloadError(f"{what!r} must be a suite ({known}), {files} or a key like n8-c64x56x56-k64x3x3-p1.")
     changes = {name: value for name, value in (("dtype", dtype), ("layout", layout)) if value is not None}
     layers = [suites.Layer(layer.name, layer.conv.with_(**changes), layer.count) for layer in layers] if changes else layers
     return _only(layers, names), skipped

@@ -1,0 +1,149 @@
+"""Built operators kept in a folder: the next process that wants one loads it instead of compiling.
+
+Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it; the digest is of the tile, the fingerprint of
+the code behind its kernels, the device and the versions. ``<folder>/<device>/defaults/`` holds, for layers that nobody tuned, which
+algorithm and tile the model ranks first, which takes longer to find than to load.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from im2win import __version__
+from im2win.logs import LogError, locked
+from im2win.problem import Conv2d
+from im2win.runtime import ArtefactError, Op, load
+
+_log = logging.getLogger("im2win")
+_DIGITS = 12
+
+
+def default_folder() -> Path:
+    """Where artefacts are kept unless told: `IM2WIN_CACHE`, else the platform's folder for what can be made again."""
+    if given := os.environ.get("IM2WIN_CACHE"):
+        return Path(given)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "im2win"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "im2win"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "im2win"
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device: Any) -> str:
+    """The name of a built operator: what was built, by what code, for which device (`Machine` or `Gpu`)."""
+    import tvm
+
+    from im2win.backends import backend_for
+
+    backend = backend_for(device)
+    instructions = getattr(device, "isa", "") or device.arch
+    what = [dict(tile), backend.fingerprint(algorithm), tvm.__version__, __version__, backend.name, backend.threads, instructions]
+    return f"{conv}.{algorithm}.{_digest(what)}"
+
+
+def conv_of(name: str) -> Conv2d:
+    """The problem that an artefact's name begins with.
+
+    Raises:
+        ConvError: it is no such name.
+    """
+    return Conv2d.parse(name.rsplit(".", 2)[0])
+
+
+@functools.cache
+def _package() -> str:
+    """A digest of this package's sources: what the model ranks first may change with any of them."""
+    root, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:_DIGITS]
+
+
+class Artefacts:
+    """A folder of built operators. What cannot be read is built again; where nothing can be written, all is built, and a note says so.
+
+    Args:
+        folder: made if it does not exist; `default_folder()` if None.
+
+    built: how many operators were compiled, rather than loaded, through this object.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
+        self.built = 0
+
+    def find(self, name: str) -> Op | None:
+        """The operator of that name, of any device; None if there is none that can be loaded."""
+        for path in sorted(self.folder.glob(f"*/{name}.so")):
+            try:
+                return load(path)
+            except ArtefactError as error:
+                _log.info("%s; it is built again", error)
+        return None
+
+    def get(self, conv: Conv2d, algorithm: str, tile: Any, device: Any, *, tuned: bool = False) -> tuple[str, Op]:
+        """Name and operator of one algorithm with one tile, loaded if it is there, else built and kept.
+
+        Raises:
+            TileError: the tile is not legal for the problem. ToolchainError: no linker, or no CUDA compiler.
+        """
+        name = artefact_name(conv, algorithm, tile.as_dict(), device)
+        op = self.find(name)
+        if op is None:
+            from im2win.builder import build_tile
+
+            op = build_tile(conv, algorithm, tile, device, tuned=tuned)
+            self.built += 1
+            built, path = op, self.folder / device.name / f"{name}.so"
+            self._write(path, lambda: built.export(path))
+        return name, op
+
+    def default_choice(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
+        """Algorithm and tile that the model ranks first, as `im2win.default_tile` finds them.
+
+        Raises:
+            ValueError: no algorithm supports the problem, or none has a legal tile for it.
+        """
+        from im2win.algorithms import ALGORITHMS
+        from im2win.backends import backend_for
+        from im2win.ranking import default_tile
+
+        backend = backend_for(device, accuracy)
+        path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"
+        try:
+            values = json.loads(path.read_text())
+            row = ALGORITHMS[values["algorithm"]]
+            tile = backend.tile(row, values["tile"])
+            if not backend.problems(conv, row, tile):
+                return row.name, tile
+        except (OSError, ValueError, TypeError, KeyError):
+            pass
+        name, tile = default_tile(conv, "auto", device, accuracy)
+        text = json.dumps({"algorithm": name, "tile": tile.as_dict()}) + "\n"
+        self._write(path, lambda: _replace(path, text))
+        return name, tile
+
+    def _write(self, path: Path, write: Callable[[], object]) -> None:
+        try:
+            with locked(path.parent / ".lock"):
+                write()
+        except (ArtefactError, LogError, OSError) as error:
+            _log.warning("nothing is kept in %s (%s): the next process builds again", self.folder, error)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)

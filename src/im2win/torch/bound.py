@@ -1,0 +1,145 @@
+"""Operators of im2win with the parameters of one place in a network, and where calls find them by an artefact's name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from im2win.artefacts import Artefacts
+from im2win.problem import Conv2d
+from im2win.runtime import Op
+from im2win.torch.plain import Parameters, Tensor, folded
+
+log = logging.getLogger("im2win.torch")
+
+
+class Bound:
+    """An operator of im2win with the parameters of one place in a network, packed again when these change.
+
+    A change is another address or another version of a tensor: assignment, `load_state_dict`, training and moves to a device are seen,
+    writing through ``.data`` and into tensors made under `inference_mode` is not.
+
+    output_shape: of the output, [batch, channels, height, width].
+    """
+
+    def __init__(self, name: str, op: Op, eps: float) -> None:
+        self.name, self.op, self.eps = name, op, eps
+        conv = op.conv
+        channels, (height, width) = conv.out_channels, conv.output_size
+        self.output_shape = torch.Size((conv.batch, channels, height, width))
+        self._nhwc = conv.layout == "NHWC"
+        plane = height * width
+        self._strides = (channels * plane, 1, width * channels, channels) if self._nhwc else (channels * plane, plane, width, 1)
+        self._layer: Any = None
+        self._device: torch.device | None = None
+        self._held: list[Tensor] = []  # so that addresses stay their own
+        self._stamps: list[tuple[int, int]] = []  # address and version
+        self._counted = False  # whether all of them have versions
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> Bound:
+        return Bound(self.name, self.op, self.eps)
+
+    def fresh(self, given: Sequence[Tensor]) -> bool:
+        """Whether these are the parameters that it was bound with, unchanged."""
+        if not self._counted:
+            return [_stamp(one) for one in given] == self._stamps
+        try:
+            for one, (address, version) in zip(given, self._stamps, strict=True):
+                if one._version != version or one.data_ptr() != address:
+                    return False
+        except RuntimeError:  # one that was made under inference_mode has no version
+            return False
+        return True
+
+    def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
+        """Packs filters and bias anew unless they are fresh, or in any case: where the last ones lie, if that is on the same device."""
+        given = [one for one in parameters if one is not None]
+        with self._lock:
+            if force or not self.fresh(given):
+                self._bind(parameters, given)
+
+    def _bind(self, parameters: Parameters, given: list[Tensor]) -> None:
+        device = parameters[0].device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("filters are packed by a call outside a CUDA graph: call the module once before capturing it.")
+        stamps = [_stamp(one) for one in given]
+        with torch.no_grad():
+            weight, bias = folded(parameters, self.eps)
+        if self._layer is not None and device == self._device:
+            self._layer.rebind(weight, bias)
+        else:
+            self._layer, self._device = self.op.bind(weight, bias), device
+        if _BOUND.get(self._key()) is self:
+            del _BOUND[self._key()]
+        self._stamps, self._held = stamps, [one.detach() for one in given]
+        self._counted = not any(one.is_inference() for one in given)
+        _BOUND[self._key()] = self
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.name, self.eps, *(address for address, _ in self._stamps)
+
+    def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output for an x of the operator's problem, in its memory format. Nothing is checked but the order of memory."""
+        if x.requires_grad:
+            x = x.detach()
+        if residual is not None and residual.requires_grad:
+            residual = residual.detach()
+        y = x.new_empty_strided(self.output_shape, self._strides)
+        if self._nhwc:
+            added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
+            self._layer.run(x.permute(0, 2, 3, 1).contiguous(), added, y.permute(0, 2, 3, 1))
+        else:
+            self._layer.run(x.contiguous(), None if residual is None else residual.contiguous(), y)
+        return y
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # by name, eps and addresses of parameters
+_OWN: dict[Any, Bound] = {}  # of programs that were exported or compiled elsewhere: these have no place of ours to hold them
+_OPS: dict[str, Op | None] = {}
+BUILDERS: dict[str, Callable[[Conv2d], str | None]] = {}
+_NOTED: set[str] = set()
+
+
+def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None = None) -> None:
+    """Makes an operator known by its artefact's name; `builder` names an artefact for the problem of another x, or None."""
+    _OPS[name] = op
+    if builder is not None:
+        BUILDERS[name] = builder
+
+
+def operator(name: str) -> Op | None:
+    """The operator of an artefact, from this process or the cache; None if there is none."""
+    if name not in _OPS:
+        _OPS[name] = Artefacts().find(name)
+        if _OPS[name] is None:
+            note(name, f"no artefact {name} in {Artefacts().folder}: PyTorch computes its calls")
+    return _OPS[name]
+
+
+def note(key: str, message: str) -> None:
+    """Logs a message once."""
+    if key not in _NOTED:
+        _NOTED.add(key)
+        log.warning(message)
+
+
+def bound_for(name: str, eps: float, parameters: Parameters) -> Bound | None:
+    """An artefact with these parameters, packed before or now; None where there is no such artefact."""
+    key = (name, eps, *(one.data_ptr() for one in parameters if one is not None))
+    found = _BOUND.get(key)
+    if found is None and (op := operator(name)) is not None:
+        found = Bound(name, op, eps)
+        found.refresh(parameters)
+        _OWN[key] = found
+        weakref.finalize(parameters[0], _OWN.pop, key, None).atexit = False
+    return found

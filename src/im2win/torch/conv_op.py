@@ -1,0 +1,143 @@
+"""`torch.ops.im2win.conv2d`: a convolution and what follows it as an operator of PyTorch, which compilers, exporters and autograd see.
+
+``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
+operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it
+runs; its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every
+other x, and where no artefact of that name is found, PyTorch computes the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from im2win.artefacts import conv_of
+from im2win.problem import ConvError
+from im2win.torch.bound import BUILDERS, Bound, bound_for, note
+from im2win.torch.plain import Maybe, Parameters, Tensor, memory_format, problem, reference, symmetric
+
+SCHEMA = (
+    "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, "
+    "Tensor? counter, float eps, int[] stride, int[] padding, int[] dilation, int groups, str activation, str kernel) -> Tensor"
+)
+
+_CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # what a call's tensors, as they are laid out, resolve to
+
+
+def _kernel(
+    x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, scale: Maybe, shift: Maybe, mean: Maybe, variance: Maybe, counter: Maybe,
+    eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
+) -> Tensor:  # fmt: skip
+    parameters = (weight, bias, scale, shift, mean, variance, counter)
+    given = [one for one in parameters if one is not None]
+    numbers = (*stride, *padding, *dilation, groups, eps, activation, residual is None)
+    call = (kernel, x.shape, x.stride(), x.dtype, weight.stride(), numbers, *[one.data_ptr() for one in given])
+    bound = _CALLS.get(call)
+    if bound is None:
+        bound = _resolved(kernel, x, parameters, residual is not None, eps, stride, padding, dilation, groups, activation)
+        if bound is not None:
+            _CALLS[call] = bound
+    if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
+        if not bound.fresh(given):
+            bound.refresh(parameters)
+        return bound(x, residual)
+    with torch.no_grad():
+        y = reference(x, parameters, residual, eps, stride, padding, dilation, groups, activation)
+        return y.contiguous(memory_format=memory_format(x, weight))
+
+
+def _resolved(
+    kernel: str, x: Tensor, parameters: Parameters, residual: bool, eps: float, stride: list[int], padding: list[int], dilation: list[int],
+    groups: int, activation: str,
+) -> Bound | None:  # fmt: skip
+    """The operator for a call that has not been here before; None where PyTorch computes it."""
+    if not kernel:
+        return None
+    try:
+        conv = problem(x, parameters, residual, stride, padding, dilation, groups, activation)
+    except ConvError as error:
+        note(f"{kernel} {error}", f"{kernel}: {error}: PyTorch computes it")
+        return None
+    if conv == conv_of(kernel):
+        return bound_for(kernel, eps, parameters)
+    if kernel in BUILDERS:
+        name = BUILDERS[kernel](conv)
+        return bound_for(name, eps, parameters) if name else None
+    note(f"shape {kernel}", f"{kernel}: called for {conv}, which it was not built for: PyTorch computes it")
+    return None
+
+
+def _fake(
+    x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, scale: Maybe, shift: Maybe, mean: Maybe, variance: Maybe, counter: Maybe,
+    eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
+) -> Tensor:  # fmt: skip
+    def size(i: int) -> Any:
+        return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
+
+    shape = (x.shape[0], weight.shape[0], size(0), size(1))
+    dtype = x.dtype if residual is None else torch.result_type(x, residual)
+    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format(x, weight))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
+    ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
+    ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """PyTorch's gradients: its `convolution_backward`, and the formulas of the epilogue round it."""
+    x, weight, bias, residual, scale, shift, mean, variance, y = ctx.saved_tensors
+    wants = ctx.needs_input_grad
+    padded, sides = symmetric(x, ctx.padding)
+    plain = normal = None
+    deviation = None if mean is None else torch.rsqrt(variance + ctx.eps)[:, None, None]
+    if ctx.activation == "silu" or wants[4]:
+        plain = torch.conv2d(padded, weight, bias, ctx.stride, sides, ctx.dilation, ctx.groups)
+        normal = plain if mean is None else (plain - mean[:, None, None]) * deviation
+    if ctx.activation == "relu":
+        grad = torch.where(y > 0, grad, 0)
+    elif ctx.activation == "relu6":
+        grad = torch.where((y > 0) & (y < 6), grad, 0)
+    elif ctx.activation == "silu":
+        assert normal is not None
+        z = normal if scale is None else normal * scale[:, None, None]
+        z = z if shift is None else z + shift[:, None, None]
+        z = z if residual is None else z + residual
+        gate = torch.sigmoid(z)
+        grad = grad * gate * (1 + z * (1 - gate))
+    of_residual, of_shift = grad, grad.sum((0, 2, 3)) if wants[5] else None
+    of_scale = (grad * normal).sum((0, 2, 3)) if wants[4] and normal is not None else None
+    if deviation is not None:
+        grad = (grad * (deviation if scale is None else deviation * scale[:, None, None])).to(x.dtype)
+    sizes = None if bias is None else [bias.shape[0]]
+    of_x, of_weight, of_bias = torch.ops.aten.convolution_backward(
+        grad, padded, weight, sizes, ctx.stride, sides, ctx.dilation, False, [0, 0], ctx.groups, [wants[0], wants[1], bool(wants[2])]
+    )
+    if of_x is not None and padded is not x:
+        top, left = ctx.padding[:2]
+        of_x = of_x[:, :, top : top + x.shape[2], left : left + x.shape[3]]
+    return (
+        of_x, of_weight, of_bias if wants[2] else None, of_residual if wants[3] else None, of_scale, of_shift, *[None] * 10
+    )  # fmt: skip
+
+
+def _tags() -> Iterator[Any]:
+    yield torch.Tag.pt2_compliant_tag
+    # the fake kernel tells the output's strides from x's, so compilers must not change these
+    yield getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+
+
+# Defined with the library rather than `torch.library.custom_op`, whose wrapper adds checks to every call.
+_make: Any = torch.library.Library
+_LIBRARY = _make("im2win", "DEF")
+_LIBRARY.define(SCHEMA, tags=tuple(_tags()))
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("conv2d", _kernel, _key)
+torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
+torch.library.register_autograd("im2win::conv2d", _backward, setup_context=_save, lib=_LIBRARY)
+
+conv2d = torch.ops.im2win.conv2d.default

@@ -1,0 +1,173 @@
+"""A module's graph as torch.fx traces it, proved on an example, and graphs as functions."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_flatten
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class TraceFailure(Exception):
+    """A module that torch.fx cannot trace so that the graph computes the same; the message says why."""
+
+
+@dataclass
+class Traced:
+    """A module's graph, the facts of each node's output, and how the traced call looked.
+
+    facts: of nodes that give tensors: (shape, dtype, device).
+    given: arguments of the example.
+    """
+
+    module: nn.Module
+    graph: fx.Graph
+    facts: dict[fx.Node, tuple[Any, ...]]
+    given: int
+
+
+class _Facts(fx.Interpreter):
+    """Runs a graph with PyTorch's own modules and notes what its nodes give."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.facts: dict[fx.Node, tuple[Any, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor):
+            self.facts[n] = result.shape, result.dtype, result.device
+        return result
+
+
+def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
+    """The graph of a module in eval mode, proved on an example: run node by node it gives what the module gives.
+
+    Raises:
+        TraceFailure: it cannot be traced, or the graph computes something else.
+    """
+    before = set(vars(module))
+    try:
+        graph = fx.Tracer().trace(module, _concrete(module, example))
+    except TraceFailure:
+        raise
+    except Exception as error:  # whatever the module's own code raises when it meets a proxy
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise TraceFailure(f"torch.fx cannot trace it ({type(error).__name__}: {first})") from error
+    finally:
+        constants = [name for name in vars(module) if name not in before]
+        for name in constants:
+            delattr(module, name)
+    if constants:
+        raise TraceFailure("its forward makes tensors of its own, which a trace would freeze")
+    facts = _prove(module, graph, example)
+    _drop_rank_checks(graph, facts)
+    return Traced(module, graph, facts, len(example))
+
+
+def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
+    """What the trace takes as fixed: arguments of the example that are no tensors, and defaults of those not given."""
+    bound = inspect.signature(module.forward).bind(*example)
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    kinds = {name: one.kind for name, one in inspect.signature(module.forward).parameters.items()}
+    fixed = {}
+    for name, value in bound.arguments.items():
+        if kinds[name] in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if value:
+                raise TraceFailure(f"its forward takes any number of arguments (`{name}`)")
+        elif not isinstance(value, torch.Tensor):
+            if not isinstance(value, _PLAIN):
+                raise TraceFailure(f"its argument `{name}` is a {type(value).__name__}, neither a tensor nor a plain value")
+            if name in given and value is not None:
+                raise TraceFailure(f"its argument `{name}` is no tensor")
+            fixed[name] = value
+    return fixed
+
+
+def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict[fx.Node, tuple[Any, ...]]:
+    runner = _Facts(fx.GraphModule(module, graph))
+    try:
+        runner.run(*copies(example))
+        got, shape = tree_flatten(compiled(graph, {}, "")(module, *copies(example)))
+    except Exception as error:  # of the module's own code
+        raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
+    want, wanted_shape = tree_flatten(module(*copies(example)))
+    if shape != wanted_shape or not all(map(_same, got, want)):
+        raise TraceFailure("its traced graph computes something else than the module")
+    return runner.facts
+
+
+def _drop_rank_checks(graph: fx.Graph, facts: dict[fx.Node, tuple[Any, ...]]) -> None:
+    """Removes assertions that a tensor has as many dimensions as it had on the example: they would count as its readers."""
+
+    def rank_of(node: Any) -> int | None:
+        read = isinstance(node, fx.Node) and node.target is getattr and node.args[1] == "ndim" and node.args[0] in facts
+        return len(facts[node.args[0]][0]) if read else None
+
+    for node in list(graph.nodes):
+        equal = node.args[0] if node.target is torch._assert else None
+        if isinstance(equal, fx.Node) and equal.target is operator.eq and rank_of(equal.args[0]) == equal.args[1]:
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (rank_of(node) is not None or (node.target is operator.eq and rank_of(node.args[0]) is not None)):
+            graph.erase_node(node)
+
+
+def copies(example: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The example with tensors of its own: a module may write into what it is given."""
+    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in example)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b or (isinstance(a, _PLAIN) and a == b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) if b.numel() else 0.0, equal_nan=True)
+
+
+class Pattern(Protocol):
+    """Nodes that one operator computes, and what it reads; see `patterns.Pattern`."""
+
+    nodes: list[fx.Node]
+    x: fx.Node
+    added: fx.Node | None
+
+
+def compiled(graph: fx.Graph, chosen: Mapping[str, Pattern], holder: str) -> Callable[..., Any]:
+    """The graph as a function of the module and its arguments, with operators ``self.<holder>.<name>`` in the place of patterns."""
+    new = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
+    mapped: dict[fx.Node, fx.Node] = {}
+    output = new.graph_copy(graph, mapped)
+    new.output(output)
+    for name, pattern in chosen.items():
+        nodes = [mapped[node] for node in pattern.nodes]
+        added = () if pattern.added is None else (mapped[pattern.added],)
+        with new.inserting_before(nodes[-1]):
+            call = new.create_node("call_module", f"{holder}.{name}", (mapped[pattern.x], *added))
+        nodes[-1].replace_all_uses_with(call)
+        mapped[pattern.nodes[-1]] = call  # a later pattern may read it
+        for node in reversed(nodes):
+            new.erase_node(node)
+    for node in reversed(list(new.nodes)):
+        if node.op == "get_attr" and not node.users:
+            new.erase_node(node)
+    code = new.python_code("self")
+    namespace = dict(code.globals)
+    name = f"<im2win.torch {id(new):x}>"
+    lines = code.src.splitlines(keepends=True)
+    linecache.cache[name] = (len(code.src), None, lines, name)
+    exec(compile(code.src, name, "exec"), namespace)
+    forward: Callable[..., Any] = namespace["forward"]
+    return forward

@@ -1,0 +1,173 @@
+"""PyTorch modules on im2win on a GPU: right in every type and layout, on any stream, in CUDA graphs, without a hidden wait."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from networks import Residual, integers, resnet, with_integers  # noqa: E402
+from torch import nn  # noqa: E402
+
+import im2win.torch  # noqa: E402
+from im2win.gpu import NoGpuError, device_gpu  # noqa: E402
+from im2win.layer_files import read_layers  # noqa: E402
+
+
+def _gpu() -> bool:
+    try:
+        return torch.cuda.is_available() and device_gpu() is not None
+    except NoGpuError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not _gpu(), reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+
+
+def images(count: int = 4) -> Any:
+    return integers(count, 5, 24, 26).cuda()
+
+
+def optimized(module: nn.Module, x: Any, **options: Any) -> Any:
+    fast = im2win.torch.optimize(module, x, **options)
+    assert all(layer.algorithm and layer.target == "cuda" for layer in fast.im2win_report.layers), fast.im2win_report
+    return fast
+
+
+@pytest.fixture
+def exact() -> tuple[Any, Any, Any]:
+    """A module of whole numbers, the same on im2win in IEEE float32, and its input: outputs are equal."""
+    module, x = with_integers(Residual()).cuda(), images()
+    return module, optimized(module, x, accuracy="exact"), x
+
+
+def right(module: nn.Module, x: Any) -> Any:
+    """In float64, where cuDNN rounds nothing away."""
+    with torch.inference_mode():
+        return copy.deepcopy(module).double()(x.double()).float()
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_resnet(dtype: str, layout: str) -> None:
+    torch.manual_seed(0)
+    order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    kind = getattr(torch, dtype)
+    module = resnet(18).cuda().to(kind, memory_format=order)
+    x = torch.randn(4, 3, 64, 64, device="cuda", dtype=kind).contiguous(memory_format=order)
+    fast = optimized(module, x)
+    assert all(layer.conv and (layer.conv.layout, layer.conv.dtype) == (layout, dtype) for layer in fast.im2win_report.layers)
+    with torch.inference_mode():
+        y, expected = fast(x), right(module, x)
+    assert float((y - expected).abs().max()) <= (1e-4 if dtype == "float32" else 2e-2) * float(expected.abs().max())
+
+
+def test_whole_numbers_are_exact(exact: Any) -> None:
+    module, fast, x = exact
+    with torch.inference_mode():
+        assert torch.equal(fast(x), right(module, x))
+    assert fast(x).requires_grad  # parameters need gradients outside of inference mode: the operator's path
+    assert torch.equal(fast(x).detach(), right(module, x))
+
+
+def test_calls_wait_for_nothing(exact: Any) -> None:
+    module, fast, x = exact
+    expected = right(module, x)
+    with torch.inference_mode():
+        fast(x)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            y = fast(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(y, expected)
+
+
+def test_a_side_stream(exact: Any) -> None:
+    module, fast, x = exact
+    expected = right(module, x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late = fast(x * 1)
+    stream.synchronize()
+    assert torch.equal(late, expected)
+
+
+def test_a_cuda_graph_sees_new_inputs_and_new_filters(exact: Any) -> None:
+    module, fast, x = exact
+    held = torch.zeros_like(x)
+    with torch.inference_mode():
+        fast(held)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fast(held)
+    held.copy_(x)
+    graph.replay()
+    assert torch.equal(y, right(module, x))
+    with torch.no_grad():
+        module.first.weight.neg_()
+        module.second_norm.running_mean += 1
+        fast(x)  # packs them into the memory that the graph reads
+    graph.replay()
+    assert torch.equal(y, right(module, x))
+
+
+def test_packing_refuses_to_be_captured(exact: Any) -> None:
+    module, fast, x = exact
+    with torch.no_grad():
+        module.first.weight.neg_()
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="call the module once before capturing"), torch.inference_mode():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            fast(x)
+
+
+def test_moves_between_devices(exact: Any) -> None:
+    module, fast, x = exact
+    expected = right(module, x)
+    fast.cpu()
+    with torch.inference_mode():
+        assert torch.equal(fast(x.cpu()), expected.cpu())
+        for index in range(torch.cuda.device_count()):
+            fast.to(f"cuda:{index}")
+            assert torch.equal(fast(x.to(f"cuda:{index}")).cpu(), expected.cpu())
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled(exact: Any, mode: str) -> None:
+    """The latter captures CUDA graphs by itself."""
+    module, fast, x = exact
+    compiled = torch.compile(fast, mode=mode, fullgraph=True)
+    with torch.inference_mode():
+        for _ in range(4):
+            assert torch.equal(compiled(x).clone(), right(module, x))
+        with torch.no_grad():
+            module.first.weight.neg_()
+        im2win.torch.repack(fast)
+        assert torch.equal(compiled(x).clone(), right(module, x))
+
+
+def test_gradients(exact: Any) -> None:
+    module, fast, x = exact
+    alone = copy.deepcopy(module)
+    fast(x).sum().backward()
+    alone(x).sum().backward()
+    for mine, other in zip(fast.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-3 * float(other.grad.abs().max()))
+
+
+def test_layers_are_captured(exact: Any, tmp_path: Path) -> None:
+    module, fast, x = exact
+    for one in (module, fast):
+        with torch.inference_mode(), im2win.capture(tmp_path / "layers.jsonl") as captured:
+            one(x)
+        assert {target for _, target in captured.counts} == {"cuda"}
+    assert len(read_layers(tmp_path / "layers.jsonl")[0]) == 6
