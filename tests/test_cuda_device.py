@@ -160,6 +160,7 @@ def test_what_refuses() -> None:
         (x[:1], r"has shape \(1, 64, 14, 14\)"),
         (x.contiguous(memory_format=torch.channels_last), "is not contiguous"),
         (x.clone().requires_grad_(), "requires grad"),
+        (x.new_empty(x.numel() + 1)[1:].view(x.shape), "must begin at a multiple of 16 bytes"),
     ):
         with pytest.raises(ArgumentError, match=message):
             layer(wrong)

@@ -13,6 +13,7 @@ from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.runtime import SYMBOL, Manifest, Op, cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
+ALIGNMENT = 16  # bytes: of the widest copies, and of boxes
 _DLPACK_CUDA = 2
 
 
@@ -214,6 +215,8 @@ def _check(name: str, value: Any, shape: tuple[int, ...], dtype: str, device: in
             raise ArgumentError(f"`{name}` is on {value.device}; the filters were bound on cuda:{device}.")
         _fits(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), shape, dtype)
         contiguous = value.is_contiguous()
+        if contiguous and value.data_ptr() % ALIGNMENT:
+            raise ArgumentError(f"`{name}` must begin at a multiple of {ALIGNMENT} bytes, as wide copies need: pass {name}.clone().")
     else:
         if not hasattr(value, "__dlpack_device__"):
             raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a torch tensor or a DLPack tensor on cuda:{device}.")
