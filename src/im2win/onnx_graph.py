@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
 Shape = tuple[int | str, ...]  # a symbolic dimension is its name, or "?" where it has none
+
+_RANDOM = ("Random", "Bernoulli", "Multinomial")
 
 _OUTPUT = -1  # index of the reader that stands for the model's output
 
@@ -43,6 +46,11 @@ def _reads(node: NodeProto) -> Iterator[str]:
             yield from _reads(inner)
 
 
+def foldable(node: NodeProto) -> bool:
+    """Whether the node's outputs follow from its inputs and attributes alone."""
+    return not node.op_type.startswith(_RANDOM) and node.op_type != "Dropout" and next(subgraphs(node), None) is None
+
+
 class Graph:
     """Types, shapes, constants and readers of the values of a graph that went through shape inference."""
 
@@ -68,6 +76,14 @@ class Graph:
             if node.op_type == "Constant":
                 stated = attributes_of(node)
                 self._constants[node.output[0]] = stated.get("value", stated.get("value_float"))
+        self._fixed = {initializer.name for initializer in graph.initializer}
+        for node in self.nodes:
+            if foldable(node) and all(name in self._fixed for name in node.input if name):
+                self._fixed.update(node.output)
+
+    def fixed(self, name: str) -> bool:
+        """Whether a value is the same in every run: a constant, or computed of constants alone."""
+        return name in self._fixed
 
     def scalar(self, name: str) -> float | None:
         """The value of a floating-point constant of one element; None for anything else."""
@@ -88,32 +104,80 @@ class Graph:
 # --- what can be fused -------------------------------------------------------------------------------------------
 
 
-def epilogue(graph: Graph, value: str, claimed: set[int]) -> dict[str, Any]:
-    """The `Conv2d` fields that the nodes behind a convolution's output `value` can become.
+@dataclass(frozen=True)
+class Tail:
+    """The nodes that a convolution or a product takes over.
 
-    A BatchNormalization is a bias (its scale goes into the filter), an addition before an activation is the residual. `claimed` holds
-    indices of additions that another convolution fused; the one fused here joins it.
+    fields: the `Conv2d` fields that they become.
+    scalings: indices of the nodes that fold into filters and bias, in their order: BatchNormalization, and Mul, Div, Add and Sub with a
+        constant of one value, or one a channel.
+    residual: the value that is added, if one is.
+    nodes: indices of all of them.
+    output: the value that is then computed.
+    """
+
+    fields: dict[str, Any]
+    scalings: tuple[int, ...]
+    residual: str | None
+    nodes: frozenset[int]
+    output: str
+
+
+def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
+    """What can be fused behind `value`, the output of a convolution or product, each node only where nothing else reads what is before it.
+
+    Scalings come first, then the addition of a tensor of the same shape (the residual), then an activation. `claimed` holds indices of
+    additions that another convolution fused; the one fused here joins it. `axis` is that of the channels.
     """
     fields: dict[str, Any] = {}
+    scalings: list[int] = []
+    residual, nodes = None, []
+    while (found := _only_reader(graph, value)) is not None and scales(graph, found[1], value, axis):
+        index, node = found
+        if node.op_type in ("BatchNormalization", "Add", "Sub"):
+            fields["bias"] = True
+        scalings.append(index)
+        value = node.output[0]
+    found = _only_reader(graph, value)
+    if found is not None and found[0] not in claimed and _adds(graph, found[1]):
+        index, node = found
+        claimed.add(index)
+        nodes.append(index)
+        fields["residual"] = True
+        residual = node.input[1] if node.input[0] == value else node.input[0]
+        value = node.output[0]
+    activation, fused, value = _activation(graph, value)
+    return Tail({**fields, "activation": activation}, tuple(scalings), residual, frozenset((*scalings, *nodes, *fused)), value)
+
+
+def _only_reader(graph: Graph, value: str) -> tuple[int, NodeProto] | None:
     readers = graph.readers(value)
-    if len(readers) == 1 and _folds(readers[0][1], value):
-        fields["bias"] = True
-        value = readers[0][1].output[0]
-        readers = graph.readers(value)
-    if len(readers) == 1 and readers[0][0] not in claimed and _adds(graph, readers[0][1]):
-        index, addition = readers[0]
-        if (activation := _activation(graph, addition.output[0])) != "none":
-            claimed.add(index)
-            return {**fields, "residual": True, "activation": activation}
-    return {**fields, "activation": _activation(graph, value)}
+    return readers[0] if len(readers) == 1 else None
 
 
-def _folds(node: NodeProto, value: str) -> bool:
+def scales(graph: Graph, node: NodeProto, value: str, axis: int = 1) -> bool:
+    """Whether the node computes value * constant + constant for each channel."""
+    if node.op_type == "BatchNormalization":
+        return axis == 1 and _normalises(graph, node, value)
+    if node.op_type not in ("Mul", "Div", "Add", "Sub") or len(node.input) != 2:
+        return False
+    ours = 0 if node.input[0] == value else 1
+    constant, shape = graph.shapes.get(node.input[1 - ours]), graph.shapes.get(value)
+    if (ours == 1 and node.op_type in ("Div", "Sub")) or not graph.fixed(node.input[1 - ours]) or constant is None or shape is None:
+        return False
+    if len(constant) > len(shape):
+        return False
+    channels = len(shape) - axis if axis > 0 else -axis  # place of the channels, counted from the end
+    return all(size == 1 or (place == channels and size == shape[axis]) for place, size in zip(range(len(constant), 0, -1), constant))
+
+
+def _normalises(graph: Graph, node: NodeProto, value: str) -> bool:
     """Whether it normalises `value` by each channel's fixed statistics; old operator sets mark training by more outputs."""
-    if node.op_type != "BatchNormalization" or node.input[0] != value or len(list(filter(None, node.output))) > 1:
+    if node.input[0] != value or len(list(filter(None, node.output))) > 1:
         return False
     attributes = attributes_of(node)
-    return not attributes.get("training_mode", 0) and bool(attributes.get("spatial", 1))
+    fixed = all(graph.fixed(name) for name in node.input[1:])
+    return fixed and not attributes.get("training_mode", 0) and bool(attributes.get("spatial", 1))
 
 
 def _adds(graph: Graph, node: NodeProto) -> bool:
@@ -124,17 +188,19 @@ def _adds(graph: Graph, node: NodeProto) -> bool:
     return first is not None and first == second and "?" not in first[1:]
 
 
-def _activation(graph: Graph, value: str) -> str:
-    """The activation that hides `value` from all other nodes, in the words of `Conv2d`."""
-    nodes = [node for _, node in graph.readers(value)]
-    if len(nodes) == 1:
-        return _single(graph, nodes[0])
-    if len(nodes) == 2:
-        sigmoid, product = sorted(nodes, key=lambda node: node.op_type != "Sigmoid")
+def _activation(graph: Graph, value: str) -> tuple[str, list[int], str]:
+    """The activation that hides `value` from all other nodes, in the words of `Conv2d`, the nodes it takes, and their output."""
+    readers = graph.readers(value)
+    if len(readers) == 1:
+        index, node = readers[0]
+        word = _single(graph, node)
+        return (word, [index], node.output[0]) if word != "none" else ("none", [], value)
+    if len(readers) == 2:
+        (first, sigmoid), (second, product) = sorted(readers, key=lambda reader: reader[1].op_type != "Sigmoid")
         gated = sigmoid.op_type == "Sigmoid" and product.op_type == "Mul" and set(product.input) == {value, sigmoid.output[0]}
         if gated and len(graph.readers(sigmoid.output[0])) == 1:
-            return "silu"
-    return "none"
+            return "silu", [first, second], product.output[0]
+    return "none", [], value
 
 
 def _single(graph: Graph, node: NodeProto) -> str:
