@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +52,13 @@ def foldable(node: NodeProto) -> bool:
 
 
 class Graph:
-    """Types, shapes, constants and readers of the values of a graph that went through shape inference."""
+    """Types, shapes, constants and readers of the values of a graph that went through shape inference.
 
-    def __init__(self, graph: GraphProto) -> None:
+    Args:
+        fixed: values that are known to be the same in every run, beside those that the graph says.
+    """
+
+    def __init__(self, graph: GraphProto, fixed: Iterable[str] = ()) -> None:
         self.nodes: list[NodeProto] = list(graph.node)
         self.types: dict[str, int] = {}  # TensorProto.DataType
         self.shapes: dict[str, Shape] = {}
@@ -76,7 +80,7 @@ class Graph:
             if node.op_type == "Constant":
                 stated = attributes_of(node)
                 self._constants[node.output[0]] = stated.get("value", stated.get("value_float"))
-        self._fixed = {initializer.name for initializer in graph.initializer}
+        self._fixed = {*fixed, *(initializer.name for initializer in graph.initializer)}
         for node in self.nodes:
             if foldable(node) and all(name in self._fixed for name in node.input if name):
                 self._fixed.update(node.output)
@@ -84,6 +88,12 @@ class Graph:
     def fixed(self, name: str) -> bool:
         """Whether a value is the same in every run: a constant, or computed of constants alone."""
         return name in self._fixed
+
+    def hands_on(self, node: NodeProto) -> bool:
+        """Whether the node does nothing to its input: Identity, and Dropout whose mask nobody reads."""
+        if node.op_type not in ("Identity", "Dropout") or any(node.input[2:]):  # Dropout's third input may say that it trains
+            return False
+        return not any(self._readers.get(name) for name in node.output[1:] if name)
 
     def scalar(self, name: str) -> float | None:
         """The value of a floating-point constant of one element; None for anything else."""
@@ -131,12 +141,18 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
     """
     fields: dict[str, Any] = {}
     scalings: list[int] = []
-    residual, nodes = None, []
-    while (found := _only_reader(graph, value)) is not None and scales(graph, found[1], value, axis):
+    residual: str | None = None
+    nodes: list[int] = []
+    while (found := _only_reader(graph, value)) is not None:
         index, node = found
-        if node.op_type in ("BatchNormalization", "Add", "Sub"):
-            fields["bias"] = True
-        scalings.append(index)
+        if graph.hands_on(node):
+            nodes.append(index)
+        elif scales(graph, node, value, axis):
+            scalings.append(index)
+            if node.op_type in ("BatchNormalization", "Add", "Sub"):
+                fields["bias"] = True
+        else:
+            break
         value = node.output[0]
     found = _only_reader(graph, value)
     if found is not None and found[0] not in claimed and _adds(graph, found[1]):

@@ -83,10 +83,10 @@ def layers_of(
         ModelError: the file is missing, not ONNX or cut short, shape inference fails, it has no convolution, or `batch` is not positive.
         ImportError: the package `onnx` is not installed.
     """
-    onnx = _import_onnx()
+    onnx = import_onnx()
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(f"layers_of: `batch` (={batch!r}) must be an integer, at least 1.")
-    label, model = _load(onnx, source)
+    label, model = load(onnx, source)
     try:
         found = _read(onnx, model, label, batch, epilogues, products)
     except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are no text, attributes of another type
@@ -97,7 +97,7 @@ def layers_of(
 
 
 def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool, products: bool) -> ModelLayers:
-    fixed = _set_batch(model.graph, batch)
+    fixed = set_batch(model.graph, batch)
     graph = Graph(_inferred(onnx, model, label).graph)
     found, skipped = fusions(graph, fixed or batch or 1, epilogues=epilogues, products=products)
     layers: dict[int, Conv2d] = {}
@@ -119,7 +119,7 @@ def fusions(
         epilogues: with what can be fused behind them.
         products: Gemm and MatMul, too.
     """
-    onnx = _import_onnx()
+    onnx = import_onnx()
     claimed: set[int] = set()
     found: dict[int, Fused] = {}
     skipped: list[tuple[int, Skipped]] = []
@@ -154,7 +154,7 @@ def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:
 # --- reading the file ----------------------------------------------------------------------------------------------
 
 
-def _import_onnx() -> ModuleType:
+def import_onnx() -> ModuleType:
     try:
         import onnx
         import onnx.inliner
@@ -164,7 +164,7 @@ def _import_onnx() -> ModuleType:
     return onnx
 
 
-def _load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
+def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
     """The model (a copy, to be changed freely) and how messages call it."""
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
@@ -184,7 +184,7 @@ def _load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tupl
     return label, onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
-def _set_batch(graph: GraphProto, batch: int | None) -> int | None:
+def set_batch(graph: GraphProto, batch: int | None) -> int | None:
     """Put `batch` or 1 for the symbolic batch of the inputs, wherever that symbol stands; return the first image's batch if it is fixed."""
     parameters = {tensor.name for tensor in graph.initializer}
     parameters |= {name for node in graph.node if "Conv" in node.op_type for name in node.input[1:]}
