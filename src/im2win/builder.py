@@ -132,11 +132,21 @@ def build(
         row = candidates(algorithm, conv, target, accuracy)[0]
         if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
             raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
-        chosen = backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict())
-        return build_tile(conv, row.name, chosen, device)
-    rows = candidates(algorithm, conv, target, accuracy)
+        given = backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict())
+        return build_tile(conv, row.name, given, device)
+    name, best, rung = chosen(conv, device, logs, algorithm, accuracy)
+    return build_tile(conv, name, best, device, tuned=rung == "exact")
+
+
+def chosen(conv: Conv2d, device: Device, logs: Any = None, algorithm: str = "auto", accuracy: Accuracy = "float32") -> tuple[str, Any, str]:
+    """Algorithm and tile for a problem on a device, and the rung of the look-up ladder they come from ("default": the model's tile).
+
+    Raises:
+        ValueError: unknown algorithm, or none supports the problem.
+    """
+    rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
     found = choose(conv, device, [row.name for row in rows], logs, accuracy)
     if found is not None:
-        return build_tile(conv, found.algorithm, found.tile, device, tuned=found.exact)
-    name, chosen = default_tile(conv, algorithm, device, accuracy)
-    return build_tile(conv, name, chosen, device)
+        return found.algorithm, found.tile, found.rung
+    name, tile = default_tile(conv, algorithm, device, accuracy)
+    return name, tile, "default"

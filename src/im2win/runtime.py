@@ -280,14 +280,14 @@ def load(path: str | os.PathLike[str]) -> Op:
         from im2win.cuda_runtime import CudaOp
 
         return CudaOp(manifest, library)
-    flags = _cpu_flags()
+    flags = cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:
         raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
     return Op(manifest, library)
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
     try:
         text = Path("/proc/cpuinfo").read_text()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from im2win.models.source import Array, Source
 
+_FLOAT = 1  # onnx.TensorProto.FLOAT
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -54,6 +54,18 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Response:
+    """ONNX's LRN: each element over (bias + alpha / size * sum of the squares of `size` channels round it) ** beta."""
+
+    source: str
+    output: str
+    size: int
+    alpha: float
+    beta: float
+    bias: float
+
+
+@dataclass(frozen=True)
 class Parts:
     """What a model is made of.
 
@@ -63,6 +75,7 @@ class Parts:
     convolutions: tuple[Convolution, ...]
     views: tuple[View, ...]
     joins: tuple[Join, ...]
+    responses: tuple[Response, ...]
     rest: tuple[int, ...]
     skipped: tuple[Skipped, ...]
 
@@ -84,7 +97,9 @@ def take_apart(source: Source, batch: int) -> Parts:
             continue
         convolutions.append(_convolution(source, node, one))
         taken |= {index, *one.tail.nodes}
-    views, joins = [], []
+    views: list[View] = []
+    joins: list[Join] = []
+    responses: list[Response] = []
     for index, node in enumerate(graph.nodes):
         if index in taken or node.domain not in ("", "ai.onnx"):
             continue
@@ -95,8 +110,12 @@ def take_apart(source: Source, batch: int) -> Parts:
             axis = attributes_of(node)["axis"] % len(graph.shapes[node.output[0]])
             joins.append(Join(tuple(node.input), node.output[0], axis))
             taken.add(index)
+        elif node.op_type == "LRN" and graph.types.get(node.input[0]) == _FLOAT:
+            stated = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes_of(node)}
+            responses.append(Response(node.input[0], node.output[0], **stated))
+            taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    return Parts(tuple(convolutions), tuple(views), tuple(joins), rest, tuple(skipped))
+    return Parts(tuple(convolutions), tuple(views), tuple(joins), tuple(responses), rest, tuple(skipped))
 
 
 def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
@@ -135,10 +154,3 @@ def scaling(source: Source, node: NodeProto, value: str, channels: int, axis: in
     constant = np.broadcast_to(source.constants[other].astype(np.float64).reshape(-1), channels)
     one, zero = np.ones(channels), np.zeros(channels)
     return {"Mul": (constant, zero), "Div": (1 / constant, zero), "Add": (one, constant), "Sub": (one, -constant)}[node.op_type]
-
-
-def size(shape: tuple[Any, ...]) -> int:
-    """Elements of a shape."""
-    return math.prod(int(extent) for extent in shape)
-
-
