@@ -26,7 +26,7 @@ def build(
     accuracy: options.Accuracy = "float32",
 ) -> None:
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler."""
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
     import im2win
     from im2win.reference import checked_accuracy
 

@@ -38,7 +38,7 @@ def tune(
     accuracy: options.Accuracy = "float32",
 ) -> None:
     """Search the fastest correct schedule of each layer. Ctrl-C stops; the same command goes on where it stopped."""
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")

@@ -29,6 +29,7 @@ from im2win.models.rest import add_rest
 from im2win.models.runtime import Model, load_model, write_manifest
 from im2win.models.source import Array, Source, at_batch, read
 from im2win.onnx_layers import ModelError
+from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class _Compiler:
     logs: Any
     accuracy: Accuracy
     kernels: Kernels
+    chosen: dict[Conv2d, tuple[str, Any, str]] = field(default_factory=dict)
     weights: _Weights = field(default_factory=_Weights)
     layers: dict[str, ModelLayer] = field(default_factory=dict)
     runs: dict[str, tuple[int, list[driver.Step]]] = field(default_factory=dict)
@@ -138,7 +140,9 @@ class _Compiler:
 
     def _convolution(self, program: Program, one: Convolution) -> None:
         """Adds the calls of a convolution, its filters packed."""
-        name, tile, rung = chosen(one.conv, self.device, self.logs, accuracy=self.accuracy)
+        if one.conv not in self.chosen:
+            self.chosen[one.conv] = chosen(one.conv, self.device, self.logs, accuracy=self.accuracy)
+        name, tile, rung = self.chosen[one.conv]
         made = self.kernels.convolution(one.conv, name, tile)
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
         if one.bias is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import tvm
+import tvm_ffi
 
 from im2win.algorithms import algorithm
 from im2win.codegen import SYMBOL, Compiled, ToolchainError, any_alignment, compile_module, llvm_target
@@ -68,7 +69,7 @@ class CpuKernels:
     def loops(self, name: str, function: Any) -> str:
         """Any other function, scheduled; its name in the library."""
         symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
-        while symbol in self._rest and not tvm.ir.structural_equal(self._rest[symbol][0], function):
+        while symbol in self._rest and not tvm_ffi.structural_equal(self._rest[symbol][0], function):
             symbol += "_"
         if symbol not in self._rest:
             self._rest[symbol] = function, loops.schedule(function, self.machine.threads)
