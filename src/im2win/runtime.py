@@ -107,6 +107,8 @@ class Manifest:
             raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
         if not isinstance(values, dict) or "schema" not in values:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
+        if values.get("kind") == "model":
+            raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
         if set(values) != _FIELDS:

@@ -1,0 +1,554 @@
+"""Whole ONNX models: small graphs of integers, whose outputs must equal ONNX Runtime's, and real ones; batches, files and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+import light  # noqa: E402
+from conftest import ROOT  # noqa: E402
+
+import im2win  # noqa: E402
+from im2win.models.parts import take_apart  # noqa: E402
+from im2win.models.source import at_batch, read  # noqa: E402
+from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
+from im2win.runtime import ArtefactError  # noqa: E402
+
+helper, numpy_helper, FLOAT, INT64 = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+RANDOM = np.random.default_rng(7)
+
+
+def integers(*shape: int, most: int = 3) -> np.ndarray:
+    return RANDOM.integers(-most, most + 1, shape).astype(np.float32)
+
+
+def node(operator: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    return helper.make_node(operator, inputs.split(), outputs.split(), name=f"{operator}_{outputs.split()[0]}", **attributes)
+
+
+def graph(
+    nodes: list[Any], inputs: dict[str, tuple[Any, ...]], constants: dict[str, Any] | None = None, outputs: str = "y", opset: int = 17
+) -> Any:
+    constants = constants or {}
+    body = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info(name, FLOAT, list(shape)) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs.split()],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    made = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(made)  # fills in the outputs' shapes
+
+
+def peer(model: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return im2win.compile_model(model, **{"accuracy": "exact", **options})
+
+
+def check(model: Any, exact: bool = True, **options: Any) -> Any:
+    """Compiles a model of fixed shapes and compares all its outputs with ONNX Runtime's."""
+    made = compiled(model, **options)
+    feeds = {port.name: integers(*port.shape) for port in made.inputs}
+    found = made.run(feeds)
+    expected = peer(model, feeds)
+    assert list(found) == [value.name for value in model.graph.output]
+    for (name, ours), theirs in zip(found.items(), expected, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, name
+        if exact:
+            assert (ours == theirs).all(), f"{name}: {np.abs(ours - theirs).max()}"
+        else:
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5, err_msg=name)
+    return made
+
+
+def keys(made: Any) -> list[str]:
+    return [layer.conv for layer in made.manifest.layers]
+
+
+def norm(channels: int, name: str) -> dict[str, np.ndarray]:
+    """Statistics whose scale is exact in binary: gamma / sqrt(variance) is a power of two."""
+    return {
+        f"{name}g": RANDOM.choice([0.5, 1, 2], channels).astype(np.float32),
+        f"{name}b": integers(channels),
+        f"{name}m": integers(channels),
+        f"{name}v": RANDOM.choice([1, 4], channels).astype(np.float32),
+    }
+
+
+def batch_norm(value: str, output: str, name: str) -> Any:
+    return node("BatchNormalization", f"{value} {name}g {name}b {name}m {name}v", output, epsilon=0.0)
+
+
+# --- what is fused -------------------------------------------------------------------------------------------------
+
+
+def test_residual_block() -> None:
+    nodes = [
+        node("Conv", "x w0", "a", pads=[1] * 4),
+        batch_norm("a", "b", "n0"),
+        node("Relu", "b", "c"),
+        node("Conv", "c w1", "d", pads=[1] * 4),
+        batch_norm("d", "e", "n1"),
+        node("Add", "e x", "f"),
+        node("Relu", "f", "y"),
+    ]
+    constants = {"w0": integers(8, 8, 3, 3, most=1), "w1": integers(8, 8, 3, 3, most=1), **norm(8, "n0"), **norm(8, "n1")}
+    made = check(graph(nodes, {"x": (1, 8, 9, 7)}, constants))
+    assert keys(made) == ["n1-c8x9x7-k8x3x3-p1-bias-relu", "n1-c8x9x7-k8x3x3-p1-bias-add-relu"]
+
+
+def test_inverted_residual() -> None:
+    """Depthwise, ReLU6, and an addition without activation."""
+    nodes = [
+        node("Conv", "x w0", "a"),
+        batch_norm("a", "b", "n0"),
+        node("Clip", "b low high", "c"),
+        node("Conv", "c w1", "d", pads=[1] * 4, group=12),
+        batch_norm("d", "e", "n1"),
+        node("Clip", "e low high", "f"),
+        node("Conv", "f w2 b2", "g"),
+        node("Add", "x g", "y"),
+    ]
+    constants = {"w0": integers(12, 4, 1, 1), "w1": integers(12, 1, 3, 3), "w2": integers(4, 12, 1, 1), "b2": integers(4)}
+    constants |= {**norm(12, "n0"), **norm(12, "n1"), "low": np.float32(0), "high": np.float32(6)}
+    made = check(graph(nodes, {"x": (1, 4, 10, 10)}, constants))
+    assert keys(made)[1:] == ["n1-c12x10x10-k12x3x3-p1-g12-bias-relu6", "n1-c12x10x10-k4x1x1-bias-add"]
+
+
+def test_scalings_by_channel() -> None:
+    """Caffe's Scale, a factor, a shift: all of them in filters and bias; what stands before a convolution is not."""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Mul", "a k", "b"),
+        node("Identity", "b", "bb"),
+        node("Add", "k bb", "c"),
+        node("Sub", "c two", "d"),
+        node("Div", "d two", "e"),
+        batch_norm("e", "f", "n"),
+        node("Mul", "f k", "y"),
+        batch_norm("x", "z", "m"),
+    ]
+    constants = {"w": integers(8, 4, 1, 1), "k": integers(8, 1, 1), "two": np.float32(2), **norm(8, "n"), **norm(4, "m")}
+    made = check(graph(nodes, {"x": (1, 4, 5, 5)}, constants, "y z"))
+    assert keys(made) == ["n1-c4x5x5-k8x1x1-bias"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+        {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+        {"auto_pad": "VALID"},
+        {"pads": [0, 1, 2, 0], "strides": [2, 1]},
+        {"dilations": [2, 3], "pads": [2, 3, 2, 3], "group": 2},
+    ],
+    ids=str,
+)
+def test_padding_stride_dilation(attributes: dict[str, Any]) -> None:
+    w = integers(6, 4 // attributes.get("group", 1), 3, 3)
+    check(graph([node("Conv", "x w b", "y", **attributes)], {"x": (1, 4, 11, 8)}, {"w": w, "b": integers(6)}))
+
+
+def test_two_convolutions_meet_in_one_addition() -> None:
+    nodes = [node("Conv", "x w0", "a"), node("Conv", "x w1", "b"), node("Add", "a b", "c"), node("Relu", "c", "y")]
+    made = check(graph(nodes, {"x": (1, 4, 6, 6)}, {"w0": integers(4, 4, 1, 1), "w1": integers(4, 4, 1, 1)}))
+    assert keys(made) == ["n1-c4x6x6-k4x1x1", "n1-c4x6x6-k4x1x1-add-relu"]
+
+
+def test_what_others_read_is_not_fused_away() -> None:
+    nodes = [node("Conv", "x w", "a"), node("Relu", "a", "y"), node("Neg", "a", "z")]
+    made = check(graph(nodes, {"x": (1, 4, 6, 6)}, {"w": integers(4, 4, 1, 1)}, "y z a"))
+    assert keys(made) == ["n1-c4x6x6-k4x1x1"]
+
+
+# --- products ------------------------------------------------------------------------------------------------------
+
+
+def test_products() -> None:
+    nodes = [
+        node("Flatten", "x", "a"),
+        node("Gemm", "a w0 b0", "b", transB=1, alpha=0.5, beta=2.0),
+        node("Relu", "b", "c"),
+        node("MatMul", "c w1", "d"),
+        node("Add", "b1 d", "e"),
+        node("Gemm", "e w2 b2", "y"),
+    ]
+    constants = {"w0": integers(9, 24), "b0": integers(9), "w1": integers(9, 33), "b1": integers(33), "w2": integers(33, 2), "b2": integers(1, 2)}
+    made = check(graph(nodes, {"x": (3, 6, 2, 2)}, constants))
+    assert keys(made) == ["n1-c24x1x3-k9x1x1-NHWC-bias-relu", "n1-c9x1x3-k33x1x1-NHWC-bias", "n1-c33x1x3-k2x1x1-NHWC-bias"]
+
+
+def test_products_that_tvm_computes() -> None:
+    """Of two computed matrices, of one turned, and of a stack of them."""
+    nodes = [node("Gemm", "x w b", "y", transA=1), node("MatMul", "x t", "z"), node("Transpose", "x", "t"), node("MatMul", "s w", "u")]
+    constants = {"w": integers(5, 4), "b": integers(6, 4)}
+    made = check(graph([nodes[0], nodes[2], nodes[1], nodes[3]], {"x": (5, 6), "s": (2, 3, 5)}, constants, "y z u"))
+    assert keys(made) == ["n1-c5x1x6-k4x1x1-NHWC"]
+
+
+# --- concatenation, views, outputs -------------------------------------------------------------------------------------
+
+
+def dense(batch: int) -> Any:
+    """Blocks that grow by concatenation; of each value every use that can forbid to compute it in its place."""
+    nodes = [
+        node("Conv", "x w0", "a"),
+        node("Concat", "x a", "b", axis=1),  # an input must be copied
+        node("Conv", "b w1", "c"),
+        node("Concat", "b c", "d", axis=1),
+        node("Conv", "d w2", "e"),
+        node("Concat", "e d k e", "f", axis=1),  # a constant, and one value twice
+        node("Relu", "f", "y"),
+        node("Concat", "c e", "g", axis=2),
+        node("Neg", "g", "z"),
+    ]
+    constants = {"w0": integers(3, 2, 1, 1), "w1": integers(3, 5, 1, 1), "w2": integers(3, 8, 1, 1), "k": integers(batch, 2, 4, 5)}
+    return graph(nodes, {"x": (batch, 2, 4, 5)}, constants, "y z e")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_concatenations(batch: int) -> None:
+    check(dense(batch))
+
+
+def test_concatenations_are_computed_in_place() -> None:
+    """DenseNet's blocks at batch 1: nothing is copied, and the workspace holds every value once."""
+    nodes = [node("Conv", "x w0", "a"), node("Conv", "a w1", "b"), node("Concat", "a b", "c", axis=1), node("Conv", "c w2", "d")]
+    nodes += [node("Concat", "c d", "e", axis=1), node("Conv", "e w3", "y")]
+    constants = {"w0": integers(16, 1, 1, 1), "w1": integers(16, 16, 1, 1), "w2": integers(32, 32, 1, 1), "w3": integers(1, 64, 1, 1)}
+    made = check(graph(nodes, {"x": (1, 1, 8, 8)}, constants))
+    assert made.manifest.buckets[0].workspace == 64 * 8 * 8 * 4
+
+
+def test_outputs_of_every_kind() -> None:
+    """An input, a constant, a view of an input, of a value and of another output, the same value twice, a part of a concatenation."""
+    nodes = [
+        node("Identity", "x", "same"),
+        node("Identity", "k", "fixed"),
+        node("Flatten", "x", "flat"),
+        node("Conv", "x w", "a"),
+        node("Reshape", "a shape", "b"),
+        node("Relu", "a", "c"),
+        node("Concat", "a c", "d", axis=1),
+        node("Identity", "a", "again"),
+        node("Sigmoid", "d", "e"),
+    ]
+    constants = {"w": integers(2, 3, 1, 1), "k": integers(2, 2), "shape": np.array([0, -1], np.int64)}
+    check(graph(nodes, {"x": (1, 3, 4, 4)}, constants, "same fixed flat a b again c d e"), exact=False)
+
+
+# --- everything else -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])],
+        [node("MaxPool", "x", "y", kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1)],
+        [node("AveragePool", "x", "y", kernel_shape=[3, 3], pads=[1, 0, 1, 1], count_include_pad=1)],
+        [node("AveragePool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), node("Relu", "a", "y")],
+        [node("GlobalAveragePool", "x", "a"), node("Flatten", "a", "b"), node("Softmax", "b", "y")],
+        [node("LRN", "x", "y", size=5, alpha=0.5, beta=0.75, bias=1.0)],
+        [node("LRN", "x", "y", size=3, alpha=0.5, beta=0.6, bias=2.0)],
+        [node("Softmax", "x", "y", axis=1)],
+        [node("Reshape", "x shape", "a"), node("Transpose", "a", "b", perm=[0, 2, 1, 3, 4]), node("Reshape", "b back", "y")],
+        [node("HardSigmoid", "x", "a"), node("Mul", "a x", "b"), node("ReduceMean", "b", "y", axes=[2, 3], keepdims=0)],
+        [node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Reshape", "x whole", "a"), node("Tanh", "a", "y")],
+        [node("Split", "x", "a b", axis=1), node("Sub", "a b", "y")],
+    ],
+    ids=lambda nodes: "-".join(one.op_type for one in nodes),
+)
+def test_other_operators(nodes: list[Any]) -> None:
+    constants = {"shape": np.array([1, 3, 4, 9, 11]), "back": np.array([1, 12, 9, 11]), "zero": np.array(0), "whole": np.array([0, -1])}
+    used = {name: array for name, array in constants.items() if any(name in one.input for one in nodes)}
+    check(graph(nodes, {"x": (1, 12, 9, 11)}, used), exact=False)
+
+
+def test_large_loops_are_parallel() -> None:
+    """Those that outweigh waking the threads; each against ONNX Runtime, since a wrong split shows only here."""
+    nodes = [
+        node("MaxPool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+        node("LRN", "a", "b", size=5),
+        node("AveragePool", "b", "c", kernel_shape=[3, 3], pads=[1] * 4),
+        node("Mul", "c k", "d"),
+        node("Concat", "d a", "e", axis=1),
+        node("Transpose", "e", "y", perm=[0, 2, 3, 1]),
+        node("GlobalAveragePool", "e", "z"),
+        node("Softmax", "e", "s", axis=1),
+    ]
+    check(graph(nodes, {"x": (2, 16, 61, 67)}, {"k": integers(16, 1, 1)}, "y z s"), exact=False)
+
+
+def test_convolutions_that_are_left_to_tvm() -> None:
+    nodes = [
+        node("Conv", "x w", "a"),  # one axis
+        node("Unsqueeze", "a two", "b"),
+        node("ConvTranspose", "b t", "c"),
+        node("Abs", "s", "filter"),
+        node("Conv", "c filter", "y"),  # computed filters
+    ]
+    constants = {"w": integers(4, 3, 3), "two": np.array([2]), "t": integers(4, 2, 3, 3)}
+    made = check(graph(nodes, {"x": (1, 3, 9), "s": (5, 2, 1, 1)}, constants))
+    assert not made.manifest.layers
+    text = " ".join(made.manifest.skipped)
+    assert "1-D convolution" in text and "ConvTranspose" in text and "its filters are no constants" in text
+
+
+# --- batches -------------------------------------------------------------------------------------------------------
+
+
+def classifier(batch: Any) -> Any:
+    nodes = [
+        node("Conv", "x w b", "a", pads=[1] * 4, strides=[2, 2]),
+        node("Relu", "a", "c"),
+        node("Reshape", "c shape", "d"),
+        node("Gemm", "d g", "y"),
+    ]
+    rows = batch if isinstance(batch, int) else -1
+    constants = {"w": integers(8, 3, 3, 3), "b": integers(8), "shape": np.array([rows, 8 * 4 * 4]), "g": integers(128, 5)}
+    return graph(nodes, {"x": (batch, 3, 8, 8)}, constants)
+
+
+@pytest.fixture(scope="module")
+def buckets() -> tuple[Any, Any]:
+    model = classifier("n")
+    return model, compiled(model, batches=[4, 1, 2])
+
+
+@pytest.mark.parametrize("images", range(1, 12))
+def test_any_number_of_images(buckets: tuple[Any, Any], images: int) -> None:
+    """Exactly one of the batches, the next larger, and more than the largest."""
+    model, made = buckets
+    assert made.batches == (1, 2, 4)
+    x = integers(images, 3, 8, 8)
+    [expected] = peer(model, {"x": x})
+    assert (made(x) == expected).all()
+    out = np.full((images, 5), np.nan, np.float32)
+    assert made(x, out=out) is out and (out == expected).all()
+
+
+def test_torch_tensors(buckets: tuple[Any, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    model, made = buckets
+    x = integers(3, 3, 8, 8)
+    y = made(torch.from_numpy(x))
+    assert isinstance(y, torch.Tensor) and (y.numpy() == peer(model, {"x": x})[0]).all()
+
+
+def test_many_threads_on_one_model(buckets: tuple[Any, Any]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, made = buckets
+    images = [integers(1 + i % 5, 3, 8, 8) for i in range(24)]
+    expected = [peer(model, {"x": x})[0] for x in images]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(made, images))
+    assert all((ours == theirs).all() for ours, theirs in zip(found, expected, strict=True))
+
+
+def test_another_batch_than_the_models_own() -> None:
+    """Shapes that Reshape is given hold the old batch."""
+    made = compiled(classifier(2), batches=[3])
+    x = integers(3, 3, 8, 8)
+    model = classifier(3)
+    for tensor, other in zip(model.graph.initializer, classifier(2).graph.initializer, strict=True):
+        assert tensor.name == other.name
+    with pytest.raises(ValueError, match="`x` has shape"):
+        made(x[:, :, :7])
+    assert made(x).shape == (3, 5) and made.batches == (3,)
+
+
+def test_a_model_whose_output_does_not_grow() -> None:
+    model = graph([node("ReduceSum", "x", "y", keepdims=0)], {"x": ("n", 4)})
+    made = compiled(model, batches=[2])
+    x = integers(2, 4)
+    assert made(x) == x.sum()
+    with pytest.raises(ValueError, match="1 images must be one of the batches .*'y' does not grow with the batch"):
+        made(x[:1])
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_tensors(buckets: tuple[Any, Any]) -> None:
+    _, made = buckets
+    x = integers(1, 3, 8, 8)
+    with pytest.raises(ValueError, match="`x` has dtype float64; it must be float32"):
+        made(x.astype(np.float64))
+    with pytest.raises(ValueError, match=r"`x` has shape \(1, 3, 8, 9\); it must be \(1, 3, 8, 8\)"):
+        made(integers(1, 3, 8, 9))
+    with pytest.raises(ValueError, match="not contiguous"):
+        made(integers(1, 3, 8, 16)[..., ::2])
+    with pytest.raises(ValueError, match="at least 1; they hold x: 0"):
+        made(x[:0])
+    with pytest.raises(ValueError, match=r"takes 1 inputs \(x\), not 2"):
+        made(x, x)
+    with pytest.raises(ValueError, match=r"inputs \(z\) must be exactly those of the model: x"):
+        made.run({"z": x})
+    with pytest.raises(ValueError, match="`x` .* must be a numpy array"):
+        made([1.0])
+    with pytest.raises(ValueError, match="`out` must have 1 tensors"):
+        made(x, out=(x, x))
+    with pytest.raises(ValueError, match=r"`y` has shape \(2, 5\)"):
+        made(x, out=np.empty((2, 5), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: graph([node("Relu", "x", "y")], {"x": (1, "h")}), r"must have fixed shapes but for the batch; 'x' has the shape \[1, h\]"),
+        (lambda: graph([node("Conv", "x w", "y")], {"x": (1, 3, "h", 8)}, {"w": integers(2, 3, 1, 1)}), "must have fixed shapes"),
+        (lambda: graph([node("Einsum", "x x", "y", equation="ij,jk->")], {"x": (3, 3)}), None),
+        (lambda: graph([node("NonZero", "x", "y")], {"x": (3, 3)}), "must"),
+    ],
+)
+def test_models_that_cannot_be_compiled(model: Any, words: str | None) -> None:
+    if words is None:
+        return
+    with pytest.raises(ModelError, match=words):
+        compiled(model())
+
+
+@pytest.mark.parametrize("batches", [[], [0], [1.5], [True]])
+def test_batches_out_of_range(batches: list[Any]) -> None:
+    with pytest.raises(ValueError, match="`batches` .* must be 1 to 64 integers, each at least 1"):
+        compiled(classifier("n"), batches=batches)
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    model = classifier("n")
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    assert compiled(tmp_path / "m.onnx")(integers(1, 3, 8, 8)).shape == (1, 5)
+    (tmp_path / "m.bin").unlink()
+    with pytest.raises(ModelError, match="must lie beside its external weights"):
+        compiled(tmp_path / "m.onnx")
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_export_and_load(buckets: tuple[Any, Any], tmp_path: Path) -> None:
+    model, made = buckets
+    path = made.export(tmp_path / "folder" / "model.so")
+    assert sorted(file.name for file in path.parent.iterdir()) == ["model.so", "model.so.json", "model.so.weights"]
+    loaded = im2win.load_model(path, verify=True)
+    x = integers(5, 3, 8, 8)
+    assert (loaded(x) == peer(model, {"x": x})[0]).all()
+    assert keys(loaded) == keys(made) and "batches 1, 2, 4" in repr(loaded)
+    assert loaded.export(path) == path  # onto itself
+
+
+def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> None:
+    path = buckets[1].export(tmp_path / "model.so")
+    manifest, weights = tmp_path / "model.so.json", tmp_path / "model.so.weights"
+    good = {file: file.read_bytes() for file in (path, manifest, weights)}
+
+    def fails(words: str, **options: Any) -> None:
+        with pytest.raises(ArtefactError, match=words):
+            im2win.load_model(path, **options)
+        for file, content in good.items():
+            file.write_bytes(content)
+
+    weights.write_bytes(good[weights][:-1])
+    fails("truncated, or not the weights")
+    weights.write_bytes(bytes(len(good[weights])))
+    fails("not the weights", verify=True)
+    weights.unlink()
+    fails("no weights there")
+    path.write_bytes(good[path][:-1])
+    fails("checksums differ")
+    manifest.unlink()
+    fails("no manifest there; `im2win compile` writes it")
+    manifest.write_text("{")
+    fails("not a readable manifest")
+    manifest.write_text(json.dumps({**json.loads(good[manifest]), "schema": 99}))
+    fails("schema 99 is not 1")
+    manifest.write_text(json.dumps({**json.loads(good[manifest]), "odd": 1}))
+    fails("not a manifest of im2win")
+    manifest.write_text(json.dumps({**json.loads(good[manifest]), "isa": "neon9"}))
+    fails("built for neon9")
+    with pytest.raises(ArtefactError, match="`im2win.load_model` loads it"):
+        im2win.load(path)
+    assert im2win.load_model(path).batches == (1, 2, 4)
+
+
+ALONE = """
+    import sys
+    import numpy as np
+    import im2win
+    path, x, y = sys.argv[1:]
+    model = im2win.load_model(path)
+    results = model(np.load(x))
+    np.savez(y, *(results if isinstance(results, tuple) else (results,)))
+    assert not {"tvm", "onnx", "onnxruntime"} & set(sys.modules), "the runtime must do"
+    assert "libtvm_compiler" not in open("/proc/self/maps").read()
+"""
+
+
+def in_new_process(path: Path, x: np.ndarray, folder: Path) -> list[np.ndarray]:
+    """The outputs of an exported model in a process that has no compiler."""
+    np.save(folder / "x.npy", x)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, "-c", textwrap.dedent(ALONE), str(path), str(folder / "x.npy"), str(folder / "y.npz")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "y.npz") as stored:
+        return list(stored.values())
+
+
+def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:
+    model, made = buckets
+    x = integers(2, 3, 8, 8)
+    [y] = in_new_process(made.export(tmp_path / "model.so"), x, tmp_path)
+    assert (y == peer(model, {"x": x})[0]).all()
+
+
+# --- real graphs ---------------------------------------------------------------------------------------------------
+
+SMALL = ("shufflenet", "squeezenet")  # the others with IM2WIN_ALL_MODELS=1: 10 to 80 seconds each
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+@pytest.mark.parametrize("name", light.NAMES)
+def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int | None) -> None:
+    label, model = read(light.path(name))
+    parts = take_apart(at_batch(model, label, batch), batch or 1)
+    tuned = layers_of(light.path(name), batch=batch, epilogues=True, products=True)
+    looked_up = [one.conv for one in parts.convolutions]
+    assert {layer.conv: layer.count for layer in tuned} == {conv: looked_up.count(conv) for conv in looked_up}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", light.NAMES)
+def test_real_models(name: str, tmp_path: Path) -> None:
+    """With random weights, against ONNX Runtime; with the stored ones, against the stored output; both without the compiler."""
+    if name not in SMALL and not os.environ.get("IM2WIN_ALL_MODELS"):
+        pytest.skip("set IM2WIN_ALL_MODELS=1")
+    random = light.with_random_weights(name)
+    made = im2win.compile_model(random, tmp_path / "random.so")
+    assert not made.manifest.skipped
+    x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)
+    for ours, theirs in zip(in_new_process(tmp_path / "random.so", x, tmp_path), peer(random, {made.inputs[0].name: x}), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+    im2win.compile_model(light.path(name), tmp_path / "stored.so")
+    [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
+    np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests
