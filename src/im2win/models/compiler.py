@@ -65,7 +65,7 @@ class _Weights:
 
 
 @dataclass
-class _Compiler:
+class Compiler:
     """What the functions of all batches share."""
 
     label: str
@@ -222,27 +222,31 @@ def compile_for(
     label: str, model: ModelProto, device: Device, path: str | os.PathLike[str] | None, sizes: Sequence[int | None], logs: Any, accuracy: Accuracy
 ) -> Model:
     """`compile_model` for a model that is read, on a device that is known."""
-    compiler = _Compiler(label, device, logs, accuracy, _kernels_for(device))
-    first: Source | None = None
-    for size in sizes:
-        source = at_batch(model, label, size)
-        compiler.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
-        first = first or source
-    assert first is not None
     if path is not None:
         library = Path(path)
         library.parent.mkdir(parents=True, exist_ok=True)
-        _write(compiler, first, library)
+        write_model(label, model, device, library, sizes, logs, accuracy)
         return load_model(library)
     folder = Path(tempfile.mkdtemp(prefix="im2win-model-"))
     try:
-        _write(compiler, first, folder / "model.so")
+        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy)
         loaded = load_model(folder / "model.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
     return loaded
+
+
+def write_model(
+    label: str, model: ModelProto, device: Device, library: Path, sizes: Sequence[int | None], logs: Any = None, accuracy: Accuracy = "float32"
+) -> ModelManifest:
+    """Writes the library of a model, its weights and its manifest; for a GPU, too, that this machine does not have."""
+    compiler = Compiler(label, device, logs, accuracy, _kernels_for(device))
+    sources = [at_batch(model, label, size) for size in sizes]
+    for size, source in zip(sizes, sources, strict=True):
+        compiler.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
+    return _write(compiler, sources[0], library)
 
 
 def _kernels_for(device: Device) -> Kernels:
@@ -253,7 +257,7 @@ def _kernels_for(device: Device) -> Kernels:
     return CpuKernels(device)
 
 
-def _write(compiler: _Compiler, first: Source, library: Path) -> ModelManifest:
+def _write(compiler: Compiler, first: Source, library: Path) -> ModelManifest:
     """Links the library and writes what lies beside it; files of these names are replaced whole."""
     device = compiler.device
     partial = library.with_name(library.name + ".partial")

@@ -50,6 +50,7 @@ class CpuKernels:
         self.machine = machine
         self._convolutions: dict[str, Any] = {}
         self._rest: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
         self._names: dict[tuple[Conv2d, str, str], str] = {}
 
     def convolution(self, conv: Conv2d, name: str, tile: Any) -> Made:
@@ -68,16 +69,15 @@ class CpuKernels:
 
     def loops(self, name: str, function: Any) -> str:
         """Any other function, scheduled; its name in the library."""
-        symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
-        while symbol in self._rest and not tvm_ffi.structural_equal(self._rest[symbol][0], function):
-            symbol += "_"
+        symbol = same_name(self._originals, name, function)
         if symbol not in self._rest:
-            self._rest[symbol] = function, loops.schedule(function, self.machine.threads)
+            self._originals[symbol] = function
+            self._rest[symbol] = loops.schedule(function, self.machine.threads)
         return symbol
 
     def arguments(self, kernel: str) -> Arguments:
         """Shape and dtype of every tensor that a kernel takes."""
-        function = self._convolutions[kernel] if kernel in self._convolutions else self._rest[kernel][1]
+        function = self._convolutions[kernel] if kernel in self._convolutions else self._rest[kernel]
         return tensors_of(function)
 
     def link(self, path: Path, driver: Path) -> None:
@@ -90,10 +90,9 @@ class CpuKernels:
 
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
-        rest = {symbol: scheduled for symbol, (_, scheduled) in self._rest.items()}
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
             jobs: list[Callable[[Path], None]] = [lambda at, part=part: self._compile(part, at) for part in _shared_out(self._convolutions, 2)]
-            jobs += [lambda at, part=part: self._compile_rest(part, at) for part in _shared_out(rest, 1)]
+            jobs += [lambda at, part=part: self._compile_rest(part, at) for part in _shared_out(self._rest, 1)]
             objects = [Path(folder) / f"part{number}.o" for number in range(len(jobs))]
             with ThreadPoolExecutor(self.machine.threads) as pool:
                 list(pool.map(lambda job, at: job(at), jobs, objects))
@@ -107,6 +106,14 @@ class CpuKernels:
         module = any_alignment(_module(functions), 1)
         target = tvm.target.Target({**llvm_target(self.machine).export(), **loops.OPTIONS})
         _object(Compiled(tvm.compile(module, target), 0), path)
+
+
+def same_name(known: dict[str, Any], name: str, function: Any) -> str:
+    """The name that a function has among those known, or a new one like `name` that C allows."""
+    symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
+    while symbol in known and not tvm_ffi.structural_equal(known[symbol], function):
+        symbol += "_"
+    return symbol
 
 
 def tensors_of(function: Any) -> Arguments:

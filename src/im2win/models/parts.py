@@ -122,20 +122,19 @@ def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
     """The filters of a Conv, Gemm or MatMul with everything that scales its output folded in, in float64."""
     weight = source.constants[node.input[1]].astype(np.float64)
     bias = source.constants[node.input[2]].astype(np.float64) if len(node.input) > 2 and node.input[2] else None
-    channels, data_axis = one.conv.out_channels, 1
+    channels = one.conv.out_channels
     if node.op_type != "Conv":
         attributes = attributes_of(node)
         weight = (weight if attributes.get("transB", 0) else weight.T) * attributes.get("alpha", 1.0)
         weight = weight.reshape(one.conv.filter_shape)
         bias = None if bias is None else bias * attributes.get("beta", 1.0)
-        data_axis = -1
     shift = np.zeros(channels) if bias is None else np.broadcast_to(bias.reshape(-1), channels).copy()
     scale = np.ones(channels)
     value = node.output[0]
     for index in one.tail.scalings:
         behind = source.graph.nodes[index]
         value = value if value in behind.input else next(name for name in behind.input if name not in source.constants)
-        factor, term = scaling(source, behind, value, channels, data_axis)
+        factor, term = scaling(source, behind, value, channels)
         scale, shift = scale * factor, shift * factor + term
         value = behind.output[0]
     weight = (weight * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
@@ -144,7 +143,7 @@ def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
     )
 
 
-def scaling(source: Source, node: NodeProto, value: str, channels: int, axis: int = 1) -> tuple[Array, Array]:
+def scaling(source: Source, node: NodeProto, value: str, channels: int) -> tuple[Array, Array]:
     """Factor and term of each channel that a scaling node multiplies by and adds, in float64; see `onnx_graph.scales`."""
     if node.op_type == "BatchNormalization":
         gamma, beta, mean, variance = (source.constants[name].astype(np.float64).reshape(-1) for name in node.input[1:5])
@@ -152,5 +151,6 @@ def scaling(source: Source, node: NodeProto, value: str, channels: int, axis: in
         return factor, beta - mean * factor
     other = node.input[1] if node.input[0] == value else node.input[0]
     constant = np.broadcast_to(source.constants[other].astype(np.float64).reshape(-1), channels)
-    one, zero = np.ones(channels), np.zeros(channels)
-    return {"Mul": (constant, zero), "Div": (1 / constant, zero), "Add": (one, constant), "Sub": (one, -constant)}[node.op_type]
+    if node.op_type in ("Add", "Sub"):
+        return np.ones(channels), constant if node.op_type == "Add" else -constant
+    return constant if node.op_type == "Mul" else 1 / constant, np.zeros(channels)

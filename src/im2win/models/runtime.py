@@ -19,6 +19,7 @@ from im2win.tensors import ArgumentError, is_torch, view
 
 ALIGNMENT = 64  # bytes; so that no vector load from a tensor's begin crosses a cache line
 Array = np.ndarray[Any, Any]
+Pieces = list[tuple[Bucket, int]]
 
 
 class Model:
@@ -73,13 +74,8 @@ class Model:
         Raises:
             ArgumentError: a tensor that does not fit, or too few or many of them.
         """
-        if len(inputs) != len(self.inputs):
-            names = ", ".join(port.name for port in self.inputs)
-            raise ArgumentError(f"the model takes {len(self.inputs)} inputs ({names}), not {len(inputs)}.")
-        given = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
-        if out is not None and len(given) != len(self.outputs):
-            raise ArgumentError(f"`out` must have {len(self.outputs)} tensors, not {len(given)}.")
-        results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], given)
+        self._counted(inputs)
+        results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], self._given(out))
         if out is not None:
             return out
         if is_torch(inputs[0] if inputs else None):
@@ -87,6 +83,18 @@ class Model:
 
             results = [torch.from_numpy(array) for array in results]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _counted(self, inputs: Sequence[Any]) -> None:
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(port.name for port in self.inputs)
+            raise ArgumentError(f"the model takes {len(self.inputs)} inputs ({names}), not {len(inputs)}.")
+
+    def _given(self, out: Any) -> tuple[Any, ...]:
+        """The tensors to write to; none if they are to be made."""
+        given = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        if out is not None and len(given) != len(self.outputs):
+            raise ArgumentError(f"`out` must have {len(self.outputs)} tensors, not {len(given)}.")
+        return given
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name, for inputs by name.
@@ -101,7 +109,7 @@ class Model:
         return dict(zip((port.name for port in self.outputs), results if isinstance(results, tuple) else (results,), strict=True))
 
     def _run(self, inputs: list[Array], given: Sequence[Any]) -> list[Array]:
-        images = self._images(inputs)
+        images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
         pieces = self._pieces(images)
         for port, value in zip(self.inputs, inputs, strict=True):
             view(port.name, value, port.at(images), port.dtype)
@@ -118,9 +126,9 @@ class Model:
             begin += count
         return results
 
-    def _images(self, inputs: list[Array]) -> int:
-        """How many images the inputs hold."""
-        counts = {port.name: value.shape[0] if value.ndim else 0 for port, value in zip(self.inputs, inputs, strict=True) if port.batched}
+    def _images(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """How many images inputs of these shapes hold."""
+        counts = {port.name: (*shapes[port.name], 0)[0] for port in self.inputs if port.batched}
         if not counts:
             return self._buckets[0].batch
         if len(set(counts.values())) != 1 or 0 in counts.values():
@@ -128,9 +136,9 @@ class Model:
             raise ArgumentError(f"inputs must hold the same number of images, at least 1; they hold {stated}.")
         return next(iter(counts.values()))
 
-    def _pieces(self, images: int) -> list[tuple[Bucket, int]]:
+    def _pieces(self, images: int) -> Pieces:
         """Which function takes how many of the images, one after another."""
-        pieces: list[tuple[Bucket, int]] = []
+        pieces: Pieces = []
         largest = self._buckets[-1]
         left = images
         while left:
