@@ -12,13 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 TEXTS = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") if folder.is_dir() for path in folder.glob("*.md"))
-EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": []}
+EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_onnx_model.py": []}
 
 
 def run(words: list[str], folder: Path) -> str:
@@ -29,19 +30,30 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def test_readme_has_the_blocks_that_are_tested_here() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "sh"]
+    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "sh"]
 
 
 def test_readmes_python_runs(tmp_path: Path) -> None:
-    (code,) = (text for language, text in BLOCKS if language == "python")
+    code = next(text for language, text in BLOCKS if language == "python")
     assert "trials=64" in code
     run([sys.executable, "-c", code.replace("trials=64", "trials=3")], tmp_path)  # the same statements, sooner
     assert (tmp_path / "conv.so").is_file() and (tmp_path / "conv.so.json").is_file() and list((tmp_path / "my_logs").iterdir())
 
 
+def test_readmes_model_runs(resnet50_onnx: Path, tmp_path: Path) -> None:
+    """With one batch, sooner, and a smaller graph."""
+    _, code = (text for language, text in BLOCKS if language == "python")
+    shutil.copy(resnet50_onnx.with_name("light_squeezenet.onnx"), tmp_path / "squeezenet.onnx")
+    before = "import numpy as np\nimport im2win\nimage = np.ones((1, 3, 224, 224), np.float32)\n"
+    assert "batches=(1, 8)" in code
+    run([sys.executable, "-c", before + code.replace("batches=(1, 8)", "batches=(1,)") + "assert y.shape == (1, 1000, 1, 1)\n"], tmp_path)
+
+
 def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
+    shutil.copy(resnet50_onnx.with_name("light_squeezenet.onnx"), tmp_path / "squeezenet.onnx")
+    np.save(tmp_path / "image.npy", np.ones((1, 3, 224, 224), np.float32))
     sooner = {"tune": ["--trials", "3"], "bench": ["--rounds", "2"], "ablation": ["--seconds", "0.5", "--rounds", "2"]}
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line.startswith("im2win ")]
     assert len(lines) > 8

@@ -20,6 +20,7 @@ import light  # noqa: E402
 from conftest import ROOT  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.models.bench import with_random_weights  # noqa: E402
 from im2win.models.parts import take_apart  # noqa: E402
 from im2win.models.source import at_batch, read  # noqa: E402
 from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
@@ -192,7 +193,14 @@ def test_products() -> None:
         node("Add", "b1 d", "e"),
         node("Gemm", "e w2 b2", "y"),
     ]
-    constants = {"w0": integers(9, 24), "b0": integers(9), "w1": integers(9, 33), "b1": integers(33), "w2": integers(33, 2), "b2": integers(1, 2)}
+    constants = {
+        "w0": integers(9, 24),
+        "b0": integers(9),
+        "w1": integers(9, 33),
+        "b1": integers(33),
+        "w2": integers(33, 2),
+        "b2": integers(1, 2),
+    }
     made = check(graph(nodes, {"x": (3, 6, 2, 2)}, constants))
     assert keys(made) == ["n1-c24x1x3-k9x1x1-NHWC-bias-relu", "n1-c9x1x3-k33x1x1-NHWC-bias", "n1-c33x1x3-k2x1x1-NHWC-bias"]
 
@@ -382,7 +390,7 @@ def test_a_model_whose_output_does_not_grow() -> None:
     made = compiled(model, batches=[2])
     x = integers(2, 4)
     assert made(x) == x.sum()
-    with pytest.raises(ValueError, match="1 images must be one of the batches .*'y' does not grow with the batch"):
+    with pytest.raises(ValueError, match=r"1 images must be one of the batches .*'y' does not grow with the batch"):
         made(x[:1])
 
 
@@ -404,7 +412,7 @@ def test_wrong_tensors(buckets: tuple[Any, Any]) -> None:
         made(x, x)
     with pytest.raises(ValueError, match=r"inputs \(z\) must be exactly those of the model: x"):
         made.run({"z": x})
-    with pytest.raises(ValueError, match="`x` .* must be a numpy array"):
+    with pytest.raises(ValueError, match=r"`x` .* must be a numpy array"):
         made([1.0])
     with pytest.raises(ValueError, match="`out` must have 1 tensors"):
         made(x, out=(x, x))
@@ -430,7 +438,7 @@ def test_models_that_cannot_be_compiled(model: Any, words: str | None) -> None:
 
 @pytest.mark.parametrize("batches", [[], [0], [1.5], [True]])
 def test_batches_out_of_range(batches: list[Any]) -> None:
-    with pytest.raises(ValueError, match="`batches` .* must be 1 to 64 integers, each at least 1"):
+    with pytest.raises(ValueError, match=r"`batches` .* must be 1 to 64 integers, each at least 1"):
         compiled(classifier("n"), batches=batches)
 
 
@@ -486,7 +494,7 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     fails("not a manifest of im2win")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "isa": "neon9"}))
     fails("built for neon9")
-    with pytest.raises(ArtefactError, match="`im2win.load_model` loads it"):
+    with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)
     assert im2win.load_model(path).batches == (1, 2, 4)
 
@@ -543,7 +551,7 @@ def test_real_models(name: str, tmp_path: Path) -> None:
     """With random weights, against ONNX Runtime; with the stored ones, against the stored output; both without the compiler."""
     if name not in SMALL and not os.environ.get("IM2WIN_ALL_MODELS"):
         pytest.skip("set IM2WIN_ALL_MODELS=1")
-    random = light.with_random_weights(name)
+    random = with_random_weights(light.path(name))
     made = im2win.compile_model(random, tmp_path / "random.so")
     assert not made.manifest.skipped
     x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)

@@ -87,7 +87,11 @@ def test_residual_block_and_classifier() -> None:
     constants = {"w0": integers(8, 8, 3, 3, most=1), "b0": integers(8), "w1": integers(8, 8, 3, 3, most=1), **norm(8, "n")}
     constants |= {"w2": integers(8 * 4 * 4, 5, most=1), "b2": integers(5)}
     compiler = check(graph(nodes, {"x": (1, 8, 7, 7)}, constants, "y z"), exact=False)
-    assert [layer.conv.partition("-k")[2] for layer in compiler.layers.values()] == ["8x3x3-p1-bias-relu", "8x3x3-p1-bias-add-relu", "5x1x1-NHWC-bias"]
+    assert [layer.conv.partition("-k")[2] for layer in compiler.layers.values()] == [
+        "8x3x3-p1-bias-relu",
+        "8x3x3-p1-bias-add-relu",
+        "5x1x1-NHWC-bias",
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 2])

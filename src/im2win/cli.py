@@ -24,8 +24,8 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, models.compile_, models.run, bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms,
-    facts.device, demo.demo,
+    layers.layers, tune.tune, build.build, models.compile_, models.run, bench.bench, ablation.ablation, report.report,
+    reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)

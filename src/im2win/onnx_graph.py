@@ -184,7 +184,7 @@ def scales(graph: Graph, node: NodeProto, value: str, axis: int = 1) -> bool:
     if len(constant) > len(shape):
         return False
     channels = len(shape) - axis if axis > 0 else -axis  # place of the channels, counted from the end
-    return all(size == 1 or (place == channels and size == shape[axis]) for place, size in zip(range(len(constant), 0, -1), constant))
+    return all(size == 1 or (place == channels and size == shape[axis]) for place, size in enumerate(reversed(constant), 1))
 
 
 def _normalises(graph: Graph, node: NodeProto, value: str) -> bool:

@@ -40,9 +40,7 @@ def compile_(
     console = tables.console()
     folder = str(logs) if logs.is_dir() else None
     with console.status("compiling"):
-        compiled = compile_model(
-            model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy)
-        )
+        compiled = compile_model(model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy))
     manifest = compiled.manifest
     rows: list[list[object]] = []
     for layer in manifest.layers:
@@ -51,12 +49,10 @@ def compile_(
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")
     rungs = ", ".join(f"{count} {_RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in manifest.layers).items())
-    size = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
+    size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
     memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
-    console.print(
-        f"{out}: {size[0]}, weights {size[1]}, workspace {memory}; batches {', '.join(map(str, compiled.batches))}; tiles: {rungs or 'none'}.",
-        soft_wrap=True,
-    )
+    sizes = ", ".join(map(str, compiled.batches))
+    console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {rungs or 'none'}.", soft_wrap=True)
 
 
 def _batches(text: str | None) -> list[int] | None:

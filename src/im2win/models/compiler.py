@@ -22,11 +22,11 @@ from im2win.gpu import Gpu
 from im2win.models import driver, kernels
 from im2win.models.artefact import Bucket, ModelLayer, ModelManifest, Port, digest, weights_path
 from im2win.models.host import CpuKernels, Kernels
-from im2win.models.memory import ALIGNMENT, Plan, plan
+from im2win.models.memory import Plan, plan
 from im2win.models.parts import Convolution, Parts, take_apart
 from im2win.models.program import Call, Copy, Program
 from im2win.models.rest import add_rest
-from im2win.models.runtime import Model, load_model, write_manifest
+from im2win.models.runtime import ALIGNMENT, Model, load_model, write_manifest
 from im2win.models.source import Array, Source, at_batch, read
 from im2win.onnx_layers import ModelError
 from im2win.problem import Conv2d
@@ -49,7 +49,7 @@ class _Weights:
     def add(self, array: Array) -> int:
         """The offset of an array in the file."""
         content = np.ascontiguousarray(array)
-        key = hashlib.sha256(content.tobytes() if content.ndim == 0 else memoryview(content).cast("B")).hexdigest() if content.size else ""
+        key = hashlib.sha256(content.reshape(-1).view(np.uint8).data).hexdigest()
         if key not in self.offsets:
             self.offsets[key] = self.bytes
             self.arrays.append(content)
@@ -60,7 +60,7 @@ class _Weights:
         """Writes the file."""
         with path.open("wb") as file:
             for array in self.arrays:
-                file.write(memoryview(array.reshape(-1)).cast("B"))
+                file.write(array.reshape(-1).view(np.uint8).data)
                 file.write(b"\0" * (-array.nbytes % ALIGNMENT))
 
 
@@ -95,8 +95,8 @@ class Compiler:
     def _program(self, source: Source, parts: Parts, batch: int) -> Program:
         graph = source.graph
         program = Program(tuple(one.name for one in source.inputs), tuple(one.name for one in source.outputs))
-        for one in (*source.inputs, *source.outputs):
-            program.declare(one.name, one.shape, one.dtype)
+        for port in (*source.inputs, *source.outputs):
+            program.declare(port.name, port.shape, port.dtype)
 
         def declare(name: str) -> None:
             if name in source.constants:
@@ -134,7 +134,8 @@ class Compiler:
         functions = add_rest(source, parts, program, read_by_joins, self.label)
         renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
         program.calls = [
-            Call(renamed.get(call.kernel, call.kernel), call.inputs, call.outputs) if isinstance(call, Call) else call for call in program.calls
+            Call(renamed.get(call.kernel, call.kernel), call.inputs, call.outputs) if isinstance(call, Call) else call
+            for call in program.calls
         ]
         return program
 
@@ -219,7 +220,13 @@ def _sizes(batches: Sequence[int] | None) -> list[int | None]:
 
 
 def compile_for(
-    label: str, model: ModelProto, device: Device, path: str | os.PathLike[str] | None, sizes: Sequence[int | None], logs: Any, accuracy: Accuracy
+    label: str,
+    model: ModelProto,
+    device: Device,
+    path: str | os.PathLike[str] | None,
+    sizes: Sequence[int | None],
+    logs: Any,
+    accuracy: Accuracy,
 ) -> Model:
     """`compile_model` for a model that is read, on a device that is known."""
     if path is not None:
@@ -239,7 +246,13 @@ def compile_for(
 
 
 def write_model(
-    label: str, model: ModelProto, device: Device, library: Path, sizes: Sequence[int | None], logs: Any = None, accuracy: Accuracy = "float32"
+    label: str,
+    model: ModelProto,
+    device: Device,
+    library: Path,
+    sizes: Sequence[int | None],
+    logs: Any = None,
+    accuracy: Accuracy = "float32",
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest; for a GPU, too, that this machine does not have."""
     compiler = Compiler(label, device, logs, accuracy, _kernels_for(device))
@@ -282,4 +295,3 @@ def _write(compiler: Compiler, first: Source, library: Path) -> ModelManifest:
         weights_sha256=digest(weights_path(library)),
     )  # fmt: skip
     return write_manifest(manifest, library)
-

@@ -99,4 +99,3 @@ class CudaKernels:
         compiled = registered("tvm_callback_cuda_compile", lambda before: lambda source: cuda_codegen.cubin(source, self.gpu))
         with compiled:
             return tvm.compile(cuda_codegen.kernel_module(self.rest), cuda_codegen.cuda_target(self.gpu)).mod
-

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Step:
     arguments: tuple[Argument, ...]
 
 
-def source(runs: dict[str, tuple[int, Sequence[Step]]]) -> str:
+def source(runs: Mapping[str, tuple[int, Sequence[Step]]]) -> str:
     """The code for functions of these names: their number of tensors, and their steps."""
     kernels = sorted({step.kernel for _, steps in runs.values() for step in steps})
     most = max((len(step.arguments) for _, steps in runs.values() for step in steps), default=1)

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from im2win.models import loops
 from im2win.models.program import Call, Program, Shape
 from im2win.problem import Conv2d
 
+_PARTS = 4  # LLVM modules that convolutions are compiled in, side by side
 Arguments = list[tuple[Shape, str]]
 
 
@@ -91,8 +93,8 @@ class CpuKernels:
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
-            jobs: list[Callable[[Path], None]] = [lambda at, part=part: self._compile(part, at) for part in _shared_out(self._convolutions, 2)]
-            jobs += [lambda at, part=part: self._compile_rest(part, at) for part in _shared_out(self._rest, 1)]
+            jobs: list[Callable[[Path], None]] = [partial(self._compile, part) for part in _shared_out(self._convolutions, _PARTS)]
+            jobs += [partial(self._compile_rest, part) for part in _shared_out(self._rest, 1)]
             objects = [Path(folder) / f"part{number}.o" for number in range(len(jobs))]
             with ThreadPoolExecutor(self.machine.threads) as pool:
                 list(pool.map(lambda job, at: job(at), jobs, objects))

@@ -35,7 +35,7 @@ def response(shape: Shape, one: Response) -> tirx.PrimFunc:
     def square(n: Any, c: Any, *place: Any) -> Any:
         channel = c + near - first
         inside = te.all(channel >= 0, channel < shape[1])
-        value = data[(n, channel, *place)]
+        value = data(n, channel, *place)
         return te.sum(te.if_then_else(inside, value * value, tirx.const(0, "float32")), axis=near)
 
     squares = te.compute(shape, square, name="squares")

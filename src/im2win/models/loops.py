@@ -137,7 +137,7 @@ def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
 
 
 def _straight(sch: Schedule, block: SBlockRV, count: int) -> bool:
-    """Whether a block goes through the last `count` axes of what it reads and writes as through one line, and uses their indices for that."""
+    """Whether a block goes through the last `count` axes of what it reads and writes as through one line, and uses them for that only."""
     stated = sch.get(block)
     variables = [one.var for one in stated.iter_vars[-count:]]
     extents = [int(one.dom.extent) for one in stated.iter_vars[-count:]]

@@ -139,7 +139,13 @@ def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
         value = behind.output[0]
     weight = (weight * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
     return Convolution(
-        name_of(node), one.conv, node.input[0], one.tail.residual, one.tail.output, weight, shift.astype(np.float32) if one.conv.bias else None
+        name_of(node),
+        one.conv,
+        node.input[0],
+        one.tail.residual,
+        one.tail.output,
+        weight,
+        shift.astype(np.float32) if one.conv.bias else None,
     )
 
 

@@ -74,7 +74,8 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[str], outputs: l
         copies, "rest", [value(name) for name in inputs], [value(name) for name in outputs],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )  # fmt: skip
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source.opset)], ir_version=8)
+    model: ModelProto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source.opset)], ir_version=8)
+    return model
 
 
 def _affine(onnx: Any, source: Source, node: NodeProto, plain: Any, constants: dict[str, Any]) -> list[NodeProto]:

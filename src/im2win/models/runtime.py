@@ -78,11 +78,12 @@ class Model:
         results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], self._given(out))
         if out is not None:
             return out
+        made: list[Any] = list(results)
         if is_torch(inputs[0] if inputs else None):
             import torch
 
-            results = [torch.from_numpy(array) for array in results]
-        return results[0] if len(results) == 1 else tuple(results)
+            made = [torch.from_numpy(array) for array in results]
+        return made[0] if len(made) == 1 else tuple(made)
 
     def _counted(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self.inputs):
@@ -171,7 +172,9 @@ class Model:
         except IndexError:
             workspace = _workspace(max(one.workspace for one in self._buckets))
         try:
-            tensors = [tvm_ffi.from_dlpack(one) if one.flags.writeable else view("", one, one.shape, str(one.dtype)) for one in (*taken, *made)]
+            tensors = [
+                tvm_ffi.from_dlpack(one) if one.flags.writeable else view("", one, one.shape, str(one.dtype)) for one in (*taken, *made)
+            ]
             self._functions[bucket.batch](self._weights, workspace, *tensors)
         finally:
             self._idle.append(workspace)
@@ -225,7 +228,8 @@ def _array(name: str, value: Any) -> Array:
         return array
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
-    return np.from_dlpack(value)
+    shared: Array = np.from_dlpack(value)
+    return shared
 
 
 def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:

@@ -104,7 +104,9 @@ def inputs_of(graph: GraphProto, unknown: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs that are no weights, `unknown` where a size is."""
     weights = {tensor.name for tensor in graph.initializer}
     values = [value for value in graph.input if value.name not in weights]
-    return {value.name: tuple(dim.dim_value if dim.dim_value > 0 else unknown for dim in value.type.tensor_type.shape.dim) for value in values}
+    return {
+        value.name: tuple(dim.dim_value if dim.dim_value > 0 else unknown for dim in value.type.tensor_type.shape.dim) for value in values
+    }
 
 
 def _shown(shape: tuple[int | str, ...] | None) -> str:
@@ -136,7 +138,9 @@ def _rescale(onnx: ModuleType, graph: GraphProto, fixed: int, batch: int) -> Non
     for value in graph.output:
         value.type.tensor_type.ClearField("shape")
     shapes = {tensor.name: tensor for tensor in graph.initializer}
-    shapes |= {node.output[0]: attributes_of(node)["value"] for node in graph.node if "value" in attributes_of(node) and node.op_type == "Constant"}
+    shapes |= {
+        node.output[0]: attributes_of(node)["value"] for node in graph.node if "value" in attributes_of(node) and node.op_type == "Constant"
+    }
     computed = Graph(graph).fixed
     nodes = [node for node in graph.node if node.op_type == "Reshape" and node.input[1] in shapes and not computed(node.input[0])]
     for number, node in enumerate(nodes):
