@@ -272,6 +272,12 @@ def test_outputs_of_every_kind() -> None:
     [
         [node("MaxPool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])],
         [node("MaxPool", "x", "y", kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1)],
+        [node("MaxPool", "x", "y", kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_UPPER")],
+        [node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="SAME_LOWER")],
+        [node("MaxPool", "x", "y", kernel_shape=[2, 2], dilations=[2, 2])],
+        [node("AveragePool", "x", "y", kernel_shape=[2, 2], strides=[2, 2], auto_pad="SAME_LOWER")],
+        [node("AveragePool", "x", "y", kernel_shape=[2, 2], strides=[2, 2])],
+        [node("AveragePool", "x", "y", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)],
         [node("AveragePool", "x", "y", kernel_shape=[3, 3], pads=[1, 0, 1, 1], count_include_pad=1)],
         [node("AveragePool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), node("Relu", "a", "y")],
         [node("GlobalAveragePool", "x", "a"), node("Flatten", "a", "b"), node("Softmax", "b", "y")],

@@ -126,6 +126,11 @@ class Compiler:
             declare(response.output)
             kernel = self.kernels.loops(f"b{batch}_response", kernels.response(program.shapes[response.source], response))
             program.calls.append(Call(kernel, (response.source,), (response.output,)))
+        for pool in parts.pools:
+            declare(pool.source)
+            declare(pool.output)
+            function = kernels.pool(program.shapes[pool.source], program.shapes[pool.output], pool)
+            program.calls.append(Call(self.kernels.loops(f"b{batch}_{pool.kind}_pool", function), (pool.source,), (pool.output,)))
         for index in parts.rest:
             for name in (*graph.nodes[index].input, *graph.nodes[index].output):
                 if name and name not in source.constants and name not in program.shapes:

@@ -1,13 +1,14 @@
-"""Kernels that neither im2win's registry nor TVM's importer has: local response normalisation, and copies into a part of a tensor."""
+"""Kernels that TVM's importer does not have, or not as fast: pooling, local response normalisation, copies into a part of a tensor."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import te, tirx
 from tvm.script import from_source
 
-from im2win.models.parts import Response
+from im2win.models.parts import Pool, Response
 from im2win.models.program import Shape
 
 _COPY = """
@@ -51,6 +52,44 @@ def _power(value: Any, exponent: float) -> Any:
     root = te.sqrt(value)
     known = {0.5: root, 0.75: root * te.sqrt(root), 1.0: value}
     return known.get(exponent, te.power(value, tirx.const(exponent, "float32")))
+
+
+def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
+    """Pooling of [N, C, H, W], the rows of a window first: that goes along whole input rows, element by neighbouring element.
+
+        rows[m, k] = max over u of I[m*s + u - top, k - left]        O[m, x] = max over v of rows[m, x*s + v]
+    """
+    data = te.placeholder(shape, "float32", name="data")
+    (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
+    (height, width), (out_h, out_w) = shape[2:], output[2:]
+    below = (out_h - 1) * stride_h + kernel_h - top > height
+    right = (out_w - 1) * stride_w + kernel_w - left > width
+    u, v = te.reduce_axis((0, kernel_h), "u"), te.reduce_axis((0, kernel_w), "v")
+    reduced, nothing = (te.max, te.min_value("float32")) if one.kind == "max" else (te.sum, tirx.const(0, "float32"))
+
+    def row(n: Any, c: Any, m: Any, k: Any) -> Any:
+        y, x = m * stride_h + u - top, k - left
+        inside = [y >= 0] * bool(top) + [y < height] * below + [x >= 0] * bool(left) + [x < width] * right
+        value = data[n, c, y, x]
+        if inside:
+            value = te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, nothing)
+        return reduced(value, axis=u)
+
+    rows = te.compute((*shape[:2], out_h, (out_w - 1) * stride_w + kernel_w), row, name="rows")
+    best = te.compute(output, lambda n, c, m, x: reduced(rows[n, c, m, x * stride_w + v], axis=v), name="pool")
+    if one.kind == "max":
+        return te.create_prim_func([data, best]).with_attr("tirx.noalias", True)
+
+    def mean(n: Any, c: Any, m: Any, x: Any) -> Any:
+        counts = [tirx.const(kernel_h * kernel_w, "float32")]
+        if not one.whole and (top or left or below or right):
+            counts = [
+                (te.min(place * step - begin + kernel, size) - te.max(place * step - begin, 0)).astype("float32")
+                for place, step, begin, kernel, size in ((m, stride_h, top, kernel_h, height), (x, stride_w, left, kernel_w, width))
+            ]
+        return best[n, c, m, x] / math.prod(counts[1:], start=counts[0])
+
+    return te.create_prim_func([data, te.compute(output, mean, name="mean")]).with_attr("tirx.noalias", True)
 
 
 def copy(shape: Shape, whole: Shape, axis: int, begin: int, dtype: str) -> tirx.PrimFunc:

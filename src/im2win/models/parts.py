@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -66,6 +66,22 @@ class Response:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """The largest element of every window, or its mean: over those inside the input, or with `whole` over all.
+
+    begin: padding above and on the left; what a window needs below and on the right follows from the output's shape.
+    """
+
+    source: str
+    output: str
+    kind: Literal["max", "mean"]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    begin: tuple[int, int]
+    whole: bool
+
+
+@dataclass(frozen=True)
 class Parts:
     """What a model is made of.
 
@@ -76,6 +92,7 @@ class Parts:
     views: tuple[View, ...]
     joins: tuple[Join, ...]
     responses: tuple[Response, ...]
+    pools: tuple[Pool, ...]
     rest: tuple[int, ...]
     skipped: tuple[Skipped, ...]
 
@@ -100,6 +117,7 @@ def take_apart(source: Source, batch: int) -> Parts:
     views: list[View] = []
     joins: list[Join] = []
     responses: list[Response] = []
+    pools: list[Pool] = []
     for index, node in enumerate(graph.nodes):
         if index in taken or node.domain not in ("", "ai.onnx"):
             continue
@@ -114,8 +132,31 @@ def take_apart(source: Source, batch: int) -> Parts:
             stated = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes_of(node)}
             responses.append(Response(node.input[0], node.output[0], **stated))
             taken.add(index)
+        elif (pool := _pool(source, node)) is not None:
+            pools.append(pool)
+            taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    return Parts(tuple(convolutions), tuple(views), tuple(joins), tuple(responses), rest, tuple(skipped))
+    return Parts(tuple(convolutions), tuple(views), tuple(joins), tuple(responses), tuple(pools), rest, tuple(skipped))
+
+
+def _pool(source: Source, node: NodeProto) -> Pool | None:
+    """The pooling that a node is; None if TVM's importer has to take it."""
+    stated, shapes = attributes_of(node), source.graph.shapes
+    shape, output = shapes.get(node.input[0]) if node.input else None, shapes.get(node.output[0])
+    if node.op_type not in ("MaxPool", "AveragePool") or source.graph.types.get(node.input[0]) != _FLOAT:
+        return None
+    if shape is None or output is None or len(shape) != 4 or len(list(filter(None, node.output))) != 1:
+        return None
+    mean, mode = node.op_type == "AveragePool", stated.get("auto_pad", b"NOTSET")
+    if any(one != 1 for one in stated.get("dilations", [])) or (mean and stated.get("ceil_mode", 0)):
+        return None
+    kernel, stride = stated["kernel_shape"], stated.get("strides", [1, 1])
+    begin = stated.get("pads", [0, 0])[:2] if mode == b"NOTSET" else [0, 0]
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        missing = [max((int(output[2 + i]) - 1) * stride[i] + kernel[i] - int(shape[2 + i]), 0) for i in (0, 1)]
+        begin = [(total + (mode == b"SAME_LOWER")) // 2 for total in missing]
+    sizes = ((int(pair[0]), int(pair[1])) for pair in (kernel, stride, begin))
+    return Pool(node.input[0], node.output[0], "mean" if mean else "max", *sizes, whole=bool(stated.get("count_include_pad", 0)))
 
 
 def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
