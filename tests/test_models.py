@@ -431,13 +431,11 @@ def test_wrong_tensors(buckets: tuple[Any, Any]) -> None:
     [
         (lambda: graph([node("Relu", "x", "y")], {"x": (1, "h")}), r"must have fixed shapes but for the batch; 'x' has the shape \[1, h\]"),
         (lambda: graph([node("Conv", "x w", "y")], {"x": (1, 3, "h", 8)}, {"w": integers(2, 3, 1, 1)}), "must have fixed shapes"),
-        (lambda: graph([node("Einsum", "x x", "y", equation="ij,jk->")], {"x": (3, 3)}), None),
+        (lambda: graph([node("Det", "x", "y")], {"x": (3, 3)}), "must have operators that TVM imports"),
         (lambda: graph([node("NonZero", "x", "y")], {"x": (3, 3)}), "must"),
     ],
 )
-def test_models_that_cannot_be_compiled(model: Any, words: str | None) -> None:
-    if words is None:
-        return
+def test_models_that_cannot_be_compiled(model: Any, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         compiled(model())
 
@@ -563,6 +561,8 @@ def test_real_models(name: str, tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)
     for ours, theirs in zip(in_new_process(tmp_path / "random.so", x, tmp_path), peer(random, {made.inputs[0].name: x}), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+    if name == "shufflenet" and not os.environ.get("IM2WIN_ALL_MODELS"):
+        return  # one of both with the stored weights, too
     im2win.compile_model(light.path(name), tmp_path / "stored.so")
     [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
     np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests

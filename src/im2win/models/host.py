@@ -112,9 +112,10 @@ class CpuKernels:
 
 def same_name(known: dict[str, Any], name: str, function: Any) -> str:
     """The name that a function has among those known, or a new one like `name` that C allows."""
-    symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
+    plain = symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
+    number = 2
     while symbol in known and not tvm_ffi.structural_equal(known[symbol], function):
-        symbol += "_"
+        symbol, number = f"{plain}_{number}", number + 1
     return symbol
 
 

@@ -57,7 +57,7 @@ def _power(value: Any, exponent: float) -> Any:
 def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
     """Pooling of [N, C, H, W], the rows of a window first: that goes along whole input rows, element by neighbouring element.
 
-        rows[m, k] = max over u of I[m*s + u - top, k - left]        O[m, x] = max over v of rows[m, x*s + v]
+    rows[m, k] = max over u of I[m*s + u - top, k - left]        O[m, x] = max over v of rows[m, x*s + v]
     """
     data = te.placeholder(shape, "float32", name="data")
     (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
