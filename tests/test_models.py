@@ -297,6 +297,61 @@ def test_other_operators(nodes: list[Any]) -> None:
     check(graph(nodes, {"x": (1, 12, 9, 11)}, used), exact=False)
 
 
+def test_shapes_that_the_graph_computes() -> None:
+    """As PyTorch's exporter writes a split in two halves and a flattening: what stands behind is found, by tuning too."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "c"),
+        node("Div", "c two", "h"),
+        node("Unsqueeze", "h zero", "half"),
+        node("Slice", "x zero half one1", "a"),
+        node("Conv", "a w", "b"),
+        node("Shape", "b", "t"),
+        node("Gather", "t zero0", "n"),
+        node("Unsqueeze", "n zero", "n1"),
+        node("Concat", "n1 rest", "target", axis=0),
+        node("Reshape", "b target", "d"),
+        node("Gemm", "d g", "y"),
+    ]
+    constants = {"one": np.array(1), "two": np.array(2), "zero": np.array([0]), "one1": np.array([1]), "zero0": np.array(0)}
+    constants |= {"rest": np.array([-1]), "w": integers(5, 4, 1, 1), "g": integers(5 * 3 * 3, 2)}
+    model = graph(nodes, {"x": ("n", 8, 3, 3)}, constants)
+    made = compiled(model, batches=[2])
+    assert keys(made) == ["n2-c4x3x3-k5x1x1", "n1-c45x1x2-k2x1x1-NHWC"]
+    assert keys(made) == [str(layer.conv) for layer in layers_of(model, batch=2, epilogues=True, products=True)]
+    x = integers(2, 8, 3, 3)
+    assert (made(x) == peer(model, {"x": x})[0]).all()
+
+
+def test_integers_and_several_inputs() -> None:
+    """An embedding of words, and a mask."""
+    nodes = [node("Gather", "table words", "e"), node("Mul", "e mask", "f"), node("ReduceMax", "f", "y", axes=[1], keepdims=0)]
+    nodes += [node("ArgMax", "f", "z", axis=2, keepdims=0), node("Greater", "f mask", "b")]
+    model = graph(nodes, {"mask": ("n", 6, 1)}, {"table": integers(11, 7)}, "y z b")
+    model.graph.input.append(helper.make_tensor_value_info("words", INT64, ["n", 6]))
+    del model.graph.output[1:]
+    model.graph.output.append(helper.make_tensor_value_info("z", INT64, None))
+    model.graph.output.append(helper.make_tensor_value_info("b", onnx.TensorProto.BOOL, None))
+    made = compiled(model, batches=[1, 3])
+    feeds = {"mask": integers(4, 6, 1), "words": RANDOM.integers(0, 11, (4, 6))}
+    found = made.run(feeds)
+    for ours, theirs in zip(found.values(), peer(model, feeds), strict=True):
+        assert ours.dtype == theirs.dtype and (ours == theirs).all()
+    with pytest.raises(ValueError, match="the same number of images"):
+        made.run({**feeds, "words": feeds["words"][:2]})
+
+
+def test_control_flow_is_refused() -> None:
+    branch = helper.make_graph([node("Abs", "x", "inner")], "branch", [], [helper.make_tensor_value_info("inner", FLOAT, [2])])
+    nodes = [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Cast", "s", "b", to=9),
+        node("If", "b", "y", then_branch=branch, else_branch=branch),
+    ]
+    with pytest.raises(ModelError, match="must have no control flow; node 'If_y' is of type If"):
+        compiled(graph(nodes, {"x": (2,)}))
+
+
 def test_large_loops_are_parallel() -> None:
     """Those that outweigh waking the threads; each against ONNX Runtime, since a wrong split shows only here."""
     nodes = [
@@ -566,3 +621,54 @@ def test_real_models(name: str, tmp_path: Path) -> None:
     im2win.compile_model(light.path(name), tmp_path / "stored.so")
     [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
     np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests
+
+
+# --- the command line, and the benchmark ---------------------------------------------------------------------------------
+
+
+def test_compile_and_run(command: Any, tmp_path: Path) -> None:
+    model, library = classifier("n"), tmp_path / "out" / "model.so"
+    onnx.save(model, tmp_path / "model.onnx")
+    done = command("compile", tmp_path / "model.onnx", "--out", library, "--batch", "1,4")
+    assert done.status == 0, done.err
+    assert "n4-c3x8x8-k8x3x3-s2-p1-bias-relu" in done.out and "batches 1, 4; tiles: 4 the model's tile" in done.out
+    x = integers(2, 3, 8, 8)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "x.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())
+    [expected] = peer(model, {"x": x})
+    for source, out in (("x.npy", "y.npy"), ("x.pb", "y.npz")):
+        done = command("run", library, "--input", f"x={tmp_path / source}", "--out", tmp_path / out, "--repeat", 1)
+        assert done.status == 0 and "(2, 5)" in done.out and "median of 1" in done.out, done.err
+    assert (np.load(tmp_path / "y.npy") == expected).all() and (np.load(tmp_path / "y.npz")["y"] == expected).all()
+    (tmp_path / "text.pb").write_text("no tensor")
+    (tmp_path / "text.npy").write_text("no array")
+    for words, message in (
+        (["run", library], "must name each input of the model once: x float32 [1, 3, 8, 8]"),
+        (["run", library, "--input", "x"], "`--input` (='x') must be NAME=FILE"),
+        (["run", library, "--input", f"x={tmp_path / 'text.npy'}"], "is no array of numpy"),
+        (["run", library, "--input", f"x={tmp_path / 'text.pb'}"], "text.pb"),
+        (["run", library, "--input", f"x={tmp_path / 'x.txt'}"], "must end in .npy or .pb"),
+        (["run", library, "--input", f"x={tmp_path / 'x.npy'}", "--out", "y.csv"], "must end in .npz or .npy"),
+        (["run", tmp_path / "nosuch.so"], "no manifest there"),
+        (["compile", tmp_path / "model.onnx", "--out", library, "--batch", "one"], "must be integers with commas between them"),
+        (["compile", tmp_path / "nosuch.onnx", "--out", library], "must be an existing file"),
+    ):
+        done = command(*words)
+        assert done.status == 2 and message in done.err and done.err.count("\n") == 1, done.err
+
+
+def test_the_benchmark_measures_and_judges(tmp_path: Path) -> None:
+    from im2win.models.bench import measure
+
+    onnx.save(classifier("n"), tmp_path / "model.onnx")
+    im2win.compile_model(tmp_path / "model.onnx", tmp_path / "model.so", batches=[2], threads=1)
+    row = measure("classifier", tmp_path / "model.onnx", tmp_path / "model.so", threads=1, rounds=1, warmup=0.01)
+    assert not row.failed and not row.peers_failed and row.error is not None and row.error < 1e-6
+    assert set(row.peers) == {"onnxruntime", "torch"} and row.ratio == row.peers[str(row.best_peer)] / row.ours_ms
+    wrong = classifier("n")
+    wrong.graph.initializer[0].CopyFrom(numpy_helper.from_array(integers(8, 3, 3, 3), "w"))
+    onnx.save(wrong, tmp_path / "model.onnx")
+    row = measure("classifier", tmp_path / "model.onnx", tmp_path / "model.so", ["onnxruntime"], 1, rounds=1, warmup=0.01)
+    assert row.failed is not None and "differs from ONNX Runtime's" in row.failed and row.ratio is None
+    with pytest.raises(ValueError, match="must be one of onnxruntime, torch"):
+        measure("classifier", tmp_path / "model.onnx", tmp_path / "model.so", ["tensorrt"])

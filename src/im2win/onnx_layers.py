@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from im2win.onnx_graph import Graph, Shape, Tail, attributes_of, name_of, subgraphs, tail
+from im2win.onnx_shapes import infer
 from im2win.problem import Conv2d, ConvError, Padding
 from im2win.suites import Layer
 
@@ -200,7 +201,7 @@ def set_batch(graph: GraphProto, batch: int | None) -> int | None:
 
 def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
     try:
-        inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True)
+        inferred = infer(onnx, model, strict=False)
     except Exception as error:  # the C++ side and protobuf raise classes of their own
         raise ModelError(f"layers_of: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     return inferred

@@ -155,8 +155,9 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
     if mode in (b"SAME_UPPER", b"SAME_LOWER"):
         missing = [max((int(output[2 + i]) - 1) * stride[i] + kernel[i] - int(shape[2 + i]), 0) for i in (0, 1)]
         begin = [(total + (mode == b"SAME_LOWER")) // 2 for total in missing]
-    sizes = ((int(pair[0]), int(pair[1])) for pair in (kernel, stride, begin))
-    return Pool(node.input[0], node.output[0], "mean" if mean else "max", *sizes, whole=bool(stated.get("count_include_pad", 0)))
+    whole = bool(stated.get("count_include_pad", 0))
+    sizes = [(int(pair[0]), int(pair[1])) for pair in (kernel, stride, begin)]
+    return Pool(node.input[0], node.output[0], "mean" if mean else "max", sizes[0], sizes[1], sizes[2], whole)
 
 
 def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from im2win.onnx_graph import Graph, attributes_of, foldable, subgraphs
+from im2win.onnx_graph import Graph, attributes_of, foldable, name_of, subgraphs
 from im2win.onnx_layers import ModelError, import_onnx, load, set_batch
+from im2win.onnx_shapes import infer
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -74,6 +75,9 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
     graph = Graph(inferred.graph)
     constants = _constants(onnx, inferred, graph)
     kept = _useful(graph, inferred.graph, constants)
+    for node in kept:
+        if next(subgraphs(node), None) is not None:
+            raise ModelError(f"compile_model: `source` (={label}) must have no control flow; node {name_of(node)!r} is of type {node.op_type}.")
     del inferred.graph.node[:]
     inferred.graph.node.extend(kept)
     graph = Graph(inferred.graph, constants)
@@ -121,7 +125,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
     if batch is not None and fixed is not None and fixed != batch:
         _rescale(onnx, copy.graph, fixed, batch)
     try:
-        inferred: ModelProto = onnx.shape_inference.infer_shapes(copy, strict_mode=True, data_prop=True)
+        inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # the C++ side and protobuf raise classes of their own
         where = "" if batch is None else f" at batch {batch}"
         raise ModelError(f"compile_model: `source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
