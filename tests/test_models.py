@@ -20,7 +20,9 @@ import light  # noqa: E402
 from conftest import ROOT  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.machine import Machine  # noqa: E402
 from im2win.models.bench import with_random_weights  # noqa: E402
+from im2win.models.convolutions import Job, build, in_processes  # noqa: E402
 from im2win.models.parts import take_apart  # noqa: E402
 from im2win.models.source import at_batch, read  # noqa: E402
 from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
@@ -453,6 +455,21 @@ def test_a_model_whose_output_does_not_grow() -> None:
     assert made(x) == x.sum()
     with pytest.raises(ValueError, match=r"1 images must be one of the batches .*'y' does not grow with the batch"):
         made(x[:1])
+
+
+# --- compilation -----------------------------------------------------------------------------------------------------
+
+
+def test_worker_processes_make_the_same_code(tmp_path: Path) -> None:
+    machine = Machine.host()
+    convs = [im2win.Conv2d.parse(key) for key in ("n1-c3x8x8-k8x3x3-bias-relu", "n1-c4x4x4-k4x1x1", "n1-c6x5x5-k6x3x3-g6")]
+    jobs = [Job(conv, f"conv_{i}", machine, None, "exact", tmp_path / f"{i}.o") for i, conv in enumerate(convs)]
+    alone = [build(job) for job in jobs]
+    objects = [job.path.read_bytes() for job in jobs]
+    assert in_processes(jobs, 1) == alone and [job.path.read_bytes() for job in jobs] == objects
+    impossible = Job(convs[0].with_(dtype="int8"), "conv", machine, None, "exact", tmp_path / "x.o")
+    with pytest.raises(ValueError, match="n1-c3x8x8-k8x3x3-int8-bias-relu: no algorithm computes"):
+        in_processes([impossible], 1)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -17,11 +17,10 @@ import tvm
 
 from im2win import __version__
 from im2win.backends import Device, device_for
-from im2win.builder import chosen
 from im2win.gpu import Gpu
 from im2win.models import driver, kernels
 from im2win.models.artefact import Bucket, ModelLayer, ModelManifest, Port, digest, weights_path
-from im2win.models.host import CpuKernels, Kernels
+from im2win.models.host import Chosen, CpuKernels, Kernels
 from im2win.models.memory import Plan, plan
 from im2win.models.parts import Convolution, Parts, take_apart
 from im2win.models.program import Call, Copy, Program
@@ -73,7 +72,7 @@ class Compiler:
     logs: Any
     accuracy: Accuracy
     kernels: Kernels
-    chosen: dict[Conv2d, tuple[str, Any, str]] = field(default_factory=dict)
+    chosen: dict[Conv2d, Chosen] = field(default_factory=dict)
     weights: _Weights = field(default_factory=_Weights)
     layers: dict[str, ModelLayer] = field(default_factory=dict)
     runs: dict[str, tuple[int, list[driver.Step]]] = field(default_factory=dict)
@@ -83,6 +82,7 @@ class Compiler:
     def add(self, source: Source, batch: int) -> None:
         """Adds the function of one batch."""
         parts = take_apart(source, batch)
+        self.chosen |= self.kernels.choose([one.conv for one in parts.convolutions], self.logs, self.accuracy)
         self.skipped |= {f"{one.name}: {one.reason}": None for one in parts.skipped}
         program = self._program(source, parts, batch)
         offsets = {name: self.weights.add(array) for name, array in program.constants.items()}
@@ -146,10 +146,8 @@ class Compiler:
 
     def _convolution(self, program: Program, one: Convolution) -> None:
         """Adds the calls of a convolution, its filters packed."""
-        if one.conv not in self.chosen:
-            self.chosen[one.conv] = chosen(one.conv, self.device, self.logs, accuracy=self.accuracy)
-        name, tile, rung = self.chosen[one.conv]
-        made = self.kernels.convolution(one.conv, name, tile)
+        chosen = self.chosen[one.conv]
+        made = self.kernels.convolution(one.conv, chosen)
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
         if one.bias is not None:
             packed.append(program.constant(f"{one.output}/bias", made.pack_bias(one.bias)))
@@ -157,7 +155,7 @@ class Compiler:
         made.call(program, one.data, packed, residual, one.output)
         if one.name not in self.layers or str(one.conv) != self.layers[one.name].conv:
             key = one.name if one.name not in self.layers else f"{one.name} {one.conv}"
-            self.layers[key] = ModelLayer(one.name, str(one.conv), name, tile.as_dict(), rung)
+            self.layers[key] = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.rung)
 
     def _steps(self, program: Program, planned: Plan) -> list[driver.Step]:
         steps: list[driver.Step] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from tvm.s_tir import dlight
 from im2win import cuda_codegen
 from im2win.algorithms import algorithm
 from im2win.backends import backend_for
+from im2win.builder import chosen
 from im2win.callbacks import registered
 from im2win.codegen import SYMBOL, ToolchainError
 from im2win.gpu import Gpu
-from im2win.models.host import Arguments, Made, same_name, tensors_of
+from im2win.models.host import Arguments, Chosen, Made, same_name, tensors_of
 from im2win.models.program import Call, Program
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 
 _RULES = (dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback)
 
@@ -31,9 +34,14 @@ class CudaKernels:
         self._originals: dict[str, Any] = {}
         self._names: dict[tuple[Conv2d, str, str], str] = {}
 
-    def convolution(self, conv: Conv2d, name: str, tile: Any) -> Made:
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
+        """Looks up algorithms and tiles."""
+        return {conv: Chosen(*chosen(conv, self.gpu, logs, accuracy=accuracy)) for conv in dict.fromkeys(convs)}
+
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
         """The kernels of a convolution with one tile: the product, and what makes its windows where they are stored."""
-        row, key = algorithm(name), (conv, name, str(tile.as_dict()))
+        tile, row = chosen.tile, algorithm(chosen.algorithm)
+        key = conv, chosen.algorithm, str(tile.as_dict())
         assert row.cuda is not None
         if key not in self._names:
             symbol = self._names[key] = f"conv_{len(self._names)}"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import tvm
 import tvm_ffi
+from tvm.support import cc
 
-from im2win.algorithms import algorithm
-from im2win.codegen import SYMBOL, Compiled, ToolchainError, any_alignment, compile_module, llvm_target
+from im2win.codegen import ToolchainError, any_alignment, llvm_target
 from im2win.machine import Machine
 from im2win.models import loops
+from im2win.models.convolutions import Built, Job, build_all
 from im2win.models.program import Call, Program, Shape
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 
-_PARTS = 4  # LLVM modules that convolutions are compiled in, side by side
 Arguments = list[tuple[Shape, str]]
 
 
@@ -36,10 +38,20 @@ class Made:
     call: Callable[[Program, str, list[str], list[str], str], None]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Algorithm and tile of a convolution, and the rung of the look-up ladder that they come from."""
+
+    algorithm: str
+    tile: Any
+    rung: str
+
+
 class Kernels(Protocol):
     """All kernels of a model on one device."""
 
-    def convolution(self, conv: Conv2d, name: str, tile: Any) -> Made: ...
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
     def loops(self, name: str, function: Any) -> str: ...
     def arguments(self, kernel: str) -> Arguments: ...
     def link(self, path: Path, driver: Path) -> None: ...
@@ -50,19 +62,26 @@ class CpuKernels:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._convolutions: dict[str, Any] = {}
+        self._built: dict[Conv2d, Built] = {}
         self._rest: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
-        self._names: dict[tuple[Conv2d, str, str], str] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="im2win-objects-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
-    def convolution(self, conv: Conv2d, name: str, tile: Any) -> Made:
-        """The kernel of a convolution with one tile, made once however many layers have it."""
-        key = conv, name, str(tile.as_dict())
-        if key not in self._names:
-            row = algorithm(name)
-            symbol = self._names[key] = f"conv_{len(self._names)}"
-            self._convolutions[symbol] = row.scheduler.lower(conv, row, tile, self.machine)[SYMBOL]
-        symbol, pack = self._names[key], tile.pack
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
+        """Looks up and compiles convolutions that are not compiled yet."""
+        folder = None if logs is None else str(Path(logs).resolve())
+        new = [conv for conv in dict.fromkeys(convs) if conv not in self._built]
+        jobs = []
+        for number, conv in enumerate(new, len(self._built)):
+            path = self._folder / f"conv{number}.o"
+            jobs.append(Job(conv, f"conv_{number}", self.machine, folder, accuracy, path))
+        self._built |= dict(zip(new, build_all(jobs, self.machine.threads), strict=True))
+        return {conv: Chosen(one.algorithm, one.tile, one.rung) for conv, one in self._built.items()}
+
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
+        """The kernel of a convolution, made once however many layers have it."""
+        symbol, pack = self._built[conv].symbol, chosen.tile.pack
 
         def call(program: Program, data: str, packed: list[str], residual: list[str], output: str) -> None:
             program.calls.append(Call(symbol, (data, *packed, *residual), (output,)))
@@ -79,35 +98,28 @@ class CpuKernels:
 
     def arguments(self, kernel: str) -> Arguments:
         """Shape and dtype of every tensor that a kernel takes."""
-        function = self._convolutions[kernel] if kernel in self._convolutions else self._rest[kernel]
-        return tensors_of(function)
+        if kernel in self._rest:
+            return tensors_of(self._rest[kernel])
+        return next(built.arguments for built in self._built.values() if built.symbol == kernel)
 
     def link(self, path: Path, driver: Path) -> None:
-        """Compiles everything and links it with the driver's object file into the library `path`.
+        """Compiles what is not compiled yet and links everything with the driver's object file into the library `path`.
 
         Raises:
             ToolchainError: no C++ compiler to link with.
         """
-        from tvm.support import cc
-
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
-        with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
-            jobs: list[Callable[[Path], None]] = [partial(self._compile, part) for part in _shared_out(self._convolutions, _PARTS)]
-            jobs += [partial(self._compile_rest, part) for part in _shared_out(self._rest, 1)]
-            objects = [Path(folder) / f"part{number}.o" for number in range(len(jobs))]
-            with ThreadPoolExecutor(self.machine.threads) as pool:
-                list(pool.map(lambda job, at: job(at), jobs, objects))
-            cc.create_shared(str(path), [str(one) for one in (*objects, driver)])
+        groups = _shared_out(self._rest, self.machine.threads)
+        objects = [self._folder / f"rest{number}.o" for number in range(len(groups))]
+        with ThreadPoolExecutor(self.machine.threads) as pool:
+            list(pool.map(self._compile, groups, objects))
+        cc.create_shared(str(path), [str(one) for one in (*(built.path for built in self._built.values()), *objects, driver)])
 
     def _compile(self, functions: dict[str, Any], path: Path) -> None:
-        compiled = compile_module(_module(functions), self.machine)
-        _object(compiled, path)
-
-    def _compile_rest(self, functions: dict[str, Any], path: Path) -> None:
-        module = any_alignment(_module(functions), 1)
+        module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()})
         target = tvm.target.Target({**llvm_target(self.machine).export(), **loops.OPTIONS})
-        _object(Compiled(tvm.compile(module, target), 0), path)
+        tvm.compile(any_alignment(module, 1), target).mod.write_to_file(str(path), "o")
 
 
 def same_name(known: dict[str, Any], name: str, function: Any) -> str:
@@ -125,15 +137,7 @@ def tensors_of(function: Any) -> Arguments:
     return [(tuple(int(extent) for extent in one.shape), str(one.dtype)) for one in types]
 
 
-def _module(functions: dict[str, Any]) -> tvm.IRModule:
-    return tvm.IRModule({symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()})
-
-
 def _shared_out(functions: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """Functions in groups of about the same size; none of them empty."""
     names = list(functions)
     return [{name: functions[name] for name in names[first::count]} for first in range(min(count, len(names)))]
-
-
-def _object(compiled: Compiled, path: Path) -> None:
-    compiled.executable.mod.write_to_file(str(path), "o")

@@ -77,7 +77,8 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
     kept = _useful(graph, inferred.graph, constants)
     for node in kept:
         if next(subgraphs(node), None) is not None:
-            raise ModelError(f"compile_model: `source` (={label}) must have no control flow; node {name_of(node)!r} is of type {node.op_type}.")
+            name = name_of(node)
+            raise ModelError(f"compile_model: `source` (={label}) must have no control flow; node {name!r} is of type {node.op_type}.")
     del inferred.graph.node[:]
     inferred.graph.node.extend(kept)
     graph = Graph(inferred.graph, constants)
