@@ -608,11 +608,10 @@ def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:
 
 # --- real graphs ---------------------------------------------------------------------------------------------------
 
-SMALL = ("shufflenet", "squeezenet")  # the others with IM2WIN_ALL_MODELS=1: 10 to 80 seconds each
+SMALL = {"shufflenet": "stored", "squeezenet": "random"}  # all of both with IM2WIN_ALL_MODELS=1: 10 to 80 seconds each
 
 
-@pytest.mark.parametrize("batch", [None, 4])
-@pytest.mark.parametrize("name", light.NAMES)
+@pytest.mark.parametrize(("name", "batch"), [*((name, None) for name in light.NAMES), ("shufflenet", 4), ("inception_v2", 4)])
 def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int | None) -> None:
     label, model = read(light.path(name))
     parts = take_apart(at_batch(model, label, batch), batch or 1)
@@ -625,19 +624,20 @@ def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int |
 @pytest.mark.parametrize("name", light.NAMES)
 def test_real_models(name: str, tmp_path: Path) -> None:
     """With random weights, against ONNX Runtime; with the stored ones, against the stored output; both without the compiler."""
-    if name not in SMALL and not os.environ.get("IM2WIN_ALL_MODELS"):
+    everything = bool(os.environ.get("IM2WIN_ALL_MODELS"))
+    if not everything and name not in SMALL:
         pytest.skip("set IM2WIN_ALL_MODELS=1")
-    random = with_random_weights(light.path(name))
-    made = im2win.compile_model(random, tmp_path / "random.so")
-    assert not made.manifest.skipped
-    x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)
-    for ours, theirs in zip(in_new_process(tmp_path / "random.so", x, tmp_path), peer(random, {made.inputs[0].name: x}), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
-    if name == "shufflenet" and not os.environ.get("IM2WIN_ALL_MODELS"):
-        return  # one of both with the stored weights, too
-    im2win.compile_model(light.path(name), tmp_path / "stored.so")
-    [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
-    np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests
+    if everything or SMALL[name] == "random":
+        random = with_random_weights(light.path(name))
+        made = im2win.compile_model(random, tmp_path / "random.so")
+        assert not made.manifest.skipped
+        x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)
+        for ours, theirs in zip(in_new_process(tmp_path / "random.so", x, tmp_path), peer(random, {made.inputs[0].name: x}), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+    if everything or SMALL[name] == "stored":
+        im2win.compile_model(light.path(name), tmp_path / "stored.so")
+        [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
+        np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests
 
 
 # --- the command line, and the benchmark ---------------------------------------------------------------------------------
