@@ -475,6 +475,13 @@ def test_worker_processes_make_the_same_code(tmp_path: Path) -> None:
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
+def test_a_model_whose_images_do_not_lie_on_the_first_axis() -> None:
+    model = graph([node("Reshape", "x flat", "y")], {"x": ("n", 4)}, {"flat": np.array([-1])})
+    assert compiled(model, batches=[3])(integers(3, 4)).shape == (12,)
+    with pytest.raises(ModelError, match=r"must hold the images of 'y' on its first axis alone .* shape \[12\] at batch 3"):
+        compiled(model, batches=[1, 3])
+
+
 def test_wrong_tensors(buckets: tuple[Any, Any]) -> None:
     _, made = buckets
     x = integers(1, 3, 8, 8)

@@ -18,7 +18,8 @@ from im2win import cuda_codegen  # noqa: E402
 from im2win.emulator import Emulation  # noqa: E402
 from im2win.emulator.generate import generate  # noqa: E402
 from im2win.gpu import H200  # noqa: E402
-from im2win.models.compiler import Compiler, write_model  # noqa: E402
+from im2win.models.assembly import Assembly  # noqa: E402
+from im2win.models.compiler import write_model  # noqa: E402
 from im2win.models.cuda import CudaKernels  # noqa: E402
 from im2win.models.driver import Step  # noqa: E402
 from im2win.models.source import at_batch, read  # noqa: E402
@@ -38,37 +39,37 @@ def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None
     emulation({name: named[name.removesuffix("_ptr")] if name not in named else named[name] for name in emulation.names}, seed=1)
 
 
-def run(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], Compiler]:
+def run(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], Assembly]:
     """The outputs of a model as its driver would compute them."""
     label, whole = read(model)
     source = at_batch(whole, label, None)
     kernels = CudaKernels(H200)
-    compiler = Compiler(label, H200, None, "exact", kernels)
-    compiler.add(source, 1)
-    weights = np.concatenate([np.pad(one.reshape(-1).view(np.uint8), (0, -one.nbytes % 64)) for one in compiler.weights.arrays])
-    workspace = np.full(compiler.buckets[0].workspace, 0xFF, np.uint8)  # NaN
+    assembly = Assembly(label, None, "exact", kernels)
+    assembly.add(source, 1)
+    weights = np.concatenate([np.pad(one.reshape(-1).view(np.uint8), (0, -one.nbytes % 64)) for one in assembly.weights.arrays])
+    workspace = np.full(assembly.buckets[0].workspace, 0xFF, np.uint8)  # NaN
     results = [np.full(one.shape, np.nan, one.dtype) for one in source.outputs]
     bases = [weights, workspace, *(feeds[one.name].reshape(-1).view(np.uint8) for one in source.inputs)]
     bases += [one.reshape(-1).view(np.uint8) for one in results]
-    [(_, steps)] = compiler.runs.values()
+    [(_, steps)] = assembly.runs.values()
     for step in steps:
         tensors = []
         for one in step.arguments:
             size = int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize
             tensors.append(bases[one.place.base][one.place.offset : one.place.offset + size].view(one.dtype).reshape(one.shape))
         emulate(kernels, step, tensors)
-    return results, compiler
+    return results, assembly
 
 
-def check(model: Any, exact: bool = True) -> Compiler:
+def check(model: Any, exact: bool = True) -> Assembly:
     feeds = {value.name: integers(*(dim.dim_value for dim in value.type.tensor_type.shape.dim)) for value in model.graph.input}
-    found, compiler = run(model, feeds)
+    found, assembly = run(model, feeds)
     for ours, theirs in zip(found, peer(model, feeds), strict=True):
         if exact:
             assert (ours == theirs).all(), np.abs(ours - theirs).max()
         else:
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    return compiler
+    return assembly
 
 
 def test_residual_block_and_classifier() -> None:
@@ -86,8 +87,8 @@ def test_residual_block_and_classifier() -> None:
     ]
     constants = {"w0": integers(8, 8, 3, 3, most=1), "b0": integers(8), "w1": integers(8, 8, 3, 3, most=1), **norm(8, "n")}
     constants |= {"w2": integers(8 * 4 * 4, 5, most=1), "b2": integers(5)}
-    compiler = check(graph(nodes, {"x": (1, 8, 7, 7)}, constants, "y z"), exact=False)
-    assert [layer.conv.partition("-k")[2] for layer in compiler.layers.values()] == [
+    assembly = check(graph(nodes, {"x": (1, 8, 7, 7)}, constants, "y z"), exact=False)
+    assert [layer.conv.partition("-k")[2] for layer in assembly.layers.values()] == [
         "8x3x3-p1-bias-relu",
         "8x3x3-p1-bias-add-relu",
         "5x1x1-NHWC-bias",

@@ -5,6 +5,7 @@ It is a packed function as tvm-ffi defines them: `run_BATCH(weights, workspace, 
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,11 @@ class Argument:
     place: Place
     shape: Shape
     dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
