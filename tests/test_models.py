@@ -613,6 +613,29 @@ def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     assert (y == peer(model, {"x": x})[0]).all()
 
 
+def test_the_texts_c_program_runs(buckets: tuple[Any, Any], tmp_path: Path) -> None:
+    import importlib.util
+    import re
+
+    model, made = buckets
+    [code] = re.findall(r"^```cpp\n(.*?)^```$", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL | re.MULTILINE)
+    ffi, tvm = (Path(str(importlib.util.find_spec(name).origin)).parent for name in ("tvm_ffi", "tvm"))
+    (tmp_path / "run.cc").write_text(code)
+    [command] = re.findall(r"^// (g\+\+ .*)$", code, re.MULTILINE)
+    words = command.replace("$FFI", str(ffi)).replace("$TVM", str(tvm)).split()
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    x = integers(1, 3, 8, 8)
+    x.tofile(tmp_path / "x")
+    library = made.export(tmp_path / "model.so")
+    workspace = made.manifest.buckets[0].workspace
+    environment = {**os.environ, "LD_LIBRARY_PATH": f"{ffi / 'lib'}:{tvm / 'lib'}"}
+    words = ["./run", str(library), str(workspace), "x", "y", str(x.size), "5"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (np.fromfile(tmp_path / "y", np.float32).reshape(1, 5) == peer(model, {"x": x})[0]).all()
+
+
 # --- real graphs ---------------------------------------------------------------------------------------------------
 
 SMALL = {"shufflenet": "stored", "squeezenet": "random"}  # all of both with IM2WIN_ALL_MODELS=1: 10 to 80 seconds each

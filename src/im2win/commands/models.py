@@ -84,8 +84,9 @@ def run(
         raise InputError(f"`--out` (={out}) must end in .npz or .npy.")
     if out is not None and out.suffix == ".npy" and len(model.outputs) != 1:
         raise InputError(f"`--out` (={out}) must end in .npz: the model has {len(model.outputs)} outputs.")
+    given = _on_device(model, given)
     begin = time.perf_counter()
-    results = model.run(given)
+    results = _on_host(model.run(given))
     first = time.perf_counter() - begin
     console = tables.console()
     rows: list[list[object]] = []
@@ -103,11 +104,25 @@ def run(
         console.print(f"Written to {out}.")
 
 
+def _on_device(model: Model, given: dict[str, Any]) -> dict[str, Any]:
+    """The inputs where the model runs."""
+    if model.manifest.target != "cuda":
+        return given
+    import torch
+
+    return {name: torch.from_numpy(value).cuda() for name, value in given.items()}
+
+
+def _on_host(results: dict[str, Any]) -> dict[str, Any]:
+    """Results as numpy arrays; waits for those of a GPU."""
+    return {name: value if isinstance(value, np.ndarray) else value.cpu().numpy() for name, value in results.items()}
+
+
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
     seconds = []
     for _ in range(repeat):
         begin = time.perf_counter()
-        model.run(given)
+        _on_host(model.run(given))
         seconds.append(time.perf_counter() - begin)
     return float(np.median(seconds))
 

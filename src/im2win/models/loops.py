@@ -12,6 +12,7 @@ through it tap by tap, the columns innermost, where LLVM makes vectors of them (
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -28,17 +29,16 @@ _SMALL = 1 << 14  # elements below which waking the threads costs more than they
 
 def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
     """The function with its loops scheduled; as it is where no rule applies, which is slow and right."""
-    sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-    try:
-        _schedule(sch, threads)
-    except tvm.s_tir.ScheduleError:
+    for rule in (_together, _one_by_one):
         sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-        for block in _blocks(sch):
-            _parallel_alone(sch, block, threads)
-    return sch.mod["main"]
+        with contextlib.suppress(tvm.s_tir.ScheduleError, ValueError):  # a move that this function does not allow, or no blocks to move
+            rule(sch, threads)
+            return sch.mod["main"]
+    return function
 
 
-def _schedule(sch: Schedule, threads: int) -> None:
+def _together(sch: Schedule, threads: int) -> None:
+    """The rule above, for functions with one output."""
     _inline(sch)
     *producers, last = _blocks(sch)
     if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
@@ -165,8 +165,14 @@ def _mentions(node: Any, variables: list[Any]) -> bool:
     return any(_mentions(part, variables) for part in parts if isinstance(part, tirx.Stmt | tirx.Expr))
 
 
+def _one_by_one(sch: Schedule, threads: int) -> None:
+    """Each block by itself, one after another."""
+    for block in _blocks(sch):
+        _parallel_alone(sch, block, threads)
+
+
 def _parallel_alone(sch: Schedule, block: SBlockRV, threads: int) -> None:
-    """A block by itself: its outer spatial loops in parallel."""
+    """The outer spatial loops of a block in parallel."""
     loops = sch.get_loops(block)
     kinds = _kinds(sch, block)
     count, steps = 0, 1
