@@ -55,6 +55,7 @@ def run(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], Ass
     for step in steps:
         tensors = []
         for one in step.arguments:
+            assert one.place.offset % 64 == 0, "kernels load vectors"
             size = int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize
             tensors.append(bases[one.place.base][one.place.offset : one.place.offset + size].view(one.dtype).reshape(one.shape))
         emulate(kernels, step, tensors)

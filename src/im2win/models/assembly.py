@@ -81,7 +81,7 @@ class Assembly:
         self.skipped |= {f"{one.name}: {one.reason}": None for one in parts.skipped}
         program = self._program(source, parts, batch)
         offsets = {name: self.weights.add(array) for name, array in program.constants.items()}
-        planned = plan(program, parts.joins, offsets)
+        planned = plan(program, parts.joins, offsets, self.kernels.alignment)
         function = f"run_{batch}"
         self.runs[function] = (2 + len(program.inputs) + len(program.outputs), self._steps(program, planned))
         self.buckets.append(Bucket(batch, function, planned.workspace))

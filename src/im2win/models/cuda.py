@@ -18,6 +18,7 @@ from im2win.codegen import SYMBOL, ToolchainError
 from im2win.gpu import Gpu
 from im2win.models.host import Arguments, Chosen, Made, same_name, tensors_of
 from im2win.models.program import Call, Program
+from im2win.models.runtime import ALIGNMENT
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 
@@ -26,6 +27,8 @@ _RULES = (dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.G
 
 class CudaKernels:
     """Kernels for a GPU; see `host.Kernels`. No GPU is needed to make them."""
+
+    alignment = ALIGNMENT  # they load vectors
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from im2win.models.artefact import Bucket, ModelManifest
-from im2win.models.runtime import Model, Pieces
+from im2win.models.runtime import ALIGNMENT, Model, Pieces
 from im2win.runtime import cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
@@ -60,26 +60,24 @@ class CudaModel(Model):
         begin = 0
         for bucket, count in pieces:
             taken = [_part(value, port.batched, begin, count, bucket) for port, value in zip(self.inputs, inputs, strict=True)]
-            full = count == bucket.batch
+            wanted = [value[begin : begin + count] if port.batched else value for port, value in zip(self.outputs, results, strict=True)]
             made = [
-                (value[begin : begin + count] if port.batched else value) if full else value.new_empty(port.at(bucket.batch))
-                for port, value in zip(self.outputs, results, strict=True)
+                value if count == bucket.batch and value.data_ptr() % ALIGNMENT == 0 else value.new_empty(port.at(bucket.batch))
+                for port, value in zip(self.outputs, wanted, strict=True)
             ]
             workspace = torch.empty(max(bucket.workspace, 1), dtype=torch.uint8, device=f"cuda:{device}")
             self._functions[bucket.batch](self._on(device), workspace, *taken, *made)
-            if not full:
-                for value, part in zip(results, made, strict=True):
-                    value[begin : begin + count] = part[:count]
+            for value, part in zip(wanted, made, strict=True):
+                if value is not part:
+                    value.copy_(part[:count] if part.shape != value.shape else part)
             begin += count
 
 
 def _part(value: Any, batched: bool, begin: int, count: int, bucket: Bucket) -> Any:
-    """Images of an input, filled up with zeros to the batch of the function."""
-    if not batched:
-        return value
-    part = value[begin : begin + count]
-    if count == bucket.batch:
-        return part
+    """Images of an input, aligned, and filled up with zeros to the batch of the function."""
+    part = value[begin : begin + count] if batched else value
+    if not batched or count == bucket.batch:
+        return part if part.data_ptr() % ALIGNMENT == 0 else part.clone()
     padded = value.new_zeros((bucket.batch, *value.shape[1:]))
     padded[:count] = part
     return padded

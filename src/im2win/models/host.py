@@ -48,7 +48,12 @@ class Chosen:
 
 
 class Kernels(Protocol):
-    """All kernels of a model on one device."""
+    """All kernels of a model on one device.
+
+    alignment: bytes that their tensors must be aligned to.
+    """
+
+    alignment: int
 
     def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
@@ -59,6 +64,8 @@ class Kernels(Protocol):
 
 class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
+
+    alignment = 1
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -56,8 +56,13 @@ class _Values:
         return root if self.program.bytes(root) == self.program.bytes(name) else None
 
 
-def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int]) -> Plan:
-    """Places all values of a program; `offsets` are those of its constants in the file."""
+def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int], alignment: int = 1) -> Plan:
+    """Places all values of a program.
+
+    Args:
+        offsets: of its constants in the file.
+        alignment: bytes that a tensor's place inside a concatenation must be a multiple of; others are copied.
+    """
     values = _Values(program)
     given = set(program.inputs) | set(program.constants)
     calls = list(program.calls)
@@ -71,7 +76,7 @@ def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int]) -> 
         bound[root] = FIRST + len(program.inputs) + number
     made = {name for call in program.calls if isinstance(call, Call) for name in call.outputs} | {join.output for join in joins}
     for join in joins:
-        calls += _joined(values, join, made - given - set(bound))
+        calls += _joined(values, join, made - given - set(bound), alignment)
     ordered = _in_order(program, values, calls)
     places = {name: Place(FIRST + number, 0) for number, name in enumerate(program.inputs)}
     places |= {name: Place(WEIGHTS, offsets[name]) for name in program.constants}
@@ -84,7 +89,7 @@ def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int]) -> 
     return Plan(tuple(ordered), places, workspace)
 
 
-def _joined(values: _Values, join: Join, movable: set[str]) -> list[Copy]:
+def _joined(values: _Values, join: Join, movable: set[str], alignment: int) -> list[Copy]:
     """Puts the sources of a concatenation in their places; the copies that are needed where that is not possible."""
     program, begin = values.program, 0
     copies: list[Copy] = []
@@ -94,8 +99,8 @@ def _joined(values: _Values, join: Join, movable: set[str]) -> list[Copy]:
     values.sources[join.output] = list(join.sources)
     for source in join.sources:
         root = values.whole(source)
-        target = values.root(join.output)[0]
-        if straight and root in movable and root != target:
+        target, behind = values.root(join.output)
+        if straight and root in movable and root != target and (behind + begin * step) % alignment == 0:
             values.inside[str(root)] = (join.output, begin * step)
         else:
             copies.append(Copy(source, join.output, join.axis, begin))
