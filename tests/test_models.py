@@ -155,6 +155,24 @@ def test_scalings_by_channel() -> None:
     assert keys(made) == ["n1-c4x5x5-k8x1x1-bias"]
 
 
+def test_bounds_and_padding_that_nodes_state() -> None:
+    """As TensorFlow's and PyTorch's exporters write them: a Pad before the convolution, Constant nodes."""
+    nodes = [
+        helper.make_node("Constant", [], ["low"], value_float=0.0),
+        helper.make_node("Constant", [], ["high"], value_float=6.0),
+        helper.make_node("Constant", [], ["sides"], value=numpy_helper.from_array(np.array([0, 0, 1, 0, 0, 0, 2, 3]))),
+        node("Pad", "x sides", "p"),
+        node("Conv", "p w", "a", pads=[0, 1, 0, 0], strides=[2, 2]),
+        node("Clip", "a low high", "b"),
+        node("Pad", "b sides one", "q"),  # not with zeros
+        node("Conv", "q v", "y"),
+    ]
+    model = graph(nodes, {"x": (1, 3, 6, 7)}, {"w": integers(4, 3, 3, 3), "v": integers(2, 4, 1, 1), "one": np.float32(1)})
+    made = check(model)
+    assert keys(made) == ["n1-c3x6x7-k4x3x3-s2-p1.1.2.3-relu6", "n1-c4x7x8-k2x1x1"]
+    assert keys(made) == [str(layer.conv) for layer in layers_of(model, epilogues=True, products=True)]
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -80,6 +80,7 @@ class Graph:
             if node.op_type == "Constant":
                 stated = attributes_of(node)
                 self._constants[node.output[0]] = stated.get("value", stated.get("value_float"))
+        self._makers = {name: index for index, node in enumerate(self.nodes) for name in node.output}
         self._fixed = {*fixed, *(initializer.name for initializer in graph.initializer)}
         for node in self.nodes:
             if foldable(node) and all(name in self._fixed for name in node.input if name):
@@ -104,6 +105,20 @@ class Graph:
             return value
         stored = value.data_location != TensorProto.EXTERNAL and value.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
         return float(numpy_helper.to_array(value).item()) if stored and math.prod(value.dims) == 1 else None
+
+    def integers(self, name: str) -> list[int] | None:
+        """The values of a constant of integers; None for anything else."""
+        from onnx import TensorProto, numpy_helper
+
+        value = self._constants.get(name)
+        if not isinstance(value, TensorProto) or value.data_location == TensorProto.EXTERNAL or value.data_type != TensorProto.INT64:
+            return None
+        return [int(one) for one in numpy_helper.to_array(value).reshape(-1)]
+
+    def maker(self, value: str) -> tuple[int, NodeProto] | None:
+        """The node that computes `value`, with its index; None for inputs and weights."""
+        index = self._makers.get(value)
+        return None if index is None else (index, self.nodes[index])
 
     def readers(self, value: str) -> list[tuple[int, NodeProto]]:
         """The nodes that read `value`, with their indices, once for each time; none where the model's output reads it too."""
@@ -164,6 +179,27 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
         value = node.output[0]
     activation, fused, value = _activation(graph, value)
     return Tail({**fields, "activation": activation}, tuple(scalings), residual, frozenset((*scalings, *nodes, *fused)), value)
+
+
+def padding_before(graph: Graph, value: str) -> tuple[int, str, tuple[int, int, int, int]] | None:
+    """The Pad node that makes `value` by zeros round each image, for one reader alone: its index, its input, and what it adds.
+
+    Returns:
+        None if there is none; else the padding as (top, left, bottom, right).
+    """
+    found = graph.maker(value)
+    if found is None or found[1].op_type != "Pad" or len(graph.readers(value)) != 1:
+        return None
+    index, node = found
+    attributes = attributes_of(node)
+    inputs = [*node.input, "", "", ""]
+    pads = attributes.get("pads") or graph.integers(inputs[1])
+    filled = attributes.get("value", 0.0) if not inputs[2] else graph.scalar(inputs[2])
+    if attributes.get("mode", b"constant") != b"constant" or filled != 0.0 or inputs[3] or pads is None or len(pads) != 8:
+        return None
+    if min(pads) < 0 or any((*pads[:2], *pads[4:6])):
+        return None
+    return index, node.input[0], (pads[2], pads[3], pads[6], pads[7])
 
 
 def _only_reader(graph: Graph, value: str) -> tuple[int, NodeProto] | None:

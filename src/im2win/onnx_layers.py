@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from im2win.onnx_graph import Graph, Shape, Tail, attributes_of, name_of, subgraphs, tail
+from im2win.onnx_graph import Graph, Shape, Tail, attributes_of, name_of, padding_before, subgraphs, tail
 from im2win.onnx_shapes import infer
 from im2win.problem import Conv2d, ConvError, Padding
 from im2win.suites import Layer
@@ -56,10 +56,15 @@ class ModelLayers:
 
 @dataclass(frozen=True)
 class Fused:
-    """A convolution or a product of a graph, as the problem it becomes together with the nodes behind it."""
+    """A convolution or a product of a graph, as the problem it becomes together with the nodes behind it and a Pad before it.
+
+    data: the value that it reads; ahead: index of the Pad, if there is one.
+    """
 
     conv: Conv2d
     tail: Tail
+    data: str
+    ahead: tuple[int, ...] = ()
 
 
 def layers_of(
@@ -73,7 +78,7 @@ def layers_of(
             of each convolution scaled by batch / b.
         epilogues: add to each convolution what can be fused behind it: BatchNormalization and other scalings by channel (folded: a bias),
             an Add of a tensor of the same shape (residual), and Relu, Clip(0, 6) or x * Sigmoid(x). Each only where nothing else reads
-            the value in between. Default: the plain convolution with its own bias.
+            the value in between; and a Pad with zeros before it. Default: the plain convolution with its own bias.
         products: take Gemm and MatMul with a fixed matrix, too, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
             options these are the layers that `im2win.compile_model` looks up.
 
@@ -128,21 +133,28 @@ def fusions(
     for index, node in reversed(list(enumerate(graph.nodes))):
         skipped += [(index, Skipped(name, reason)) for name, reason in _nested(node)]
         if products and (product := _product(onnx, graph, node)) is not None:
-            found[index] = _fused(graph, product, node.output[0], claimed if epilogues else None, axis=-1)
+            found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1)
         if "Conv" not in node.op_type:
             continue
         try:
-            found[index] = _fused(graph, _problem(onnx, graph, node, batch), node.output[0], claimed if epilogues else None)
+            found[index] = _fused(graph, _problem(onnx, graph, node, batch), node, claimed if epilogues else None)
         except (_Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
     return found, skipped
 
 
-def _fused(graph: Graph, conv: Conv2d, output: str, claimed: set[int] | None, axis: int = 1) -> Fused:
+def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None, axis: int = 1) -> Fused:
+    data, output = node.input[0], node.output[0]
     if claimed is None:
-        return Fused(conv, Tail({}, (), None, frozenset(), output))
+        return Fused(conv, Tail({}, (), None, frozenset(), output), data)
     behind = tail(graph, output, claimed, axis)
-    return Fused(conv.with_(**behind.fields), behind)
+    conv = conv.with_(**behind.fields)
+    if node.op_type != "Conv" or (found := padding_before(graph, data)) is None:
+        return Fused(conv, behind, data)
+    index, before, (top, left, bottom, right) = found
+    sides = tuple(own + added for own, added in zip(conv.padding, (top, left, bottom, right), strict=True))
+    conv = conv.with_(height=conv.height - top - bottom, width=conv.width - left - right, padding=sides)
+    return Fused(conv, behind, before, (index,))
 
 
 def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:

@@ -102,7 +102,7 @@ def take_apart(source: Source, batch: int) -> Parts:
     graph = source.graph
     found, left = fusions(graph, batch)
     skipped = [entry for _, entry in left]
-    taken: set[int] = set()
+    taken = {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
     convolutions: list[Convolution] = []
     for index, one in sorted(found.items()):
         node = graph.nodes[index]
@@ -113,7 +113,7 @@ def take_apart(source: Source, batch: int) -> Parts:
             skipped.append(Skipped(name_of(node), f"its dtype {one.conv.dtype} is not float32"))
             continue
         convolutions.append(_convolution(source, node, one))
-        taken |= {index, *one.tail.nodes}
+        taken |= {index, *one.tail.nodes, *one.ahead}
     views: list[View] = []
     joins: list[Join] = []
     responses: list[Response] = []
@@ -183,7 +183,7 @@ def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
     return Convolution(
         name_of(node),
         one.conv,
-        node.input[0],
+        one.data,
         one.tail.residual,
         one.tail.output,
         weight,

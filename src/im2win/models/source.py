@@ -213,6 +213,9 @@ def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list
     kept: list[NodeProto] = []
     plain = not any(True for node in graph.node for _ in subgraphs(node))  # else a body may read what is passed by
     for node in graph.node:
+        if node.op_type == "Constant":  # its value is looked up, as when layers are listed
+            kept.append(node)
+            continue
         if all(name in constants for name in node.output if name) and len(node.output):
             continue
         for place, name in enumerate(node.input):
