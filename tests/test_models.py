@@ -475,6 +475,15 @@ def test_a_model_whose_output_does_not_grow() -> None:
         made(x[:1])
 
 
+def test_what_was_tuned_is_used(tmp_path: Path) -> None:
+    """With the nearest layer's tile where another batch was tuned."""
+    [conv, product] = [layer.conv for layer in layers_of(classifier("n"), epilogues=True, products=True)]
+    im2win.tune(conv, trials=2, logs=tmp_path)
+    made = compiled(classifier("n"), batches=[1, 2], logs=tmp_path)
+    rungs = {layer.conv: layer.rung for layer in made.manifest.layers}
+    assert rungs[str(conv)] == "exact" and rungs[str(conv.with_(batch=2))] == "nearest layer" and rungs[str(product)] == "default"
+
+
 # --- compilation -----------------------------------------------------------------------------------------------------
 
 
