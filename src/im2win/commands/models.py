@@ -119,6 +119,9 @@ def _on_host(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
+    from im2win.affinity import leave_bound_cpus
+
+    leave_bound_cpus()
     seconds = []
     for _ in range(repeat):
         begin = time.perf_counter()
