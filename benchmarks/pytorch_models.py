@@ -5,7 +5,7 @@
 
 A way is named (plain|ours)_(eager|compile)_(nchw|nhwc). On a CPU each has a process of its own, as in `im2win bench`; on a GPU all share
 one, and each call is timed by two events. Rounds are interleaved. What is done once (tracing, compiling, packing) is outside the time.
-Outputs are checked against the model in float64; the model is that of examples/04_pytorch_resnet.py, with random weights.
+Outputs are checked against the model in float64; the model is that of examples/05_pytorch_resnet.py, with random weights.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Setting:
 
     def network(self, dtype: torch.dtype) -> torch.nn.Module:
         """The model with the same random weights every time."""
-        path = Path(__file__).resolve().parent.parent / "examples" / "04_pytorch_resnet.py"
+        path = Path(__file__).resolve().parent.parent / "examples" / "05_pytorch_resnet.py"
         spec = importlib.util.spec_from_file_location("resnet_example", path)
         assert spec is not None and spec.loader is not None
         example = importlib.util.module_from_spec(spec)

@@ -14,7 +14,8 @@ from im2win.logs import Log
 ROOT = Path(__file__).resolve().parent.parent
 
 
-LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner")  # files that take a minute and more
+# files that take a minute and more
+LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner", "test_models")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -51,8 +51,8 @@ class Residual(nn.Module):
 
 
 def resnet(depth: int, classes: int = 10) -> Any:
-    """The ResNet of examples/04_pytorch_resnet.py."""
-    spec = importlib.util.spec_from_file_location("example_resnet", ROOT / "examples" / "04_pytorch_resnet.py")
+    """The ResNet of examples/05_pytorch_resnet.py."""
+    spec = importlib.util.spec_from_file_location("example_resnet", ROOT / "examples" / "05_pytorch_resnet.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -12,13 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 TEXTS = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") if folder.is_dir() for path in folder.glob("*.md"))
-EXAMPLES = {"01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_pytorch_resnet.py": ["18", "32"]}
+EXAMPLES = {
+    "01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_onnx_model.py": ["small.onnx"],
+    "05_pytorch_resnet.py": ["18", "32"],
+}  # fmt: skip
 
 
 def run(words: list[str], folder: Path) -> str:
@@ -29,19 +33,38 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def test_readme_has_the_blocks_that_are_tested_here() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "c", "sh"]
+    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "c", "sh"]
 
 
 def test_readmes_python_runs(tmp_path: Path) -> None:
-    (code,) = (text for language, text in BLOCKS if language == "python")
+    code = next(text for language, text in BLOCKS if language == "python")
     assert "trials=64" in code
     run([sys.executable, "-c", code.replace("trials=64", "trials=3")], tmp_path)  # the same statements, sooner
     assert (tmp_path / "conv.so").is_file() and (tmp_path / "conv.so.json").is_file() and list((tmp_path / "my_logs").iterdir())
 
 
+def small_model(path: Path) -> None:
+    """A model that compiles in a second, with SqueezeNet's input."""
+    onnx = pytest.importorskip("onnx")
+    nodes = [onnx.helper.make_node("Conv", ["data_0", "w"], ["c"], strides=[16, 16]), onnx.helper.make_node("Relu", ["c"], ["y"])]
+    tensors = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in (("data_0", ["n", 3, 224, 224]), ("y", None))]
+    weights = onnx.numpy_helper.from_array(np.ones((16, 3, 3, 3), np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "small", tensors[:1], tensors[1:], [weights])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def test_readmes_model_runs(tmp_path: Path) -> None:
+    _, code = (text for language, text in BLOCKS if language == "python")
+    small_model(tmp_path / "squeezenet.onnx")
+    before = "import numpy as np\nimport im2win\nimage = np.ones((1, 3, 224, 224), np.float32)\n"
+    run([sys.executable, "-c", before + code + "assert y.shape == (1, 16, 14, 14) and y.min() == 27\n"], tmp_path)
+
+
 def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
+    small_model(tmp_path / "squeezenet.onnx")
+    np.save(tmp_path / "image.npy", np.ones((1, 3, 224, 224), np.float32))
     sooner = {"tune": ["--trials", "3"], "bench": ["--rounds", "2"], "ablation": ["--seconds", "0.5", "--rounds", "2"]}
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line.startswith("im2win ")]
     assert len(lines) > 8
@@ -71,6 +94,7 @@ def test_readmes_make_targets_exist() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_examples_run(name: str, tmp_path: Path) -> None:
+    small_model(tmp_path / "small.onnx")
     assert run([sys.executable, str(ROOT / "examples" / name), *EXAMPLES[name]], tmp_path).strip()
     assert name in README
 

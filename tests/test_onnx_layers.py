@@ -233,7 +233,7 @@ PLAIN = Conv2d(1, 3, 8, 8, 3, 3, padding=1)
 
 def fused(*tail: Any, outputs: tuple[str, ...] = ("y",), opset: int = 17, extra: tuple[Any, ...] = ()) -> Conv2d:
     """What a Conv from x to c becomes with these nodes behind it."""
-    constants = [weights("w", 3, 3, 3, 3), weights("s", 3), *extra]
+    constants = [weights("w", 3, 3, 3, 3), weights("s", 3), weights("k", 3, 1, 1), *extra]
     constants += [helper.make_tensor("zero", FLOAT, [], [0.0]), helper.make_tensor("six", FLOAT, [1], [6.0])]
     source = model([CONV, *tail], [tensor("x", [1, 3, 8, 8]), tensor("other", [1, 3, 8, 8])], constants, outputs, opset)
     assert only(layers_of(source)) == PLAIN  # without the option nothing is fused
@@ -263,9 +263,14 @@ ADD = node("Add", "c other", "a")
         ((node("Sum", "other c", "a"), node("Relu", "a", "y")), {"residual": True, "activation": "relu"}),
         ((ADD, node("Sigmoid", "a", "g"), node("Mul", "a g", "y")), {"residual": True, "activation": "silu"}),
         ((BATCH_NORM, node("Add", "other n", "a"), node("Relu", "a", "y")), {"bias": True, "residual": True, "activation": "relu"}),
-        ((node("Add", "c other", "y"),), {}),  # no activation behind it
+        ((node("Add", "c other", "y"),), {"residual": True}),
         ((node("Add", "c c", "a"), node("Relu", "a", "y")), {}),  # doubles it
-        ((node("Add", "c zero", "a"), node("Relu", "a", "y")), {}),  # another shape
+        ((node("Add", "c zero", "a"), node("Relu", "a", "y")), {"bias": True, "activation": "relu"}),
+        ((node("Mul", "c zero", "a"), node("Relu", "a", "y")), {"activation": "relu"}),
+        ((node("Mul", "c k", "a"), node("Add", "a k", "y")), {"bias": True}),  # by channel, as Caffe's Scale
+        ((node("Add", "c s", "a"), node("Relu", "a", "y")), {}),  # by column
+        ((node("Sub", "zero c", "a"), node("Relu", "a", "y")), {}),
+        ((BATCH_NORM, node("Neg", "k", "u"), node("Mul", "n u", "y")), {"bias": True}),
         ((node("Sum", "c other other", "a"), node("Relu", "a", "y")), {}),
     ],
     ids=lambda value: "-".join(n.op_type for n in value) if isinstance(value, tuple) else "+".join(value) or "nothing",

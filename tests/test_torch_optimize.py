@@ -93,7 +93,7 @@ def test_a_residual_block_is_exact(activation: nn.Module, calls: list[str]) -> N
 
 
 def test_resnet_50() -> None:
-    """ResNet-18 is what examples/04_pytorch_resnet.py runs in the tests of texts."""
+    """ResNet-18 is what examples/05_pytorch_resnet.py runs in the tests of texts."""
     torch.manual_seed(0)
     module, x = resnet(50), torch.randn(1, 3, 32, 32)
     fast = optimized(module, x)

@@ -9,6 +9,9 @@ from im2win.problem import Conv2d, ConvError
 
 if TYPE_CHECKING:
     from im2win.builder import build as build
+    from im2win.models.compiler import compile_model as compile_model
+    from im2win.models.runtime import Model as Model
+    from im2win.models.runtime import load_model as load_model
     from im2win.ranking import default_tile as default_tile
     from im2win.runtime import Layer as Layer
     from im2win.runtime import Op as Op
@@ -23,15 +26,21 @@ __version__ = "0.1.0"
 _LAZY = {
     "build": "builder",
     "capture": "torch.capturing",
+    "compile_model": "models.compiler",
     "default_tile": "ranking",
     "Layer": "runtime",
     "Op": "runtime",
     "load": "runtime",
+    "load_model": "models.runtime",
+    "Model": "models.runtime",
     "Tile": "schedules.tile",
     "tune": "tuner",
 }
 
-__all__ = ["Conv2d", "ConvError", "Layer", "Op", "Tile", "build", "capture", "default_tile", "load", "tune"]
+__all__ = [
+    "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "load", "load_model",
+    "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -159,8 +159,21 @@ def chosen(
         if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
             raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
         return Kernel(conv, row.name, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
-    rows = candidates(algorithm, conv, target, accuracy)
+    name, best, rung = looked_up(conv, device, logs, algorithm, accuracy)
+    return Kernel(conv, name, best, device, rung == "exact")
+
+
+def looked_up(
+    conv: Conv2d, device: Device, logs: Any = None, algorithm: str = "auto", accuracy: Accuracy = "float32"
+) -> tuple[str, Any, str]:
+    """Algorithm and tile for a problem on a device, and the rung of the look-up ladder they come from ("default": the model's tile).
+
+    Raises:
+        ValueError: unknown algorithm, or none supports the problem.
+    """
+    rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
     found = choose(conv, device, [row.name for row in rows], logs, accuracy)
     if found is not None:
-        return Kernel(conv, found.algorithm, found.tile, device, found.exact)
-    return Kernel(conv, *default_tile(conv, algorithm, device, accuracy), device)
+        return found.algorithm, found.tile, found.rung
+    name, tile = default_tile(conv, algorithm, device, accuracy)
+    return name, tile, "default"

@@ -6,6 +6,7 @@ that im2win itself does not need it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from im2win.onnx_graph import Graph, Shape, attributes_of, epilogue, name_of, subgraphs
+from im2win.onnx_graph import Graph, Shape, Tail, attributes_of, name_of, padding_before, subgraphs, tail
+from im2win.onnx_shapes import infer
 from im2win.problem import Conv2d, ConvError, Padding
 from im2win.suites import Layer
 
@@ -52,16 +54,33 @@ class ModelLayers:
         return len(self.layers)
 
 
-def layers_of(source: str | os.PathLike[str] | ModelProto, batch: int | None = None, *, epilogues: bool = False) -> ModelLayers:
+@dataclass(frozen=True)
+class Fused:
+    """A convolution or a product of a graph, as the problem it becomes together with the nodes behind it and a Pad before it.
+
+    data: the value that it reads; ahead: index of the Pad, if there is one.
+    """
+
+    conv: Conv2d
+    tail: Tail
+    data: str
+    ahead: tuple[int, ...] = ()
+
+
+def layers_of(
+    source: str | os.PathLike[str] | ModelProto, batch: int | None = None, *, epilogues: bool = False, products: bool = False
+) -> ModelLayers:
     """Every distinct convolution of an ONNX model with its count, named after the first node that has it.
 
     Args:
         source: path of a binary ONNX file, or a loaded model (left as it is).
         batch: images in the model's input. Default: the model's own, 1 where it is symbolic. Given, a model of fixed batch b has the batch
             of each convolution scaled by batch / b.
-        epilogues: add to each convolution what can be fused behind it: BatchNormalization (folded: a bias), an Add of a tensor of
-            the same shape that an activation follows (residual), and Relu, Clip(0, 6) or x * Sigmoid(x). Each only where nothing
-            else reads the value in between. Default: the plain convolution with its own bias.
+        epilogues: add to each convolution what can be fused behind it: BatchNormalization and other scalings by channel (folded: a bias),
+            an Add of a tensor of the same shape (residual), and Relu, Clip(0, 6) or x * Sigmoid(x). Each only where nothing else reads
+            the value in between; and a Pad with zeros before it. Default: the plain convolution with its own bias.
+        products: take Gemm and MatMul with a fixed matrix, too, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
+            options these are the layers that `im2win.compile_model` looks up.
 
     Convolutions that are not 2-D, of dynamic height or width, of another dtype than float32 and float16, of another operator than
     Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
@@ -70,12 +89,12 @@ def layers_of(source: str | os.PathLike[str] | ModelProto, batch: int | None = N
         ModelError: the file is missing, not ONNX or cut short, shape inference fails, it has no convolution, or `batch` is not positive.
         ImportError: the package `onnx` is not installed.
     """
-    onnx = _import_onnx()
+    onnx = import_onnx()
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(f"layers_of: `batch` (={batch!r}) must be an integer, at least 1.")
-    label, model = _load(onnx, source)
+    label, model = load(onnx, source)
     try:
-        found = _read(onnx, model, label, batch, epilogues)
+        found = _read(onnx, model, label, batch, epilogues, products)
     except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are no text, attributes of another type
         raise ModelError(f"layers_of: `source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
     if not found.layers and not found.skipped:
@@ -83,23 +102,59 @@ def layers_of(source: str | os.PathLike[str] | ModelProto, batch: int | None = N
     return found
 
 
-def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool) -> ModelLayers:
-    fixed = _set_batch(model.graph, batch)
+def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool, products: bool) -> ModelLayers:
+    fixed = set_batch(model.graph, batch)
     graph = Graph(_inferred(onnx, model, label).graph)
+    found, skipped = fusions(graph, fixed or batch or 1, epilogues=epilogues, products=products)
+    layers: dict[int, Conv2d] = {}
+    for index, one in found.items():
+        try:
+            layers[index] = _scaled(one.conv, fixed, batch, rows=graph.nodes[index].op_type != "Conv")
+        except (_Unsupported, ConvError) as error:
+            skipped.append((index, Skipped(name_of(graph.nodes[index]), str(error))))
+    return ModelLayers(_counted(graph, layers), tuple(entry for _, entry in sorted(skipped, key=lambda pair: pair[0])))
+
+
+def fusions(
+    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True
+) -> tuple[dict[int, Fused], list[tuple[int, Skipped]]]:
+    """The convolutions of a graph, by the index of their node, and those that are skipped; see `layers_of`.
+
+    Args:
+        batch: images where shape inference lost the number.
+        epilogues: with what can be fused behind them.
+        products: Gemm and MatMul, too.
+    """
+    onnx = import_onnx()
     claimed: set[int] = set()
-    found: dict[int, Conv2d] = {}
+    found: dict[int, Fused] = {}
     skipped: list[tuple[int, Skipped]] = []
     # Backwards: where two convolutions meet in one Add, the later fuses it and the earlier one's output is its residual.
     for index, node in reversed(list(enumerate(graph.nodes))):
         skipped += [(index, Skipped(name, reason)) for name, reason in _nested(node)]
+        if products and (product := _product(onnx, graph, node)) is not None:
+            found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1)
         if "Conv" not in node.op_type:
             continue
         try:
-            conv = _scaled(_problem(onnx, graph, node, fixed or batch or 1), fixed, batch)
-            found[index] = conv.with_(**epilogue(graph, node.output[0], claimed)) if epilogues else conv
+            found[index] = _fused(graph, _problem(onnx, graph, node, batch), node, claimed if epilogues else None)
         except (_Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
-    return ModelLayers(_counted(graph, found), tuple(entry for _, entry in sorted(skipped, key=lambda pair: pair[0])))
+    return found, skipped
+
+
+def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None, axis: int = 1) -> Fused:
+    data, output = node.input[0], node.output[0]
+    if claimed is None:
+        return Fused(conv, Tail({}, (), None, frozenset(), output), data)
+    behind = tail(graph, output, claimed, axis)
+    conv = conv.with_(**behind.fields)
+    if node.op_type != "Conv" or (found := padding_before(graph, data)) is None:
+        return Fused(conv, behind, data)
+    index, before, (top, left, bottom, right) = found
+    sides = tuple(own + added for own, added in zip(conv.padding, (top, left, bottom, right), strict=True))
+    conv = conv.with_(height=conv.height - top - bottom, width=conv.width - left - right, padding=sides)
+    return Fused(conv, behind, before, (index,))
 
 
 def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:
@@ -112,7 +167,7 @@ def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:
 # --- reading the file ----------------------------------------------------------------------------------------------
 
 
-def _import_onnx() -> ModuleType:
+def import_onnx() -> ModuleType:
     try:
         import onnx
         import onnx.inliner
@@ -122,7 +177,7 @@ def _import_onnx() -> ModuleType:
     return onnx
 
 
-def _load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
+def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
     """The model (a copy, to be changed freely) and how messages call it."""
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
@@ -142,7 +197,7 @@ def _load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tupl
     return label, onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
-def _set_batch(graph: GraphProto, batch: int | None) -> int | None:
+def set_batch(graph: GraphProto, batch: int | None) -> int | None:
     """Put `batch` or 1 for the symbolic batch of the inputs, wherever that symbol stands; return the first image's batch if it is fixed."""
     parameters = {tensor.name for tensor in graph.initializer}
     parameters |= {name for node in graph.node if "Conv" in node.op_type for name in node.input[1:]}
@@ -158,7 +213,7 @@ def _set_batch(graph: GraphProto, batch: int | None) -> int | None:
 
 def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
     try:
-        inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True)
+        inferred = infer(onnx, model, strict=False)
     except Exception as error:  # the C++ side and protobuf raise classes of their own
         raise ModelError(f"layers_of: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     return inferred
@@ -241,9 +296,30 @@ def _show(shape: Shape) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-def _scaled(conv: Conv2d, fixed: int | None, batch: int | None) -> Conv2d:
+def _scaled(conv: Conv2d, fixed: int | None, batch: int | None, rows: bool) -> Conv2d:
+    """The problem at another batch; that of a product is its number of rows."""
     if batch is None or fixed is None:
         return conv
-    if conv.batch * batch % fixed:
-        raise _Unsupported(f"its batch {conv.batch} cannot be scaled from the model's {fixed} to {batch}")
-    return conv.with_(batch=conv.batch * batch // fixed)
+    size = conv.width if rows else conv.batch
+    if size * batch % fixed:
+        raise _Unsupported(f"its batch {size} cannot be scaled from the model's {fixed} to {batch}")
+    return conv.with_(**{"width" if rows else "batch": size * batch // fixed})
+
+
+def _product(onnx: ModuleType, graph: Graph, node: NodeProto) -> Conv2d | None:
+    """The 1x1 convolution that a Gemm or MatMul with a fixed matrix is; None for any other node."""
+    if node.op_type not in ("Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
+        return None
+    attributes = attributes_of(node)
+    rows, matrix, output = (graph.shapes.get(name) for name in (*node.input[:2], node.output[0]))
+    if rows is None or matrix is None or output is None or len(matrix) != 2 or len(rows) < 2 or not graph.fixed(node.input[1]):
+        return None
+    sizes = [size for size in (*rows, *matrix) if isinstance(size, int)]
+    float32 = graph.types.get(node.input[0]) == onnx.TensorProto.FLOAT
+    if len(sizes) != len(rows) + 2 or attributes.get("transA", 0) or not float32:
+        return None
+    inner, columns = reversed(sizes[-2:]) if attributes.get("transB", 0) else sizes[-2:]
+    biased = len(node.input) > 2 and bool(node.input[2])
+    if biased and not (graph.fixed(node.input[2]) and graph.shapes.get(node.input[2]) in ((), (1,), (1, 1), (columns,), (1, columns))):
+        return None
+    return Conv2d(1, inner, 1, math.prod(sizes[: len(rows) - 1]), columns, 1, layout="NHWC", bias=biased)

@@ -111,6 +111,8 @@ class Manifest:
             raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
         if not isinstance(values, dict) or "schema" not in values:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
+        if values.get("kind") == "model":
+            raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
         if set(values) != _FIELDS:
@@ -336,14 +338,14 @@ def load(path: str | os.PathLike[str]) -> Op:
         from im2win.cuda_runtime import CudaOp
 
         return CudaOp(manifest, library)
-    flags = _cpu_flags()
+    flags = cpu_flags()
     if flags and manifest.isa and manifest.isa not in flags:
         raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
     return Op(manifest, library)
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
     """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
     try:
         text = Path("/proc/cpuinfo").read_text()

@@ -50,7 +50,7 @@ def bench(
             raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
         if against not in (PEERS, "tvm"):
             raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")

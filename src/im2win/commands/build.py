@@ -31,7 +31,7 @@ def build(
     c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler. Or for C and C++, without TVM."""
-    wanted, skipped = workload.read(what, batch, layers, dtype, layout)
+    wanted, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
     from im2win.builder import chosen
     from im2win.reference import checked_accuracy
 

@@ -38,7 +38,7 @@ def tune(
     accuracy: options.Accuracy = "float32",
 ) -> None:
     """Search the fastest correct schedule of each layer. Ctrl-C stops; the same command goes on where it stopped."""
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
@@ -47,6 +47,9 @@ def tune(
     if not tune_layers(chosen, console, settings):
         console.print(f"Stopped. Everything measured so far is in {logs}; the same command goes on from there.")
         raise typer.Exit(130)
+    if what.endswith(".onnx"):
+        console.print(f"Records are in {logs}; `im2win compile {what} --logs {logs} --out FILE.so` makes one library of the model.")
+        return
     console.print(f"Records are in {logs}; `im2win build {what} --logs {logs} --out DIR` makes libraries of them.")
 
 

@@ -16,7 +16,13 @@ class WorkloadError(ValueError):
 
 
 def read(
-    what: str, batch: int | None = None, names: str | None = None, dtype: str | None = None, layout: str | None = None
+    what: str,
+    batch: int | None = None,
+    names: str | None = None,
+    dtype: str | None = None,
+    layout: str | None = None,
+    *,
+    deployed: bool = False,
 ) -> tuple[list[Layer], list[str]]:
     """The layers that `what` names, and a line for each convolution of a model, or line of a file, that cannot be taken.
 
@@ -24,6 +30,7 @@ def read(
         what: a suite ("resnet50"), a path that ends in .onnx or in .jsonl (`layer_files`), or a key ("n8-c64x56x56-k64x3x3-p1").
         batch, dtype, layout: replace those of every layer.
         names: layer names with commas between them; all layers if None.
+        deployed: of a model, the layers that `im2win compile` looks up: with all that is fused behind convolutions, and products.
 
     Raises:
         WorkloadError: `what` or one of `names` is unknown.
@@ -35,7 +42,7 @@ def read(
     if what.endswith(".onnx"):
         from im2win.onnx_layers import layers_of
 
-        model = layers_of(what, batch=batch)
+        model = layers_of(what, batch=batch, epilogues=deployed, products=deployed)
         layers, skipped = list(model.layers), [f"{one.name}: {one.reason}" for one in model.skipped]
     elif what.endswith(".jsonl"):
         from im2win.layer_files import read_layers

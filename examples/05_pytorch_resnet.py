@@ -1,6 +1,6 @@
 """A ResNet in PyTorch on im2win: optimised, checked against PyTorch, its layers reported. No weights are fetched.
 
-    python examples/04_pytorch_resnet.py [DEPTH [SIZE [DEVICE]]]
+    python examples/05_pytorch_resnet.py [DEPTH [SIZE [DEVICE]]]
 
 DEPTH is 18 or 50, SIZE the edge of the image, DEVICE cpu or cuda. Built kernels stay in the cache: the second run compiles nothing.
 """

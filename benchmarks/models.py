@@ -1,0 +1,68 @@
+"""Whole models, end to end, against ONNX Runtime and PyTorch eager.
+
+    python benchmarks/models.py --json benchmarks/studies/DEVICE/models-b1.json [--batch 1] [MODEL.onnx | NAME ...]
+
+Without models all nine graphs that the package onnx carries (AlexNet, DenseNet-121, Inception v1 and v2, ResNet-50, ShuffleNet, SqueezeNet,
+VGG-19, ZFNet-512) take part, with random weights in place of their constant ones. Each is compiled for the batch, and timed as
+`benchmarks/README.md` says: a process for each contender, interleaved rounds, outputs checked against ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import im2win
+from im2win.bench import commit, versions
+from im2win.machine import Machine
+from im2win.models.bench import PEERS, measure, with_random_weights
+from im2win.records import utc_now
+
+LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
+
+
+def source_of(model: str, folder: Path) -> Path:
+    """The file of a model: as it is, or of one of the nine graphs with random weights, written to `folder`."""
+    if model not in LIGHT:
+        return Path(model)
+    import onnx
+
+    path = folder / f"{model}.onnx"
+    onnx.save(with_random_weights(Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{model}.onnx"), path)
+    return path
+
+
+def main() -> None:
+    """Reads the command line, times every model, writes the result after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("models", nargs="*", default=list(LIGHT), metavar="MODEL")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--logs", type=Path, help="tuning records looked up before those that ship with the package")
+    parser.add_argument("--against", default=",".join(PEERS))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
+    machine = Machine.host(options.threads)
+    facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
+    result: dict[str, Any] = {"schema": 1, **facts, "batch": options.batch, "models": []}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    for model in options.models:
+        with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:
+            source, library = source_of(model, Path(folder)), Path(folder) / "model.so"
+            im2win.compile_model(source, library, batches=[options.batch], logs=options.logs, threads=options.threads)
+            row = measure(Path(model).stem, source, library, options.against.split(","), machine.threads, options.rounds)
+        peers = ", ".join(f"{name} {value:.3f}" for name, value in row.peers.items())
+        print(f"{row.model}: ours {row.ours_ms or float('nan'):.3f} ms, {peers}; ratio {row.ratio or float('nan'):.2f}", flush=True)
+        for name, reason in {**({"ours": row.failed} if row.failed else {}), **row.peers_failed}.items():
+            print(f"  {name} failed: {reason}", flush=True)
+        result["models"].append(row.as_dict())
+        result["date"] = utc_now()
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

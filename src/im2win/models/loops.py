@@ -1,0 +1,183 @@
+"""Schedules on CPUs of what is no convolution: elementwise loops, pooling, normalisation, softmax, transposition, copies.
+
+One rule for all of them. What can be computed on the way is inlined; the last block's outer loops are fused and run in parallel; what it
+reads of other blocks is computed beside it, a piece at a time, so that a piece stays in the cache. Sums and maxima over a window go
+through it tap by tap, the columns innermost, where LLVM makes vectors of them (`OPTIONS` lets it reorder sums for that):
+
+    parallel (image, channel)
+        stage the padded plane
+        for row
+            for tap: for column: out[row, column] = max(out[row, column], plane[row*s + u, column*s + v])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+OPTIONS = {"fast-math-reassoc": True, "fast-math-contract": True}  # LLVM's, for these kernels only
+
+_STEPS = 4  # parallel steps a thread should have, so that none waits long for another
+_SMALL = 1 << 14  # elements below which waking the threads costs more than they save
+
+
+def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
+    """The function with its loops scheduled; as it is where no rule applies, which is slow and right."""
+    for rule in (_together, _one_by_one):
+        sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
+        with contextlib.suppress(tvm.s_tir.ScheduleError, ValueError):  # a move that this function does not allow, or no blocks to move
+            rule(sch, threads)
+            return sch.mod["main"]
+    return function
+
+
+def _together(sch: Schedule, threads: int) -> None:
+    """The rule above, for functions with one output."""
+    _inline(sch)
+    *producers, last = _blocks(sch)
+    if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
+        raise tvm.s_tir.ScheduleError("several outputs")
+    outer = _outer(sch, last, producers, threads)
+    loops = sch.get_loops(last)
+    work = max(_work(sch, block) for block in (*producers, last))
+    step = None
+    if outer:
+        step = sch.fuse(*loops[:outer]) if outer > 1 else loops[0]
+        for block in reversed(producers):
+            sch.compute_at(block, step, preserve_unit_loops=True)
+        if work >= _SMALL:
+            sch.parallel(step)
+    for block in (*producers, last):
+        _inner(sch, block, step)
+
+
+def _blocks(sch: Schedule) -> list[SBlockRV]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _kinds(sch: Schedule, block: SBlockRV) -> str:
+    """A letter for each loop variable of a block: S spatial, R reduction."""
+    return "".join("S" if one.iter_type == tirx.IterVar.DataPar else "R" for one in sch.get(block).iter_vars)
+
+
+def _inline(sch: Schedule) -> None:
+    """Inlines what each reader computes as fast as it would read it: plain expressions, but for paddings before a window."""
+    for block in _blocks(sch)[:-1]:
+        if "R" in _kinds(sch, block):
+            continue
+        readers = sch.get_consumers(block)
+        windows = any("R" in _kinds(sch, reader) for reader in readers)
+        if _calls(sch.get(block).body) and (len(readers) > 1 or windows):
+            continue  # a padding, or an exponential that two blocks read
+        try:
+            sch.compute_inline(block)
+        except tvm.s_tir.ScheduleError:
+            continue
+
+
+def _calls(node: Any) -> bool:
+    """Whether a block's body or expression calls functions or tests conditions."""
+    if isinstance(node, tvm.ir.Call | tirx.Select):
+        return True
+    parts = (getattr(node, name, None) for name in ("a", "b", "value", "body"))
+    return any(_calls(part) for part in parts if isinstance(part, tirx.Stmt | tirx.Expr))
+
+
+def _work(sch: Schedule, block: SBlockRV) -> int:
+    return math.prod(int(one.dom.extent) for one in sch.get(block).iter_vars)
+
+
+def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: int) -> int:
+    """How many of the last block's loops run in parallel: few, for long inner loops, and none whose steps would share what is reduced."""
+    variables = sch.get(last).iter_vars
+    kinds = _kinds(sch, last)
+    most = kinds.index("R") if "R" in kinds else len(kinds)
+    made = [sch.get(block).writes[0].source for block in producers]
+    for region in sch.get(last).reads:
+        if not any(region.source.same_as(buffer) for buffer in made):
+            continue
+        used = {variable for extent in region.region for variable in tirx.analysis.undefined_vars(extent.min)}
+        shared = [place for place, one in enumerate(variables) if int(one.dom.extent) > 1 and one.var not in used]
+        most = min([most, *shared])
+    count, steps = 0, 1
+    while count < most and steps < _STEPS * threads:
+        steps *= int(variables[count].dom.extent)
+        count += 1
+    return count
+
+
+def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
+    """The loops of a block under its parallel step: reductions outside the innermost spatial loop, or whole where nothing else is left."""
+    loops = sch.get_loops(block)
+    if step is not None:
+        place = next((number for number, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(step))), -1)
+        loops = loops[place + 1 :]
+    kinds = _kinds(sch, block)[-len(loops) :] if loops else ""
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S"]
+    sums = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
+    if not sums:
+        if _straight(sch, block, len(spatial)) and len(spatial) > 1:
+            sch.fuse(*spatial)
+        return
+    inner = next((loop for loop in reversed(spatial) if int(sch.get(loop).extent) > 1), None)
+    if inner is None:
+        if len(sums) > 1 and _straight(sch, block, len(sums)):
+            sums = [sch.fuse(*sums)]
+        sch.decompose_reduction(block, sums[0])
+        return
+    outer = [loop for loop in spatial if not loop.same_as(inner)]
+    sch.reorder(*outer, *sums, inner)
+    sch.decompose_reduction(block, sums[0])
+
+
+def _straight(sch: Schedule, block: SBlockRV, count: int) -> bool:
+    """Whether a block goes through the last `count` axes of what it reads and writes as through one line, and uses them for that only."""
+    stated = sch.get(block)
+    variables = [one.var for one in stated.iter_vars[-count:]]
+    extents = [int(one.dom.extent) for one in stated.iter_vars[-count:]]
+    if _mentions(stated.body, variables):
+        return False
+    for region in (*stated.reads, *stated.writes):
+        axes = [extent.min for extent in region.region]
+        used = {variable for axis in axes for variable in tirx.analysis.undefined_vars(axis)}
+        if not any(variable in used for variable in variables):
+            continue
+        shape = [int(extent) for extent in region.source.shape[-count:]]
+        if len(axes) < count or shape != extents or not all(axis.same_as(one) for axis, one in zip(axes[-count:], variables, strict=True)):
+            return False
+    return True
+
+
+def _mentions(node: Any, variables: list[Any]) -> bool:
+    """Whether an expression uses variables other than as indices of a tensor."""
+    if isinstance(node, tvm.ir.Var):
+        return any(node.same_as(variable) for variable in variables)
+    if hasattr(node, "indices") and not isinstance(node, tirx.Stmt):
+        return False
+    parts = [getattr(node, name, None) for name in ("a", "b", "value", "body", "condition", "true_value", "false_value")]
+    parts += list(node.args) if isinstance(node, tvm.ir.Call) else []
+    return any(_mentions(part, variables) for part in parts if isinstance(part, tirx.Stmt | tirx.Expr))
+
+
+def _one_by_one(sch: Schedule, threads: int) -> None:
+    """Each block by itself, one after another."""
+    for block in _blocks(sch):
+        _parallel_alone(sch, block, threads)
+
+
+def _parallel_alone(sch: Schedule, block: SBlockRV, threads: int) -> None:
+    """The outer spatial loops of a block in parallel."""
+    loops = sch.get_loops(block)
+    kinds = _kinds(sch, block)
+    count, steps = 0, 1
+    while count < len(loops) and kinds[count] == "S" and steps < _STEPS * threads:
+        steps *= int(sch.get(loops[count]).extent)
+        count += 1
+    if count and _work(sch, block) >= _SMALL:
+        sch.parallel(sch.fuse(*loops[:count]))

@@ -1,0 +1,60 @@
+"""A model as kernels to call: what is left of it once every operator has become code, a view or a copy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel, its inputs and its outputs by name; arguments are passed in that order."""
+
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor, or a part of one, to be written into `output` from element `begin` of `axis` on."""
+
+    source: str
+    output: str
+    axis: int
+    begin: int
+
+
+@dataclass
+class Program:
+    """Kernels and values of a model at one batch.
+
+    shapes, dtypes: of every value; constants: those that lie in the file; views: output -> source of the same elements.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    views: dict[str, str] = field(default_factory=dict)
+    calls: list[Call | Copy] = field(default_factory=list)
+
+    def declare(self, name: str, shape: Shape, dtype: str) -> None:
+        """Adds a value."""
+        self.shapes[name], self.dtypes[name] = tuple(int(extent) for extent in shape), dtype
+
+    def constant(self, name: str, array: np.ndarray[Any, Any]) -> str:
+        """Adds a constant."""
+        self.declare(name, array.shape, str(array.dtype))
+        self.constants[name] = array
+        return name
+
+    def bytes(self, name: str) -> int:
+        """Size of a value."""
+        return math.prod(self.shapes[name]) * np.dtype(self.dtypes[name]).itemsize
