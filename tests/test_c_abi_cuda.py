@@ -23,6 +23,7 @@ from im2win.backends import backend_for
 from im2win.builder import cuda_manifest
 from im2win.c_abi import cuda
 from im2win.c_abi.header import Interface
+from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import FORMS, CudaPack
 from im2win.emulator import _compile
 from im2win.gpu import H200
@@ -31,7 +32,10 @@ from im2win.problem import Conv2d
 from im2win.runtime import ArtefactError
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.persistent.tile import PersistentTile
+from im2win.schedules.split.tile import SplitTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.split_packing import SplitPack
 from im2win.winograd_packing import WinogradPack
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler on PATH")
@@ -83,6 +87,10 @@ CASES = [
     (WIDE, "direct", "wg_f16"), (GROUPS, "implicit_gemm", "f16"), (GROUPS, "mec", "f16"), (WHOLE, "mcfa", "s8"),
     (WHOLE, "implicit_gemm", "s8"), (PLAIN, "winograd", CudaTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
     (WIDE, "winograd", CudaTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
+    (WIDE, "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
+    (WIDE.with_(layout="NCHW"), "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
+    (WIDE.with_(dtype="int8", bias=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (WIDE, "implicit_gemm_split", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (PLAIN, "winograd_tc", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
 ]  # fmt: skip
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""
@@ -154,6 +162,9 @@ def packs() -> list[tuple[Conv2d, Any]]:
     square = [Conv2d.parse(f"n1-c10x9x9-k18x3x3-g2-{dtype}") for dtype in ("float32", "float16")]
     found += [(conv, CudaPack("products", 16, "uvc", 1, 2, parts, 4)) for conv, parts in ((square[0], 2), (square[1], 0))]
     found += [(conv, CudaPack("columns", 16, "Cuvc", 1, 2, 0, 2)) for conv in square]
+    whole = [Conv2d.parse(f"n1-c80x9x9-k18x3x2-{dtype}") for dtype in ("float16", "int8")]
+    found += [(conv, ChunkPack(64, slabs, run)) for conv in whole for slabs, run in ((1, 1), (2, 2))]
+    found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
     return found + [(conv, WinogradPack(2, 16, "bijck", 16)) for conv in square] + [(square[0], WinogradPack(6, 8, "ijbkc", 3))]
 
 

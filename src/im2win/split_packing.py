@@ -37,15 +37,16 @@ class SplitPack:
     parts: int = 0
 
     @property
-    def _inner(self) -> CudaPack:
+    def inner(self) -> CudaPack:
+        """How the filters of `parts_problem` are packed."""
         return CudaPack(self.form, self.block, self.order, self.slabs, self.run, self.parts)
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:
         """Shape of the packed filter, in elements."""
-        return self._inner.shape(parts_problem(conv, self.split))
+        return self.inner.shape(parts_problem(conv, self.split))
 
     def filter(self, conv: Conv2d, w: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         problem = parts_problem(conv, self.split)
         by_part = w.reshape(len(w), self.split, -1, *w.shape[2:]).swapaxes(0, 1)
-        return self._inner.filter(problem, np.ascontiguousarray(by_part).reshape(problem.filter_shape))
+        return self.inner.filter(problem, np.ascontiguousarray(by_part).reshape(problem.filter_shape))

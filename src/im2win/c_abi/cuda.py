@@ -16,14 +16,16 @@ from im2win import cuda_codegen
 from im2win.algorithms import algorithm
 from im2win.backends import backend_for
 from im2win.c_abi.header import SOURCES, Interface
+from im2win.chunk_packing import ChunkPack
 from im2win.codegen import SYMBOL
 from im2win.cuda_codegen import SOURCE, TRANSFORM, TRANSFORM_PARTS
-from im2win.cuda_packing import CudaPack
-from im2win.emulator import Launch
+from im2win.cuda_packing import CudaPack, row
+from im2win.emulator import Launch, TensorMap
 from im2win.emulator.generate import Generated
 from im2win.gpu import Gpu
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
+from im2win.split_packing import SplitPack, parts_problem
 from im2win.winograd import transform
 from im2win.winograd_packing import WinogradPack, floats
 from im2win.winograd_tiles import row_problem, tiles_of
@@ -81,11 +83,16 @@ def source(interface: Interface, generated: Generated, pack: Any, gpu: Gpu, made
             f"// nvcc -O3 -std=c++17 -gencode arch={gpu.arch.replace('sm', 'compute')},code={gpu.arch} -c {interface.name}.cu",
             "#ifdef __CUDACC__", "#pragma nv_diag_suppress 177  // names that a kernel does not use", "#endif", "",
             f'#include "{interface.name}.h"', "", "#include <cmath>", "",
-            (SOURCES / "pack.hpp").read_text(), (SOURCES / "launch.hpp").read_text(),
+            (SOURCES / "pack.hpp").read_text(), (SOURCES / "launch.hpp").read_text(), *_boxes(generated),
             "// ---- kernels", "", _renamed(generated.source, interface), "", "// ---- functions", "",
             *_launching(interface, launches(generated), made, call), "", *_packing(interface, pack, packing), "",
         ]
     )  # fmt: skip
+
+
+def _boxes(generated: Generated) -> list[str]:
+    maps = any(isinstance(one, TensorMap) for launch in launches(generated) for one in launch.arguments)
+    return [(SOURCES / "boxes.hpp").read_text()] if maps else []
 
 
 def _renamed(text: str, interface: Interface) -> str:
@@ -118,9 +125,12 @@ def _launching(interface: Interface, todo: Sequence[Launch], made: bool, call: s
     ]  # fmt: skip
 
 
-def _tensors(launch: Launch) -> tuple[str, ...]:
+Argument = str | TensorMap
+
+
+def _tensors(launch: Launch) -> tuple[Argument, ...]:
     """A launch's arguments, numbers as nothing."""
-    return tuple(one if isinstance(one, str) else "" for one in launch.arguments)
+    return tuple("" if isinstance(one, int) else one for one in launch.arguments)
 
 
 def _numbers(launch: Launch) -> list[int]:
@@ -132,13 +142,20 @@ def _row(kernel: int, launch: Launch) -> str:
     return f"{{{kernel}, {grid}, {block}, {launch.dynamic_bytes}, {{{', '.join(map(str, _numbers(launch)))}}}}}"
 
 
-def _case(place: int, kernel: str, names: tuple[str, ...], interface: Interface, todo: Sequence[Launch], made: bool) -> list[str]:
+def _case(place: int, kernel: str, names: tuple[Argument, ...], interface: Interface, todo: Sequence[Launch], made: bool) -> list[str]:
     """Launches one kernel: the addresses of its arguments, which CUDA wants."""
     shared = max(launch.dynamic_bytes for launch in todo if (launch.kernel, _tensors(launch)) == (kernel, names))
     function = _KERNEL.sub(rf"{interface.function}_\1", kernel)
     first = kernel.startswith(f"{TRANSFORM}_kernel")
-    given, numbers = [], 0
+    given: list[str] = []
+    maps: list[str] = []
+    numbers = 0
     for name in names:
+        if isinstance(name, TensorMap):
+            given.append(f"&map{len(maps)}")
+            maps.append(f"        CUtensorMap map{len(maps)};")
+            maps.append(f"        if (!error) error = encode(&map{len(maps) // 2}, {_argument(name.tensor, made, first)}, {_shape(name)});")
+            continue
         given.append(f"const_cast<int *>(&one.numbers[{numbers}])" if not name else f"&{_argument(name, made, first)}")
         numbers += not name
     # the addresses are of pointers to const, which CUDA's interface does not know
@@ -147,11 +164,17 @@ def _case(place: int, kernel: str, names: tuple[str, ...], interface: Interface,
         f"      case {place}: {{",
         "        static std::atomic<unsigned long long> asked;",
         f"        error = prepare({function}, {shared}, asked);",
+        *maps,
         f"        void *arguments[] = {{{arguments}}};",
         f"        if (!error) error = cudaLaunchKernel({function}, one.grid, one.block, arguments, one.shared, stream);",
         "        break;",
         "      }",
     ]
+
+
+def _shape(boxes: TensorMap) -> str:
+    axes = (boxes.sizes, boxes.strides, boxes.box, boxes.steps)
+    return f"Boxes{{{', '.join(_values(one) for one in axes)}, {boxes.swizzle}}}"
 
 
 def _argument(name: str, made: bool, first: bool) -> str:
@@ -186,6 +209,11 @@ def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
             "  if (!form) return IM2WIN_NO_MEMORY;", f"  transform({form}, w, form);", f"  pack({slabs}, form, packed);",
             "  std::free(form);",
         ]  # fmt: skip
+    elif isinstance(pack, SplitPack):  # to parts of the sum, filters are groups that lie within each other
+        problem = parts_problem(conv, pack.split)
+        depth = math.prod(problem.filter_shape[1:])
+        tables, slabs = _slabs(problem, pack.inner, depth, pack.split * depth)
+        body = [f"  pack({slabs}, w, packed);"]
     else:
         tables, slabs = _slabs(conv, pack)
         body = [f"  pack({slabs}, w, packed);"]
@@ -225,16 +253,30 @@ def _form(conv: Conv2d, outputs: int, strides: dict[str, int], block: int, rows:
     return tables, f"Form{_values((*sizes, *tile, _values(strides[axis] for axis in 'bkcij'), 'down' if rows else 'nullptr', 'across'))}"
 
 
-def _slabs(conv: Conv2d, pack: CudaPack | FilterPack) -> tuple[list[str], str]:
-    """Tables and an expression of type Slabs."""
+def _slabs(
+    conv: Conv2d, pack: CudaPack | FilterPack | ChunkPack, per_group: int | None = None, per_filter: int | None = None
+) -> tuple[list[str], str]:
+    """Tables and an expression of type Slabs. per_group, per_filter: where filters are not one after the other."""
     _, slabs, inside = pack.shape(conv)
+    order = "Cuvc" if isinstance(pack, ChunkPack) else pack.order
     if isinstance(pack, FilterPack):
         slab, step, part, places = 1, 1, 0, list(range(inside))
+    elif isinstance(pack, ChunkPack):
+        slab = step = pack.step(conv)
+        part, places = 0, _chunk_places(pack, step, 16 // conv.itemsize)
     else:
         slab, part, places = inside // pack.block // max(pack.parts, 1), pack.parts, _places(pack, conv.dtype)
         step = slab * pack.slabs
     sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, slabs, slab, step, part, inside
-    return [f"static const uint16_t places[] = {_values(places)};"], f"Slabs{_values((*sizes, pack.order, 'places'))}"
+    depth = math.prod(conv.filter_shape[1:])
+    apart = per_group or conv.out_channels // conv.groups * depth, per_filter or depth
+    return [f"static const uint16_t places[] = {_values(places)};"], f"Slabs{_values((*sizes, order, 'places', *apart))}"
+
+
+def _chunk_places(pack: ChunkPack, step: int, unit: int) -> list[int]:
+    """As `_places`: 16 bytes of every channel, then the next."""
+    channels = [row(place // 16, place % 16, pack.run) for place in range(pack.block)]
+    return [channel * step + first + e for first in range(0, step, unit) for channel in channels for e in range(unit)]
 
 
 def _places(pack: CudaPack, dtype: str) -> list[int]:

@@ -69,6 +69,7 @@ struct Slabs {
   int out_channels, in_channels, rows, columns, groups, block, slabs, slab, step, part, inside;
   Order order;
   const uint16_t* places;
+  long long per_group, per_filter;  // elements of w from a group's first filter to the next group's, and from a filter to the next
 };
 
 // Where element k of a channel's sum stands among its filters; -1 for one that only fills up.
@@ -90,15 +91,14 @@ inline long long tap_of(const Slabs& to, long long k) {
 template <typename Element>
 void pack(const Slabs& to, const Element* w, Element* packed) {
   const int per_group = to.out_channels / to.groups, blocks = (per_group + to.block - 1) / to.block;
-  const long long depth = static_cast<long long>(to.in_channels) * to.rows * to.columns;
   for (int block = 0; block < blocks * to.groups; ++block)
     for (int slab = 0; slab < to.slabs; ++slab)
       for (int i = 0; i < to.inside; ++i) {
         const int place = to.places[i] & 32767, channel = block % blocks * to.block + place / to.slab;
         const long long tap = tap_of(to, static_cast<long long>(slab) * to.slab + place % to.slab);
         const int part = to.part == 2 ? 2 + (to.places[i] >> 15) : to.part;
-        const long long filter = static_cast<long long>(block / blocks) * per_group + channel;
-        *packed++ = channel < per_group && tap >= 0 ? part_of(w[filter * depth + tap], part) : Element();
+        const long long filter = block / blocks * to.per_group + channel * to.per_filter;
+        *packed++ = channel < per_group && tap >= 0 ? part_of(w[filter + tap], part) : Element();
       }
 }
 
