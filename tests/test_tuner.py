@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from im2win.ranking import default_tile, ranked_tiles
 from im2win.reference import tolerance
 from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
-from im2win.tuner.runner import GUARD, Bench, verify
+from im2win.tuner.runner import GUARD, Bench, Outcome, verify
 from im2win.tuner.search import BATCH, Search
+from im2win.tuner.session import Session
 from im2win.tuner.workers import Worker, WorkerError
 
 SMALL = Conv2d(1, 8, 10, 10, 16, 3)
@@ -219,6 +221,19 @@ def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Mach
     assert len(set(tiles)) == 13
     op = im2win.build(SMALL, logs=tmp_path)
     assert op.tuned
+
+
+def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, machine: Machine) -> None:
+    """Records whose code has changed count for nothing but this; those that are not legal any more for nothing at all."""
+    candidates = [Choice("direct", tile, cost) for cost, tile in ranked_tiles(SMALL, ALGORITHMS["direct"], machine)]
+    made, log = Session(SMALL, ["direct"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
+    for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), 0)
+        log.append(replace(record, fingerprint="0" * 12))
+    log.append(replace(record, fingerprint="0" * 12, tile={**record.tile, "cols": 1000}, samples_s=(1e-9,)))
+    session = Session(SMALL, ["direct"], machine, log, 10, 0)
+    assert session.tried == []
+    assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
 
 
 SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"

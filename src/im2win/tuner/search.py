@@ -23,10 +23,19 @@ class Search:
 
     Args:
         ranked: each algorithm's candidates, best estimate first.
+        hints: what was best before the code changed, tried first behind the default.
     """
 
-    def __init__(self, conv: Conv2d, machine: Device, ranked: dict[str, list[Choice]], seed: int, model: CostModel) -> None:
-        self.conv, self.machine, self.seed, self.model = conv, machine, seed, model
+    def __init__(
+        self,
+        conv: Conv2d,
+        machine: Device,
+        ranked: dict[str, list[Choice]],
+        seed: int,
+        model: CostModel,
+        hints: Sequence[Choice] = (),
+    ) -> None:
+        self.conv, self.machine, self.seed, self.model, self.hints = conv, machine, seed, model, list(hints)
         self.all = sorted((c for choices in ranked.values() for c in choices), key=lambda c: c.cycles)
         self.firsts = sorted((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
         self._features: dict[tuple[str, object], list[float]] = {}
@@ -57,6 +66,7 @@ class Search:
 
         if not tried:
             pick(self.firsts[:1], 1)  # the default tile is always the first trial
+        pick(self.hints, count)
         if len(tried) < BATCH:
             pick(self._openings(), count)
         elif fresh:

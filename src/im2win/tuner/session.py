@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import tempfile
@@ -18,7 +19,7 @@ from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
 from im2win.backends import Device, backend_for, device_for
 from im2win.logs import Log
-from im2win.lookup import stale
+from im2win.lookup import stale, tile_problems
 from im2win.problem import Conv2d
 from im2win.records import Record, utc_now
 from im2win.reference import Accuracy, checked_accuracy, tolerance
@@ -29,6 +30,7 @@ from im2win.tuner.search import BATCH, Search
 from im2win.tuner.workers import Worker, WorkerError
 
 BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
+HINTS = 6  # of other versions of the code, tried right behind the default
 FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins
 PATIENCE = 24  # trials
 HOPELESS = 1.5  # a candidate this many times slower than the best is not sampled to the end
@@ -67,7 +69,8 @@ class Session:
         if not any(ranked.values()):
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
-        self.search = Search(conv, device, ranked, seed, CostModel(training_data(list(self._other_layers()), device)))
+        model = CostModel(training_data(list(self._other_layers()), device))
+        self.search = Search(conv, device, ranked, seed, model, self._hints(names, accuracy))
         self.tried: list[tuple[Choice, float]] = []  # with `Record.cost`
         self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
@@ -75,9 +78,24 @@ class Session:
         self._resume(names)
         self.resumed = len(self.tried)
 
+    def _same_place(self, record: Record) -> bool:
+        return record.threads == self.backend.threads and record.target == self.backend.target
+
     def _applies(self, record: Record) -> bool:
-        same = record.threads == self.backend.threads and record.target == self.backend.target
-        return same and stale(record) is None
+        return self._same_place(record) and stale(record) is None
+
+    def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
+        """The best candidates of records that another version of the code or of TVM made, as far as they are still legal."""
+        old: dict[tuple[str, str], Record] = {}
+        for record in self.log.read(self.conv, self.backend.name):
+            if record.seconds is not None and self._same_place(record) and record.algorithm in names and stale(record) is not None:
+                old[record.algorithm, str(record.tile)] = record
+        legal = (
+            record
+            for record in sorted(old.values(), key=lambda record: record.cost)
+            if not tile_problems(self.conv, record.algorithm, record.tile, self.device, accuracy)
+        )
+        return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
 
     def _choice(self, conv: Conv2d, record: Record) -> Choice:
         """What a record tried, with its estimate for a problem."""
