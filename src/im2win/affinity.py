@@ -6,7 +6,9 @@ the scheduler may leave it there for the life of the process: both then share on
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -22,3 +24,15 @@ def leave_bound_cpus() -> None:
             bound |= cpus
     if free := os.sched_getaffinity(0) - bound:
         os.sched_setaffinity(0, free)
+
+
+@contextlib.contextmanager
+def off_bound_cpus() -> Iterator[None]:
+    """The same for as long as it lasts: what the process may use is counted by where its calling thread may run."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    leave_bound_cpus()
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.sched_setaffinity(0, before)

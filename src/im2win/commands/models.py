@@ -119,14 +119,14 @@ def _on_host(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
-    from im2win.affinity import leave_bound_cpus
+    from im2win.affinity import off_bound_cpus
 
-    leave_bound_cpus()
     seconds = []
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        _on_host(model.run(given))
-        seconds.append(time.perf_counter() - begin)
+    with off_bound_cpus():
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            _on_host(model.run(given))
+            seconds.append(time.perf_counter() - begin)
     return float(np.median(seconds))
 
 
