@@ -22,6 +22,7 @@ from im2win.reference import tolerance
 from im2win.runtime import Op
 from im2win.schedulers import CudaOnly
 
+ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
 GUARD = 61  # elements on each side; odd, so that what lies between is not aligned to a vector
 
 
@@ -51,7 +52,7 @@ def check(op: Op) -> None:
 def tiles(conv: Conv2d, algorithm: str) -> list[Any]:
     """The default tile and one drawn from the space, of both axes in turn: every regime and every algorithm has tiles of both."""
     default, *others = sampled_tiles(conv, algorithm, 1)
-    turn = list(REGIMES).index(str(conv)) + list(ALGORITHMS).index(algorithm)
+    turn = list(REGIMES).index(str(conv)) + ON_CPUS.index(algorithm)
     return [default, others[turn % len(others)]] if others else [default]
 
 
@@ -76,7 +77,7 @@ def test_regimes_are_what_they_say() -> None:
 
 def test_tiles_of_both_axes_are_among_the_samples() -> None:
     """Beside the default ones: over the algorithms of a regime, and over the regimes of an algorithm."""
-    one, other, *_ = (name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly))
+    one, other, *_ = ON_CPUS
     first, second, *_ = REGIMES.values()
     for cases in ([(first, one), (first, other)], [(first, one), (second, one)]):
         assert {tiles(*case)[1].axis for case in cases} == {"channels", "windows"}
