@@ -68,12 +68,14 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
         pytest.skip(reason)
     backend = backend_for(gpu, "winograd")
     ranked = backend.ranked(conv, row)
-    if not any(backend.proven(conv, tile) for _, tile in ranked):
+    if not ranked:
         pytest.skip("no tile of this algorithm is legal here")
     tensors = device_tensors(conv, 1)
-    proven = [tile for _, tile in ranked if backend.proven(conv, tile)]  # others are the tuner's to check
-    for product in dict.fromkeys(tile.product for tile in proven):
-        tile = next(tile for tile in proven if tile.product == product)
+    for product in dict.fromkeys(tile.product for _, tile in ranked):
+        of_product = [tile for _, tile in ranked if tile.product == product]
+        # Winograd's square form with many outputs is offered to the tuner alone, which measures whether it keeps the tolerance here
+        tile = next((tile for tile in of_product if not tile.outputs or tile.in_rows or backend.proven(conv, tile)), None)
+        assert tile is not None, f"{product}: no tile is sure to keep the tolerance"
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy="winograd")
         error = _error(conv, op, tensors)
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"

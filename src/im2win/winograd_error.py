@@ -29,7 +29,7 @@ HALVES = {3: (2, 4), 5: (2,)}
 2 % of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
 F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times."""
 HALF_LIMIT = 2.0**-3  # a float16 form of greater `expected` error is refused: only relu6 behind long sums is, which cuts off outputs
-HALF_MARGIN = 2.5  # `half_tolerance` over `expected`
+HALF_MARGIN = 2.0  # `half_tolerance` over `expected`
 FILTERS = 16  # of a measurement: enough that the largest of their outputs and the largest error are steady
 
 
@@ -143,6 +143,6 @@ def half_tolerance(conv: Conv2d) -> float:
     """What a float16 kernel in Winograd's form may be off by, relative to the largest output; 0.0 where there is no form.
 
     `HALF_MARGIN` times the `expected` error of the largest form, for transformed inputs, filters and products rounded to float16. Over
-    channels of 1 to 512 that form measures 0.2 to 0.7 times this. A sum that lacks one of 512 channels is off by three times this and more.
+    channels of 1 to 512 that form measures 0.3 to 0.6 times this. A sum that lacks one of 512 channels is off by three times this and more.
     """
     return max((HALF_MARGIN * expected(conv, m) for m in half_forms(conv)), default=0.0)
