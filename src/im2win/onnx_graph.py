@@ -37,13 +37,13 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def _reads(node: NodeProto) -> Iterator[str]:
+def reads_of(node: NodeProto) -> Iterator[str]:
     """Values that the node reads, those its subgraphs capture included (and their own, which do no harm)."""
     yield from node.input
     for graph in subgraphs(node):
         yield from (value.name for value in graph.output)
         for inner in graph.node:
-            yield from _reads(inner)
+            yield from reads_of(inner)
 
 
 def foldable(node: NodeProto) -> bool:
@@ -75,7 +75,7 @@ class Graph:
             self._constants[initializer.name] = initializer
         self._readers: dict[str, list[int]] = {value.name: [_OUTPUT] for value in graph.output}
         for index, node in enumerate(self.nodes):
-            for name in _reads(node):
+            for name in reads_of(node):
                 self._readers.setdefault(name, []).append(index)
             if node.op_type == "Constant":
                 stated = attributes_of(node)

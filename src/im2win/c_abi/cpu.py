@@ -26,6 +26,7 @@ from im2win.winograd import transform
 from im2win.winograd_packing import AXES, WinogradPack, floats
 
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
+KERNEL_PREFIX = "__tvm_ffi_"  # of a symbol in object code
 # What the pool of threads exports beside a layer's own functions: libraries of one program share the first one's.
 SHARED = ("im2win_set_threads", "im2win_threads", "im2win_pool_1_run")
 
@@ -40,24 +41,37 @@ def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, c
     Raises:
         TileError: the tile is not legal. ToolchainError: no C compiler or objcopy, or a system other than Linux.
     """
-    compiler, objcopy = _tools()
-    row = algorithm(name)
-    demand = Workspace()
+    compiler, objcopy = compiler_on_path(), _objcopy()
     symbol = f"im2win_conv_{called}_kernel"
-    function = row.scheduler.lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)
-    with tvm.transform.PassContext(config=CONFIG, instruments=[demand]):
-        executable = tvm.compile(tvm.IRModule({symbol: function}), llvm_target(machine), tir_pipeline=PIPELINE)
+    executable, demand = compiled(lowered(conv, name, tile, machine, symbol), machine)
     interface = _interface(conv, f"{name} for {machine.mcpu}", tile.pack, demand, machine.threads, called)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="im2win-c-") as place:
         work = Path(place)
         executable.mod.write_to_file(str(work / "kernel.o"))
-        (work / "own.c").write_text(source(interface, tile.pack, demand, machine, f"__tvm_ffi_{symbol}"))
+        (work / "own.c").write_text(source(interface, tile.pack, demand, machine, f"{KERNEL_PREFIX}{symbol}"))
         (work / "own.h").write_text(interface.header())
         _link(work, interface, compiler, objcopy)
         for made, kept in (("own.h", f"{called}.h"), ("layer.a", f"lib{called}.a"), ("layer.so", f"lib{called}.so")):
             placed(work / made, folder / kept)
     return folder / f"lib{called}.so", interface
+
+
+def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -> tvm.IRModule:
+    """A kernel as a module of one function, `symbol`.
+
+    Raises:
+        TileError: the tile is not legal.
+    """
+    row = algorithm(name)
+    return tvm.IRModule({symbol: row.scheduler.lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
+
+
+def compiled(module: tvm.IRModule, machine: Machine) -> tuple[Any, Workspace]:
+    """TVM's executable of a kernel, which calls it KERNEL_PREFIX with its symbol, and the workspace that a call of it asks for."""
+    demand = Workspace()
+    with tvm.transform.PassContext(config=CONFIG, instruments=[demand]):
+        return tvm.compile(module, llvm_target(machine), tir_pipeline=PIPELINE), demand
 
 
 def placed(made: Path, target: Path) -> None:
@@ -68,8 +82,13 @@ def placed(made: Path, target: Path) -> None:
 
 
 def _interface(conv: Conv2d, made: str, pack: Any, demand: Workspace, threads: int, called: str) -> Interface:
-    size = _bias_bytes(conv, pack) + demand.bytes(threads)
-    return Interface(conv, called, made, math.prod(pack.shape(conv)), size + ALIGNMENT - 1 if size else 0, threads)
+    return Interface(conv, called, made, math.prod(pack.shape(conv)), workspace_bytes(conv, pack, demand.bytes(threads)), threads)
+
+
+def workspace_bytes(conv: Conv2d, pack: Any, demanded: int) -> int:
+    """Bytes of a workspace at any address, of which the kernel itself demands so many."""
+    size = _bias_bytes(conv, pack) + demanded
+    return size + ALIGNMENT - 1 if size else 0
 
 
 def _padded(conv: Conv2d, pack: Any) -> int:
@@ -87,6 +106,32 @@ def _bias_bytes(conv: Conv2d, pack: Any) -> int:
 def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine, kernel: str) -> str:
     """The layer's own C file: its numbers, and its two functions."""
     conv = interface.conv
+    call, packing = interface.prototypes()
+    passed = ", ".join(interface.tensors)
+    layout, kind = (_transformed, "transformed") if isinstance(pack, WinogradPack) else (_windows, "windows")
+    return "\n".join(
+        [
+            '#include "layer.h"', '#include "own.h"', '#include "pack.h"', "",
+            instructions(machine), "",
+            *layer_source("layer", conv, pack, (demand.serial, demand.task), machine.threads, kernel), "",
+            f"{call} {{", f"  const void *const tensors[] = {{{passed}}};",
+            "  return im2win_layer_1_call(&layer, tensors, workspace);", "}", "",
+            *layout(conv, pack), "", f"{packing} {{ return im2win_pack_1_{kind}(&filters, w, packed); }}", "",
+        ]
+    )  # fmt: skip
+
+
+def instructions(machine: Machine) -> str:
+    """The function of that name, which layers need."""
+    return f"static int instructions(void) {{ return {_check(machine)}; }}"
+
+
+def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], threads: int, kernel: str) -> list[str]:
+    """The declaration of a compiled kernel, and the numbers of its layer as the constant `name`.
+
+    Args:
+        demanded: bytes of the workspace that the kernel takes for the whole call, and for each of at most `threads` tasks.
+    """
     shapes = {
         "data": conv.input_shape, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
         "output": conv.output_shape,
@@ -95,22 +140,12 @@ def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine,
     tensors = ", ".join(f"{{{len(shapes[name])}, {_braces(shapes[name])}, {elements[name]}}}" for name in conv.arguments)
     numbers = (
         kernel, len(conv.arguments), conv.arguments.index("bias") if conv.bias else -1, conv.groups, conv.out_channels // conv.groups,
-        _padded(conv, pack), machine.threads, demand.serial, demand.task, f"{{{tensors}}}", "instructions",
+        _padded(conv, pack), threads, *demanded, f"{{{tensors}}}", "instructions",
     )  # fmt: skip
-    call, packing = interface.prototypes()
-    passed = ", ".join(interface.tensors)
-    layout, kind = (_transformed, "transformed") if isinstance(pack, WinogradPack) else (_windows, "windows")
-    return "\n".join(
-        [
-            '#include "layer.h"', '#include "own.h"', '#include "pack.h"', "",
-            f"int {kernel}(void *self, const im2win_any *arguments, int32_t count, im2win_any *result);", "",
-            f"static int instructions(void) {{ return {_check(machine)}; }}", "",
-            f"static const im2win_layer layer = {_braces(numbers)};", "",
-            f"{call} {{", f"  const void *const tensors[] = {{{passed}}};",
-            "  return im2win_layer_1_call(&layer, tensors, workspace);", "}", "",
-            *layout(conv, pack), "", f"{packing} {{ return im2win_pack_1_{kind}(&filters, w, packed); }}", "",
-        ]
-    )  # fmt: skip
+    return [
+        f"int {kernel}(void *self, const im2win_any *arguments, int32_t count, im2win_any *result);", "",
+        f"static const im2win_layer {name} = {_braces(numbers)};",
+    ]  # fmt: skip
 
 
 def _braces(values: Any) -> str:
@@ -145,17 +180,36 @@ def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:
 # --- the compiler's part
 
 
-def _tools() -> tuple[str, str]:
+_MISSING = "a C library needs a C compiler and objcopy on PATH (gcc or clang, binutils); they were not found."
+
+
+def compiler_on_path() -> str:
+    """The C compiler.
+
+    Raises:
+        ToolchainError: there is none, or the system is not Linux.
+    """
     if not sys.platform.startswith("linux"):
         raise ToolchainError(f"C libraries are made on Linux; this system is {sys.platform}.")
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if not compiler:
+        raise ToolchainError(_MISSING)
+    return compiler
+
+
+def _objcopy() -> str:
     objcopy = next(filter(None, map(shutil.which, ("objcopy", "llvm-objcopy"))), None)
-    if not compiler or not objcopy:
-        raise ToolchainError("a C library needs a C compiler and objcopy on PATH (gcc or clang, binutils); they were not found.")
-    return compiler, objcopy
+    if not objcopy:
+        raise ToolchainError(_MISSING)
+    return objcopy
 
 
-def _run(work: Path, *command: str) -> None:
+def run(work: Path, *command: str) -> None:
+    """Runs a command in a folder.
+
+    Raises:
+        ToolchainError: it failed; with what it said.
+    """
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ToolchainError(f"{command[0]}: {done.stderr.strip()[:2000]}")
@@ -163,16 +217,16 @@ def _run(work: Path, *command: str) -> None:
 
 def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None:
     """layer.so and layer.a from kernel.o and own.c, with the layer's own functions and those of the pool visible, no others."""
-    _run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
+    run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
     for name in ("layer", "pack"):
-        _run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")
-    _run(work, compiler, *FLAGS, "-c", str(SOURCES / "pool.c"), "-o", "im2win_pool_1.o")
-    _run(work, compiler, "-r", "-nostdlib", "-o", "all.o", "kernel.o", "glue.o", "layer.o", "pack.o")
+        run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")
+    run(work, compiler, *FLAGS, "-c", str(SOURCES / "pool.c"), "-o", "im2win_pool_1.o")
+    run(work, compiler, "-r", "-nostdlib", "-o", "all.o", "kernel.o", "glue.o", "layer.o", "pack.o")
     kept = [word for function in interface.functions for word in ("--keep-global-symbol", function)]
     own = f"{interface.function}.o"
-    _run(work, objcopy, *kept, "all.o", own)
-    _run(work, "ar", "rcs", "layer.a", own, "im2win_pool_1.o")
+    run(work, objcopy, *kept, "all.o", own)
+    run(work, "ar", "rcs", "layer.a", own, "im2win_pool_1.o")
     visible = "; ".join((*interface.functions, *SHARED))
     (work / "symbols").write_text(f"{{ global: {visible}; local: *; }};\n")
     flags = ("-shared", "-pthread", "-Wl,--version-script=symbols", "-Wl,-z,noexecstack", f"-Wl,-soname,lib{interface.name}.so")
-    _run(work, compiler, *flags, "-o", "layer.so", own, "im2win_pool_1.o", "-lm")
+    run(work, compiler, *flags, "-o", "layer.so", own, "im2win_pool_1.o", "-lm")

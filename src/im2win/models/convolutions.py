@@ -36,7 +36,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """What a job made: algorithm, tile, the rung they come from, shape and dtype of every tensor that the function takes."""
+    """What a job made: algorithm, tile, the rung they come from, shape and dtype of every tensor that the function takes.
+
+    workspace: bytes that it takes in the C library (`im2win.c_abi`), for the whole call and for each of its tasks.
+    """
 
     symbol: str
     path: Path
@@ -44,23 +47,20 @@ class Built:
     tile: Any
     rung: str
     arguments: list[tuple[Shape, str]]
+    workspace: tuple[int, int]
 
 
 def build(job: Job) -> Built:
     """Does a job."""
-    import tvm
-
-    from im2win.algorithms import algorithm
     from im2win.builder import looked_up
-    from im2win.codegen import SYMBOL, compile_module
+    from im2win.c_abi.cpu import compiled, lowered
     from im2win.models.host import tensors_of
 
     name, tile, rung = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
-    row = algorithm(name)
-    function = row.scheduler.lower(job.conv, row, tile, job.machine)[SYMBOL]
-    module = tvm.IRModule({job.symbol: function.with_attr("global_symbol", job.symbol)})
-    compile_module(module, job.machine).executable.mod.write_to_file(str(job.path), "o")
-    return Built(job.symbol, job.path, name, tile, rung, tensors_of(function))
+    module = lowered(job.conv, name, tile, job.machine, job.symbol)
+    executable, demand = compiled(module, job.machine)
+    executable.mod.write_to_file(str(job.path), "o")
+    return Built(job.symbol, job.path, name, tile, rung, tensors_of(module[job.symbol]), (demand.serial, demand.task))
 
 
 def _guarded(job: Job) -> Built | str:

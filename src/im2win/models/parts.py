@@ -112,7 +112,7 @@ def take_apart(source: Source, batch: int) -> Parts:
         if one.conv.dtype != "float32":
             skipped.append(Skipped(name_of(node), f"its dtype {one.conv.dtype} is not float32"))
             continue
-        convolutions.append(_convolution(source, node, one))
+        convolutions.append(folded(source, node, one))
         taken |= {index, *one.tail.nodes, *one.ahead}
     views: list[View] = []
     joins: list[Join] = []
@@ -160,7 +160,7 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
     return Pool(node.input[0], node.output[0], "mean" if mean else "max", sizes[0], sizes[1], sizes[2], whole)
 
 
-def _convolution(source: Source, node: NodeProto, one: Fused) -> Convolution:
+def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
     """The filters of a Conv, Gemm or MatMul with everything that scales its output folded in, in float64."""
     weight = source.constants[node.input[1]].astype(np.float64)
     bias = source.constants[node.input[2]].astype(np.float64) if len(node.input) > 2 and node.input[2] else None

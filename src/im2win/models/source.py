@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -189,6 +190,32 @@ def _constants(onnx: ModuleType, model: ModelProto, graph: Graph) -> dict[str, A
             continue
         known.update(node.output)
     return {**constants, **_computed(onnx, model, nodes, constants)} if nodes else constants
+
+
+def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str, Array]:
+    """Values that are the same in every run, and those that they are computed of.
+
+    Args:
+        model: the one that `graph` is of, its weights loaded.
+        names: values that are `Graph.fixed`.
+
+    Raises:
+        ModelError: one of them cannot be computed.
+    """
+    onnx = import_onnx()
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    values: dict[str, Array] = {}
+    makers: dict[int, NodeProto] = {}
+    wanted = [name for name in names if name]
+    while wanted:
+        name = wanted.pop()
+        if name in weights:
+            values[name] = np.asarray(onnx.numpy_helper.to_array(weights[name]))
+        elif (made := graph.maker(name)) is not None and made[0] not in makers:
+            makers[made[0]] = made[1]
+            wanted += filter(None, made[1].input)
+    nodes = [node for _, node in sorted(makers.items())]
+    return {**values, **_computed(onnx, model, nodes, values)} if nodes else values
 
 
 def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], constants: dict[str, Array]) -> dict[str, Array]:

@@ -8,13 +8,12 @@ from typing import Any, Literal, get_args
 from im2win.artefacts import Artefacts
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
+from im2win.rungs import TUNED, rung_for
 from im2win.runtime import Op
 from im2win.torch.bound import log, register
 
 Untuned = Literal["default", "keep"]
 Dynamic = Literal["fallback", "build"]
-
-TUNED = ("exact", "other epilogue")  # rungs that a record of this very convolution stands on
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,6 @@ class Decision:
     def tuned(self) -> bool:
         """Whether a record of this convolution chose the tile."""
         return self.reason in TUNED
-
-
-def _same_but_epilogue(a: Conv2d, b: Conv2d) -> bool:
-    plain = {"bias": False, "residual": False, "activation": "none"}
-    return a.with_(**plain) == b.with_(**plain)
 
 
 class Planner:
@@ -99,9 +93,8 @@ class Planner:
 
         names = [row.name for row in candidates("auto", conv, target, self.accuracy)]
         found = search(conv, device, names, self.logs, self.accuracy)
-        record, rung = found.record, found.rung
-        if record is not None and rung == "nearest layer" and _same_but_epilogue(record.conv2d, conv):
-            rung = "other epilogue"
+        record = found.record
+        rung = rung_for(conv, found.rung, record.conv2d if record else None)
         if self.untuned == "keep" and rung not in TUNED:
             return Decision("", None, "no record of this layer on this device")
         if record is None:

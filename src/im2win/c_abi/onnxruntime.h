@@ -1,0 +1,103 @@
+/* As much of ONNX Runtime's C interface as an operator needs, as it lies in memory. Both tables only ever grow at their ends, so these
+   places hold in ONNX Runtime 1.17, whose version of the interface is 17 and which was the first to lend operators its threads, and in
+   every later one. What stands between is left out. */
+#ifndef IM2WIN_ONNXRUNTIME_H
+#define IM2WIN_ONNXRUNTIME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ORT_VERSION 17        /* of the interface: what is asked for, and what the operator says that it is */
+#define ORT_NEEDED "1.17"     /* the release that brought it */
+#define ORT_FIRST_VERSION 1   /* which every release has */
+
+enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };  /* codes of a status */
+enum { ORT_FLOAT = 1 };                           /* type of an element */
+enum { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };      /* what an input or output is */
+enum { ORT_MEMORY_DEFAULT = 0 };                  /* where an input lies */
+
+typedef struct ort_status ort_status; /* NULL: all went well */
+typedef struct ort_options ort_options;
+typedef struct ort_domain ort_domain;
+typedef struct ort_info ort_info; /* a node, while its kernel is made */
+typedef struct ort_context ort_context; /* a run of a node */
+typedef struct ort_value ort_value;
+typedef struct ort_shape ort_shape;
+typedef struct ort_operator ort_operator;
+typedef void (*ort_unused)(void);
+
+/* The table of functions; behind each its place. */
+typedef struct {
+  ort_status *(*create_status)(int code, const char *message); /* 0 */
+  ort_unused unused_1[25];
+  ort_status *(*create_domain)(const char *name, ort_domain **made);                 /* 26 */
+  ort_status *(*add_operator)(ort_domain *domain, const ort_operator *one);          /* 27 */
+  ort_status *(*add_domain)(ort_options *options, ort_domain *domain);               /* 28 */
+  ort_unused unused_29[22];
+  ort_status *(*data)(ort_value *value, void **data); /* 51 */
+  ort_unused unused_52[9];
+  ort_status *(*rank)(const ort_shape *shape, size_t *rank);                       /* 61 */
+  ort_status *(*sizes)(const ort_shape *shape, int64_t *sizes, size_t rank);       /* 62 */
+  ort_unused unused_63;
+  ort_status *(*elements)(const ort_shape *shape, size_t *count);        /* 64 */
+  ort_status *(*shape)(const ort_value *value, ort_shape **shape);       /* 65 */
+  ort_unused unused_66[21];
+  ort_status *(*string)(const ort_info *info, const char *attribute, char *text, size_t *size); /* 87 */
+  ort_unused unused_88[2];
+  ort_status *(*input)(const ort_context *context, size_t index, const ort_value **value); /* 90 */
+  ort_status *(*output)(ort_context *context, size_t index, const int64_t *sizes, size_t rank, ort_value **value); /* 91 */
+  ort_unused unused_92;
+  void (*release_status)(ort_status *status); /* 93 */
+  ort_unused unused_94[5];
+  void (*release_shape)(ort_shape *shape); /* 99 */
+  ort_unused unused_100[149];
+  ort_status *(*constant)(const ort_info *info, size_t index, int *is_constant, const ort_value **value); /* 249 */
+  ort_unused unused_250[24];
+  ort_status *(*parallel_for)(const ort_context *context, void (*task)(void *, size_t), size_t count, size_t batches, void *data); /* 274 */
+} ort_api;
+
+/* What a library is given. A version that is not there is NULL. */
+typedef struct {
+  const ort_api *(*api)(uint32_t version);
+  const char *(*release)(void);
+} ort_base;
+
+/* An operator of version 17; fields that this version has and ONNX Runtime may leave NULL are unused here. */
+struct ort_operator {
+  uint32_t version;
+  ort_unused unused_create; /* 1 */
+  const char *(*name)(const ort_operator *self);
+  const char *(*provider)(const ort_operator *self); /* NULL: the CPU */
+  int (*input_type)(const ort_operator *self, size_t index);
+  size_t (*inputs)(const ort_operator *self);
+  int (*output_type)(const ort_operator *self, size_t index);
+  size_t (*outputs)(const ort_operator *self);
+  ort_unused unused_compute;
+  void (*destroy)(void *kernel); /* 9 */
+  int (*input_characteristic)(const ort_operator *self, size_t index);
+  int (*output_characteristic)(const ort_operator *self, size_t index);
+  int (*input_memory)(const ort_operator *self, size_t index); /* 12 */
+  ort_unused unused_variadic[4];
+  ort_status *(*create)(const ort_operator *self, const ort_api *api, const ort_info *info, void **kernel); /* 17 */
+  ort_status *(*compute)(void *kernel, ort_context *context);                                                /* 18 */
+  ort_unused unused_infer_shape;
+  ort_unused unused_versions[2]; /* NULL: version 1 of the operator alone */
+};
+
+#define ORT_PLACE(type, field, place) _Static_assert(offsetof(type, field) == (place) * sizeof(void *), #field)
+ORT_PLACE(ort_api, create_domain, 26);
+ORT_PLACE(ort_api, data, 51);
+ORT_PLACE(ort_api, rank, 61);
+ORT_PLACE(ort_api, elements, 64);
+ORT_PLACE(ort_api, string, 87);
+ORT_PLACE(ort_api, input, 90);
+ORT_PLACE(ort_api, release_status, 93);
+ORT_PLACE(ort_api, release_shape, 99);
+ORT_PLACE(ort_api, constant, 249);
+ORT_PLACE(ort_api, parallel_for, 274);
+ORT_PLACE(ort_operator, destroy, 9);
+ORT_PLACE(ort_operator, input_memory, 12);
+ORT_PLACE(ort_operator, create, 17);
+_Static_assert(sizeof(ort_operator) == 22 * sizeof(void *), "ort_operator");
+
+#endif

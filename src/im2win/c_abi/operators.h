@@ -1,0 +1,19 @@
+/* The kernels of a library of operators for ONNX Runtime. */
+#ifndef IM2WIN_OPERATORS_H
+#define IM2WIN_OPERATORS_H
+
+#include <stddef.h>
+
+#include "layer.h"
+
+/* name: the attribute `kernel` of the nodes that it computes. */
+typedef struct {
+  const char *name;
+  const im2win_layer *layer;
+} im2win_operator;
+
+/* All of them, and the bytes of a workspace that any of them can work in. */
+extern const im2win_operator im2win_operators[];
+extern const size_t im2win_operator_count, im2win_operator_workspace;
+
+#endif
