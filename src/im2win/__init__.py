@@ -10,6 +10,7 @@ from im2win.problem import Conv2d, ConvError
 if TYPE_CHECKING:
     from im2win.builder import build as build
     from im2win.models.compiler import compile_model as compile_model
+    from im2win.models.operators import for_onnxruntime as for_onnxruntime
     from im2win.models.runtime import Model as Model
     from im2win.models.runtime import load_model as load_model
     from im2win.ranking import default_tile as default_tile
@@ -28,6 +29,7 @@ _LAZY = {
     "capture": "torch.capturing",
     "compile_model": "models.compiler",
     "default_tile": "ranking",
+    "for_onnxruntime": "models.operators",
     "Layer": "runtime",
     "Op": "runtime",
     "load": "runtime",
@@ -38,8 +40,8 @@ _LAZY = {
 }
 
 __all__ = [
-    "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "load", "load_model",
-    "tune",
+    "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "for_onnxruntime", "load",
+    "load_model", "tune",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from im2win import __version__
-from im2win.commands import ablation, bench, build, demo, facts, layers, logs, models, reconstruct, report, tune
+from im2win.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -24,8 +24,8 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, models.compile_, models.run, bench.bench, ablation.ablation, report.report,
-    reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, bench.bench, ablation.ablation,
+    report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)

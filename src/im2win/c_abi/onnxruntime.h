@@ -7,14 +7,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ORT_VERSION 17        /* of the interface: what is asked for, and what the operator says that it is */
-#define ORT_NEEDED "1.17"     /* the release that brought it */
-#define ORT_FIRST_VERSION 1   /* which every release has */
+#define ORT_VERSION 17      /* of the interface: what is asked for, and what the operator says that it is */
+#define ORT_NEEDED "1.17"   /* the release that brought it */
+#define ORT_FIRST_VERSION 1 /* which every release has */
 
-enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };  /* codes of a status */
-enum { ORT_FLOAT = 1 };                           /* type of an element */
-enum { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };      /* what an input or output is */
-enum { ORT_MEMORY_DEFAULT = 0 };                  /* where an input lies */
+enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 }; /* codes of a status */
+enum { ORT_FLOAT = 1 };                          /* type of an element */
+enum { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };     /* what an input or output is */
+enum { ORT_MEMORY_DEFAULT = 0 };                 /* where an input lies */
 
 typedef struct ort_status ort_status; /* NULL: all went well */
 typedef struct ort_options ort_options;
@@ -26,34 +26,34 @@ typedef struct ort_shape ort_shape;
 typedef struct ort_operator ort_operator;
 typedef void (*ort_unused)(void);
 
-/* The table of functions; behind each its place. */
+/* The table of functions; before each its place. */
 typedef struct {
-  ort_status *(*create_status)(int code, const char *message); /* 0 */
+  /* 0 */ ort_status *(*create_status)(int code, const char *message);
   ort_unused unused_1[25];
-  ort_status *(*create_domain)(const char *name, ort_domain **made);                 /* 26 */
-  ort_status *(*add_operator)(ort_domain *domain, const ort_operator *one);          /* 27 */
-  ort_status *(*add_domain)(ort_options *options, ort_domain *domain);               /* 28 */
+  /* 26 */ ort_status *(*create_domain)(const char *name, ort_domain **made);
+  /* 27 */ ort_status *(*add_operator)(ort_domain *domain, const ort_operator *one);
+  /* 28 */ ort_status *(*add_domain)(ort_options *options, ort_domain *domain);
   ort_unused unused_29[22];
-  ort_status *(*data)(ort_value *value, void **data); /* 51 */
+  /* 51 */ ort_status *(*data)(ort_value *value, void **data);
   ort_unused unused_52[9];
-  ort_status *(*rank)(const ort_shape *shape, size_t *rank);                       /* 61 */
-  ort_status *(*sizes)(const ort_shape *shape, int64_t *sizes, size_t rank);       /* 62 */
+  /* 61 */ ort_status *(*rank)(const ort_shape *shape, size_t *rank);
+  /* 62 */ ort_status *(*sizes)(const ort_shape *shape, int64_t *sizes, size_t rank);
   ort_unused unused_63;
-  ort_status *(*elements)(const ort_shape *shape, size_t *count);        /* 64 */
-  ort_status *(*shape)(const ort_value *value, ort_shape **shape);       /* 65 */
+  /* 64 */ ort_status *(*elements)(const ort_shape *shape, size_t *count);
+  /* 65 */ ort_status *(*shape)(const ort_value *value, ort_shape **shape);
   ort_unused unused_66[21];
-  ort_status *(*string)(const ort_info *info, const char *attribute, char *text, size_t *size); /* 87 */
+  /* 87 */ ort_status *(*string)(const ort_info *info, const char *attribute, char *text, size_t *size);
   ort_unused unused_88[2];
-  ort_status *(*input)(const ort_context *context, size_t index, const ort_value **value); /* 90 */
-  ort_status *(*output)(ort_context *context, size_t index, const int64_t *sizes, size_t rank, ort_value **value); /* 91 */
+  /* 90 */ ort_status *(*input)(const ort_context *context, size_t index, const ort_value **value);
+  /* 91 */ ort_status *(*output)(ort_context *context, size_t index, const int64_t *sizes, size_t rank, ort_value **value);
   ort_unused unused_92;
-  void (*release_status)(ort_status *status); /* 93 */
+  /* 93 */ void (*release_status)(ort_status *status);
   ort_unused unused_94[5];
-  void (*release_shape)(ort_shape *shape); /* 99 */
+  /* 99 */ void (*release_shape)(ort_shape *shape);
   ort_unused unused_100[149];
-  ort_status *(*constant)(const ort_info *info, size_t index, int *is_constant, const ort_value **value); /* 249 */
+  /* 249 */ ort_status *(*constant)(const ort_info *info, size_t index, int *is_constant, const ort_value **value);
   ort_unused unused_250[24];
-  ort_status *(*parallel_for)(const ort_context *context, void (*task)(void *, size_t), size_t count, size_t batches, void *data); /* 274 */
+  /* 274 */ ort_status *(*parallel_for)(const ort_context *context, void (*task)(void *, size_t), size_t count, size_t batches, void *data);
 } ort_api;
 
 /* What a library is given. A version that is not there is NULL. */
@@ -62,10 +62,10 @@ typedef struct {
   const char *(*release)(void);
 } ort_base;
 
-/* An operator of version 17; fields that this version has and ONNX Runtime may leave NULL are unused here. */
+/* An operator of version 17; what it may leave NULL is unused here. */
 struct ort_operator {
   uint32_t version;
-  ort_unused unused_create; /* 1 */
+  ort_unused unused_create;
   const char *(*name)(const ort_operator *self);
   const char *(*provider)(const ort_operator *self); /* NULL: the CPU */
   int (*input_type)(const ort_operator *self, size_t index);
@@ -73,15 +73,14 @@ struct ort_operator {
   int (*output_type)(const ort_operator *self, size_t index);
   size_t (*outputs)(const ort_operator *self);
   ort_unused unused_compute;
-  void (*destroy)(void *kernel); /* 9 */
+  /* 9 */ void (*destroy)(void *kernel);
   int (*input_characteristic)(const ort_operator *self, size_t index);
   int (*output_characteristic)(const ort_operator *self, size_t index);
-  int (*input_memory)(const ort_operator *self, size_t index); /* 12 */
+  /* 12 */ int (*input_memory)(const ort_operator *self, size_t index);
   ort_unused unused_variadic[4];
-  ort_status *(*create)(const ort_operator *self, const ort_api *api, const ort_info *info, void **kernel); /* 17 */
-  ort_status *(*compute)(void *kernel, ort_context *context);                                                /* 18 */
-  ort_unused unused_infer_shape;
-  ort_unused unused_versions[2]; /* NULL: version 1 of the operator alone */
+  /* 17 */ ort_status *(*create)(const ort_operator *self, const ort_api *api, const ort_info *info, void **kernel);
+  /* 18 */ ort_status *(*compute)(void *kernel, ort_context *context);
+  ort_unused unused_infer_shape, unused_versions[2]; /* no versions: 1 and all later ones */
 };
 
 #define ORT_PLACE(type, field, place) _Static_assert(offsetof(type, field) == (place) * sizeof(void *), #field)

@@ -156,7 +156,7 @@ static ort_status *wrong_shape(const im2win_operator *own, int input, const int6
   char shape[128] = "";
   for (size_t i = 0, used = 0; i < rank && used < sizeof shape; i++)
     used += (size_t)snprintf(shape + used, sizeof shape - used, i ? ", %lld" : "%lld", (long long)sizes[i]);
-  return failed(ort, ORT_INVALID_ARGUMENT, "%s has the shape [%s]; kernel '%s' takes [%lld, %lld, %lld, %lld] or more such images%s.",
+  return failed(ort, ORT_INVALID_ARGUMENT, "%s has the shape [%s]; kernel '%s' takes [%lld, %lld, %lld, %lld] or a multiple of these images%s.",
                 names[input], shape, own->name, (long long)wanted[0], (long long)wanted[1], (long long)wanted[2], (long long)wanted[3],
                 input == Z ? ", as many as X has" : "");
 }
@@ -255,6 +255,7 @@ static const ort_operator convolution = {
 /* What ONNX Runtime calls when the library is registered with the options of a session. */
 ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
   static ort_domain *domain; /* one for all sessions; it lives as long as the library */
+  ort_domain *made = NULL;
   ort_status *status = NULL;
   const ort_api *api = base->api(ORT_VERSION);
   if (api == NULL)
@@ -262,8 +263,9 @@ ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
   pthread_mutex_lock(&lock);
   ort = api;
   if (domain == NULL) {
-    status = ort->create_domain("im2win", &domain);
-    if (status == NULL) status = ort->add_operator(domain, &convolution);
+    status = ort->create_domain("im2win", &made);
+    if (status == NULL) status = ort->add_operator(made, &convolution);
+    if (status == NULL) domain = made;
   }
   pthread_mutex_unlock(&lock);
   return status != NULL ? status : ort->add_domain(options, domain);

@@ -16,7 +16,7 @@ from im2win.commands import options, tables
 if TYPE_CHECKING:
     from im2win.models.runtime import Model
 
-_RUNGS = {"exact": "tuned for this layer", "default": "the model's tile"}
+RUNGS = {"exact": "tuned for this layer", "default": "the model's tile"}
 
 
 class InputError(ValueError):
@@ -44,11 +44,11 @@ def compile_(
     manifest = compiled.manifest
     rows: list[list[object]] = []
     for layer in manifest.layers:
-        rows.append([escape(layer.name), layer.conv, layer.algorithm, _RUNGS.get(layer.rung, layer.rung)])
+        rows.append([escape(layer.name), layer.conv, layer.algorithm, RUNGS.get(layer.rung, layer.rung)])
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")
-    rungs = ", ".join(f"{count} {_RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in manifest.layers).items())
+    rungs = ", ".join(f"{count} {RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in manifest.layers).items())
     size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
     memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
     sizes = ", ".join(map(str, compiled.batches))

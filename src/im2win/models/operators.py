@@ -91,12 +91,10 @@ def for_onnxruntime(
         ArtefactError: the files cannot be written. ToolchainError: no C compiler, or a system other than Linux.
         ValueError: an argument out of range; the message names argument, value and rule.
     """
-    _check(source, batch, untuned)
-    written = Path(path)
-    linked = written.with_suffix(".so") if library is None else Path(library)
-    given = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    if given is not None and given.exists() and any(_same(one, given) for one in (written, linked)) or _same(written, linked):
-        raise ValueError(f"for_onnxruntime: `path` (={written}), `library` (={linked}) and the model must be three files.")
+    accuracy, untuned = checked_accuracy(accuracy), checked_untuned(untuned)
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ValueError(f"for_onnxruntime: `batch` (={batch!r}) must be an integer, at least 1.")
+    written, linked = _files(source, path, library)
     compiler_on_path()
     machine = device_for("cpu", threads)
     assert isinstance(machine, Machine)
@@ -104,40 +102,50 @@ def for_onnxruntime(
     if any(node.domain == DOMAIN for node in model.graph.node):
         raise ModelError(f"for_onnxruntime: `source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
-    reasons = {f"{one.name}: {one.reason}": None for one in left}
+    reasons = [f"{one.name}: {one.reason}" for one in left]
     kept: list[Replaceable] = []
     for one in found:
-        reason = _untaken(one.convolution.conv, machine, logs, checked_accuracy(accuracy), untuned)
+        reason = _untaken(one.convolution.conv, machine, logs, accuracy, untuned)
         if reason is None:
             kept.append(one)
         else:
-            reasons[f"{one.convolution.name}: {reason}"] = None
+            reasons.append(f"{one.convolution.name}: {reason}")
     if not kept:
-        raise ModelError(_none(label, list(reasons), len(model.graph.node)))
-    with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
-        built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
-        operators = {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in built.items()}
-        growth = _rewrite(model, kept, operators)
-        try:
-            for target in (written, linked):
-                target.parent.mkdir(parents=True, exist_ok=True)
+        raise ModelError(_none(label, reasons, len(model.graph.node)))
+    try:
+        written.parent.mkdir(parents=True, exist_ok=True)
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
+            built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
+            operators = {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in built.items()}
+            growth = _rewrite(model, kept, operators)
             link(list(operators.values()), machine, linked)
-            _save(model, written)
-        except OSError as error:
-            raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
+        _save(model, written)
+    except OSError as error:
+        raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
     layers = tuple(_layer(one, built[one.convolution.conv]) for one in kept)
     return Rewritten(written, linked, layers, tuple(reasons), growth, workspace_of(list(operators.values()), machine))
 
 
-def _check(source: Any, batch: int | None, untuned: str) -> None:
+def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike[str] | None) -> tuple[Path, Path]:
+    """The model's file and the library's, of which neither is the other or the source."""
+    written = Path(path)
+    linked = written.with_suffix(".so") if library is None else Path(library)
+    given = [Path(source)] if isinstance(source, (str, os.PathLike)) else []
+    if len({one.resolve() for one in (*given, written, linked)}) < 2 + len(given):
+        raise ValueError(f"for_onnxruntime: `path` (={written}), `library` (={linked}) and the model must be different files.")
+    return written, linked
+
+
+def checked_untuned(untuned: str) -> Untuned:
+    """The word, if it is one.
+
+    Raises:
+        ValueError: it is not.
+    """
     if untuned not in get_args(Untuned):
-        raise ValueError(f"for_onnxruntime: `untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ValueError(f"for_onnxruntime: `batch` (={batch!r}) must be an integer, at least 1.")
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
+        raise ValueError(f"`untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")
+    return untuned  # type: ignore[return-value]
 
 
 def _none(label: str, reasons: Sequence[str], nodes: int) -> str:

@@ -56,7 +56,7 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, _UNIT * (batch or 1))
     if fixed is not None and batch is not None and batch != fixed:
-        raise ModelError(f"for_onnxruntime: `batch` (={batch}) must be the model's own, {fixed}, or left out; only a symbolic batch is free.")
+        raise ModelError(f"for_onnxruntime: `batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
     try:
         read = infer(onnx, copy, strict=False)
     except Exception as error:  # the C++ side and protobuf raise classes of their own
@@ -146,7 +146,8 @@ def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, operator:
         inputs.append(constant("bias", convolution.bias))
     if convolution.residual:
         inputs += [*([""] if convolution.bias is None else []), convolution.residual]
-    return onnx.helper.make_node(operator, inputs, [convolution.output], name=convolution.name, domain=domain, **one.attributes)
+    made: NodeProto = onnx.helper.make_node(operator, inputs, [convolution.output], convolution.name, domain=domain, **one.attributes)
+    return made
 
 
 def _put(graph: GraphProto, nodes: list[NodeProto], names: list[str], old: bool) -> None:
