@@ -376,7 +376,7 @@ def test_the_guides_program_runs(tmp_path: Path) -> None:
     assert part is not None
     [block] = re.findall(r"^```python\n(.*?)^```$", part[1], re.DOTALL | re.MULTILINE)
     rewritten(small(), tmp_path)
-    assert "ours.onnx" in block and "ours.so" in block
+    assert "ours.onnx" in block and "./ours.so" in block
     place = {"image": integers(1, 4, 5, 5)}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)

@@ -156,8 +156,9 @@ static ort_status *wrong_shape(const im2win_operator *own, int input, const int6
   char shape[128] = "";
   for (size_t i = 0, used = 0; i < rank && used < sizeof shape; i++)
     used += (size_t)snprintf(shape + used, sizeof shape - used, i ? ", %lld" : "%lld", (long long)sizes[i]);
-  return failed(ort, ORT_INVALID_ARGUMENT, "%s has the shape [%s]; kernel '%s' takes [%lld, %lld, %lld, %lld] or a multiple of these images%s.",
-                names[input], shape, own->name, (long long)wanted[0], (long long)wanted[1], (long long)wanted[2], (long long)wanted[3],
+  return failed(ort, ORT_INVALID_ARGUMENT,
+                "%s has the shape [%s]; kernel '%s' takes [%lld, %lld, %lld, %lld] or a multiple of these images%s.", names[input], shape,
+                own->name, (long long)wanted[0], (long long)wanted[1], (long long)wanted[2], (long long)wanted[3],
                 input == Z ? ", as many as X has" : "");
 }
 
@@ -261,7 +262,7 @@ ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
   if (api == NULL)
     return failed(base->api(ORT_FIRST_VERSION), ORT_FAIL, "needs ONNX Runtime %s or newer; this is %s.", ORT_NEEDED, base->release());
   pthread_mutex_lock(&lock);
-  ort = api;
+  if (ort == NULL) ort = api;
   if (domain == NULL) {
     status = ort->create_domain("im2win", &made);
     if (status == NULL) status = ort->add_operator(made, &convolution);

@@ -70,7 +70,7 @@ def for_onnxruntime(
     stays as it is. A program then registers the library and loads the model::
 
         options = onnxruntime.SessionOptions()
-        options.register_custom_ops_library("model_im2win.so")
+        options.register_custom_ops_library("./model_im2win.so")
         session = onnxruntime.InferenceSession("model_im2win.onnx", options)
 
     Kernels run on ONNX Runtime's own threads. It must be 1.17 or newer, on Linux; where it runs, nothing of im2win is needed.
