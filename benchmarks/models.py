@@ -10,13 +10,14 @@ VGG-19, ZFNet-512) take part, with random weights in place of their constant one
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import im2win
 from im2win.bench import commit, versions
+from im2win.deploy_report import MODELS
+from im2win.files import replace_json
 from im2win.machine import Machine
 from im2win.models.bench import PEERS, measure, with_random_weights
 from im2win.records import utc_now
@@ -48,8 +49,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.host(options.threads)
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    result: dict[str, Any] = {"schema": 1, **facts, "batch": options.batch, "models": []}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"study": MODELS, "schema": 1, **facts, "batch": options.batch, "models": []}
     for model in options.models:
         with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:
             source, library = source_of(model, Path(folder)), Path(folder) / "model.so"
@@ -61,7 +61,7 @@ def main() -> None:
             print(f"  {name} failed: {reason}", flush=True)
         result["models"].append(row.as_dict())
         result["date"] = utc_now()
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        replace_json(options.json, result)
 
 
 if __name__ == "__main__":

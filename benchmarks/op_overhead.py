@@ -10,7 +10,6 @@ checked for changes), the operator (dispatched), and PyTorch's convolution of th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,8 @@ import tvm_ffi
 
 import im2win.torch
 from im2win.backends import backend_for, device_for
+from im2win.deploy_report import OVERHEAD
+from im2win.files import replace_json
 from im2win.records import utc_now
 
 CALLS = 200
@@ -80,7 +81,8 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("`--device` (=cuda) needs a GPU that PyTorch can use.")
     backend = backend_for(device_for(options.device))
-    result: dict[str, Any] = {"device": backend.name, "torch": torch.__version__, "date": utc_now(), "unit": "us", "layouts": {}}
+    facts = {"device": backend.name, "torch": torch.__version__, "date": utc_now(), "unit": "us"}
+    result: dict[str, Any] = {"study": OVERHEAD, **facts, "layouts": {}}
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     for layout in ("NCHW", "NHWC"):
         ways = contenders(layout == "NHWC", options.device)
@@ -90,8 +92,7 @@ def main() -> None:
         result["layouts"][layout] = rows
         for name, row in rows.items():
             print(f"{layout} {name:14} {row['median']:8.2f} us, least {row['least']:.2f}", flush=True)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    replace_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ import im2win.torch
 from im2win.backends import backend_for, device_for
 from im2win.bench import commit, spreads, versions
 from im2win.contest import Worker, WorkerError, interleaved
+from im2win.deploy_report import PYTORCH
+from im2win.files import replace_json
 from im2win.gpu import NoGpuError
 from im2win.peers import Tensors, Trial
 from im2win.problem import Conv2d
@@ -210,12 +212,11 @@ def main() -> None:
     rows |= {name: {"failed": message} for name, message in failed.items()}
     facts = {"device": device.name, "brand": device.brand, "threads": getattr(device, "threads", 1) if setting.device == "cpu" else 1}
     result = {
-        "schema": SCHEMA, "model": setting.model, "size": setting.size, "batch": setting.batch, "dtype": setting.dtype,
+        "study": PYTORCH, "schema": SCHEMA, "model": setting.model, "size": setting.size, "batch": setting.batch, "dtype": setting.dtype,
         "accuracy": setting.accuracy, "untuned": setting.untuned, **facts, "versions": versions(), "commit": commit(), "date": utc_now(),
         "unit": "ms", "ways": {name: rows[name] for name in ways}, "layers": layers,
     }  # fmt: skip
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    replace_json(options.json, result)
     for name in ways:
         row = rows[name]
         print(f"{name:20} " + (f"{row['median']:.3f} ms, error {row['error']:.1e}" if "median" in row else row["failed"]), flush=True)

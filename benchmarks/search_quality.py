@@ -9,7 +9,6 @@ then timed again in interleaved rounds of one process.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,9 +19,11 @@ import tvm
 
 import im2win
 from im2win.algorithms import ALGORITHMS
+from im2win.files import replace_json
 from im2win.logs import Log
 from im2win.machine import Machine
 from im2win.records import Record, utc_now
+from im2win.search_report import STUDY
 from im2win.tuner.cost_model import with_cycles
 from im2win.tuner.session import Measurement, Session
 
@@ -67,14 +68,13 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.host()
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "tvm": tvm.__version__}
-    result: dict[str, Any] = {**facts, "layers": []}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"study": STUDY, **facts, "layers": []}
     for conv in options.keys:
         row = study(conv, options.short, options.long, machine)
         print(f"{conv}: {row['short_ms']:.3f} ms after {options.short} trials, {row['long_ms']:.3f} ms after {options.long}", flush=True)
         result["layers"].append(row)
         result["date"] = utc_now()
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        replace_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ The table of it is filled by `im2win report`.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from im2win import cuda_sliding
 from im2win.codegen import ToolchainError
 from im2win.commands import workload
 from im2win.cuda_sliding import BLOCKS, Entry
+from im2win.files import replace_json
 from im2win.gpu import NoGpuError
 
 
@@ -45,8 +45,7 @@ def main() -> None:
         study = cuda_sliding.run(layers, options.blocks, rounds=options.rounds, progress=show)
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(study, indent=1) + "\n")
+    replace_json(options.json, study)
 
 
 if __name__ == "__main__":

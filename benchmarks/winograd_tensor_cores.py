@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from im2win import cuda_fused_study
 from im2win.codegen import ToolchainError
 from im2win.commands import workload
 from im2win.cuda_fused_study import TRIES, Entry
+from im2win.files import replace_json
 from im2win.gpu import NoGpuError
 from im2win.problem import LAYOUTS
 from im2win.suites import Layer
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=TRIES, help="tiles of a form")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="that a tile's timed calls take, about")
+    parser.add_argument("--tvm-trials", type=int, default=0, help="candidates that TVM's default search may try on a layer")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     try:
@@ -51,14 +53,8 @@ def main() -> None:
         for layout, batch in itertools.product([options.layout] if options.layout else LAYOUTS, options.batches):
             layers += workload.read("winograd64", batch=batch, dtype="float16", layout=layout, names=options.layers)[0]
         before = json.loads(options.json.read_text()) if options.json.exists() else None
-
-        def keep(study: dict[str, Any]) -> None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            part = options.json.with_suffix(".part")
-            part.write_text(json.dumps(study, indent=1) + "\n")
-            part.replace(options.json)
-
-        how = {"tries": options.tries, "rounds": options.rounds, "seconds": options.seconds}
+        keep = partial(replace_json, options.json)
+        how = {"tries": options.tries, "rounds": options.rounds, "seconds": options.seconds, "tvm_trials": options.tvm_trials}
         keep(cuda_fused_study.run(layers, **how, progress=show, before=before, keep=keep))
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))

@@ -24,12 +24,13 @@ def with_integers(module: nn.Module) -> Any:
             if one.bias is not None:
                 one.bias.data = integers(*one.bias.shape, seed=i + 1)
         elif isinstance(one, nn.BatchNorm2d):
-            one.eps = 0.0
+            one.eps = 2.0**-10  # added to a variance that lacks it: the sum is exact
             sizes = one.weight.shape
             one.weight.data, one.bias.data = 2 * integers(*sizes, seed=i), integers(*sizes, seed=i + 1)
             assert one.running_mean is not None and one.running_var is not None
             one.running_mean.copy_(integers(*sizes, seed=i + 2))
-            one.running_var.copy_(integers(*sizes, seed=i + 3).abs().clamp(max=2).log2().mul(2).exp2())  # 1 or 4
+            one_or_four = integers(*sizes, seed=i + 3).abs().clamp(max=2).log2().mul(2).exp2()
+            one.running_var.copy_(one_or_four - one.eps)
     return module.eval()
 
 

@@ -15,14 +15,14 @@ from conftest import ROOT
 from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_bench, cuda_builds, cuda_codegen, cuda_sliding
+from im2win import cuda_bench, cuda_builds, cuda_codegen, cuda_sliding, studies
 from im2win.codegen import TileError, ToolchainError
 from im2win.cuda_bench import Contender
 from im2win.cuda_sliding import SlidingRecipe
 from im2win.emulator import EmulationError
 from im2win.gpu import H200
 from im2win.problem import Conv2d
-from im2win.report import ReportError, fill, load_studies
+from im2win.report import ReportError, fill
 from im2win.schedules.cuda import sliding
 from im2win.suites import suite
 
@@ -202,7 +202,7 @@ def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, 
             assert none["ms"] is None and none["samples"] == 0 and UNLAUNCHABLE in none["failed"]
             assert entries[stride, form, 4]["ms"] is not None and entries[stride, form, 4]["failed"] is None
         assert entries[stride, "torch_nhwc", None]["failed"] == "PyTorch has no such convolution."
-    text = fill("<!-- table:sliding -->\n<!-- /table -->", {}, load_studies(tmp_path / "results"))
+    text = fill("<!-- table:sliding-window -->\n<!-- /table -->", {}, studies.load_all(tmp_path / "results"))
     assert "| 128x128 | 1 | 4.000 (4x4) | 2.000 (4x4) | 9.000 | 1.000 | implicit_gemm | 3.000 | 3.00 |" in text
     assert "| 64x64 | failed | failed | failed | failed |" in text and f"Failed: {UNLAUNCHABLE}." in text
     assert "| 8x8 | 8.000 | 8.000 | 4.000 | 4.000 |" in text and "NVIDIA H200 (`nvidia-h200`)" in text
@@ -233,9 +233,9 @@ def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pyt
 
 
 def test_without_a_study_a_text_keeps_what_it_says_if_it_may() -> None:
-    text = "<!-- table?:sliding -->\nNot measured yet.\n<!-- /table -->"
+    text = "<!-- table?:sliding-window -->\nNot measured yet.\n<!-- /table -->"
     assert fill(text, {}) == text
-    with pytest.raises(ReportError, match="'sliding'"):
+    with pytest.raises(ReportError, match="'sliding-window'"):
         fill(text.replace("?", ""), {})
 
 

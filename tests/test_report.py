@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from im2win import memory_report, report
+from im2win import memory_report, report, studies
 from im2win.results import Result, ResultError, Row, Spread, geometric_mean, summarise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,7 +95,8 @@ def test_fill_replaces_only_between_markers_and_settles() -> None:
 def test_search_table() -> None:
     row = {"conv": "n1-c1x1x1-k1x1x1", "short_trials": 64, "long_trials": 500, "short_ms": 2.0, "long_ms": 1.9, "short_session_s": 21.4,
            "short_over_long_speed": 0.95}  # fmt: skip
-    filled = report.fill("<!-- table:search -->\n<!-- /table -->", {}, [{"device": "cpu-2t", "layers": [row]}])
+    study = {"study": "search-quality", "device": "cpu-2t", "layers": [row]}
+    filled = report.fill("<!-- table:search-quality -->\n<!-- /table -->", {}, [study])
     assert "| n1-c1x1x1-k1x1x1 | cpu-2t | 64 | 2.000 | 21 | 500 | 1.900 | 95 % |" in filled
 
 
@@ -103,8 +104,44 @@ def test_a_study_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "studies" / "cpu-2t" / "search-quality.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(report.ReportError, match=r"search-quality\.json: not a readable JSON"):
-        report.load_studies(tmp_path / "results")
+    with pytest.raises(studies.StudyError, match=r"search-quality\.json: not a readable JSON"):
+        studies.load_all(tmp_path / "results")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"study": "nope"}'])
+def test_a_study_that_has_no_table_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "studies" / "cpu-2t" / "mine.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(studies.StudyError, match=r"mine\.json: `study` \(=.*\) must be one of search-quality, "):
+        studies.load_all(tmp_path / "results")
+
+
+FACTS = {"device": "cpu-2t", "brand": "CPU", "threads": 2, "versions": {"torch": "2"}, "batch": 1, "date": "2026-11-21T00:00:00Z"}
+
+
+def test_models_table() -> None:
+    whole = {"model": "a", "ours_ms": 2.0, "peers": {"onnxruntime": 3.0, "torch": 8.0}, "failed": None, "peers_failed": {}}
+    half = {**whole, "model": "b", "peers": {"onnxruntime": 3.0}, "peers_failed": {"torch": "differs"}}
+    none = {**whole, "model": "c", "ours_ms": None, "failed": "differs too"}
+    filled = report.fill("<!-- table:models -->\n<!-- /table -->", {}, [{"study": "models", **FACTS, "models": [whole, half, none]}])
+    assert "| model | ours ms | ONNX Runtime ms | PyTorch eager ms | over ONNX Runtime | over PyTorch eager |" in filled
+    assert "| a | 2.000 | 3.000 | 8.000 | 1.50 | 4.00 |" in filled and "| geometric mean |  |  |  | 1.50 | 4.00 |" in filled
+    assert "Failed: b, PyTorch eager: differs; c, ours: differs too" in filled and "1 image, CPU (`cpu-2t`), threads: 2" in filled
+
+
+def test_pytorch_table() -> None:
+    ways = {"plain_eager_nchw": {"median": 3.0}, "ours_eager_nchw": {"median": 2.0}, "plain_compile_nhwc": {"failed": "no compiler"}}
+    study = {"study": "pytorch-models", **FACTS, "model": "resnet50", "dtype": "float16", "ways": ways}
+    filled = report.fill("<!-- table:pytorch-models -->\n<!-- /table -->", {}, [study])
+    assert "| resnet50 | 1 | float16 | `cpu-2t` | eager, NCHW | 3.000 | 2.000 | 1.50 |" in filled
+    assert "Failed: resnet50 float16 plain_compile_nhwc: no compiler" in filled
+
+
+def test_overhead_table() -> None:
+    study = {"study": "op-overhead", "device": "cpu-2t", "layouts": {"NCHW": {"kernel": {"median": 1.0}, "operator": {"median": 9.5}}}}
+    filled = report.fill("<!-- table:op-overhead -->\n<!-- /table -->", {}, [study])
+    assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d` | 9.5 | 8.5 |" in filled
 
 
 def test_unknown_marker() -> None:
@@ -154,9 +191,9 @@ def test_committed_results_are_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "benchmarks/README.md", "docs/cuda.md", "docs/ladder.md", "docs/performance.md", "docs/sliding.md"]
+    "name", ["README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("cuda", "deploy", "ladder", "performance", "sliding"))]
 )
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    filled = report.fill(text, report.load_all(RESULTS), report.load_studies(RESULTS), memory_report.load_all(RESULTS))
+    filled = report.fill(text, report.load_all(RESULTS), studies.load_all(RESULTS), memory_report.load_all(RESULTS))
     assert filled == text, f"{name} is stale: refresh its tables"

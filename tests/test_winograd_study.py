@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from im2win import cuda_bench, cuda_builds, cuda_fused_study
+from im2win import cuda_bench, cuda_builds, cuda_fused_study, studies
 from im2win.cuda_bench import Contender
 from im2win.cuda_builds import TileRecipe
 from im2win.cuda_fused_study import FORMS, recipes
-from im2win.fused_report import FUSED, INTEGERS, OTHERS, PROTOTYPE
+from im2win.fused_report import FUSED, INTEGERS, OTHERS, PROTOTYPE, SYNCHRONOUS, WHOLE
 from im2win.gpu import H200
 from im2win.problem import Conv2d
-from im2win.report import fill, load_studies, plot_all
+from im2win.report import fill, plot_all
 from im2win.suites import suite
 
-MS = {PROTOTYPE: 4.0, "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25}
+MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
+      "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25}  # fmt: skip
 REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
 
 
@@ -85,14 +86,15 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
     _script().main()
     study = json.loads(file.read_text())
-    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 4 * (len(FORMS) * 2 + 1 + 3 + 1)
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
-    assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form != PROTOTYPE for entry in here)
+    assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form in FUSED for entry in here)
     assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
     (tmp_path / "results").mkdir()
-    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, load_studies(tmp_path / "results"))
-    line = "8.000 | 2.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.5000 | 0.2500 | 8.00 | 4.00 | 4.00 | 2.00 |"
+    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(tmp_path / "results"))
+    line = "8.000 | 2.000 | 6.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.7500 | 0.5000 | 0.2500 | 8.00 | 4.00 | 4.00 | 2.00 |"
     assert f"| NCHW | 1 | 224x224 | {line}" in text and f"| NHWC | 16 | 224x224 | {line}" in text
+    assert "| pkf-shmem | transformed inputs stay in shared memory | NHWC | 4.00 | 4.00 | 4.00 |" in text
     monkeypatch.setattr(cuda_fused_study, "time_layer", None)  # all layers are known: nothing is measured again
     _script().main()
     assert json.loads(file.read_text())["entries"] == study["entries"]
@@ -111,7 +113,8 @@ def test_every_layer_has_tiles_of_every_form(batch: int) -> None:
         tiles = {one: recipe.tile for one, recipe in found.items() if isinstance(recipe, TileRecipe) and recipe.tile is not None}
         assert {form for form, _ in tiles} == set(FORMS) and len(tiles) == 2 * len(FORMS) and (OTHERS, 0) in found
         for (form, _), tile in tiles.items():
-            assert tile.mapping == "sync_free" and (form not in FUSED or form == f"pkf-{tile.fusion}-{tile.block_m}")
+            assert (tile.mapping == "sync_free") == (form != SYNCHRONOUS)
+            assert form not in FUSED or form == f"pkf-{tile.fusion}-{tile.block_m}"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
-"""Runs one small kernel of every kind once, for compute-sanitizer: every way to take windows, arithmetic and layout, and the studies."""
+"""Runs one small kernel of every kind once, for compute-sanitizer: every way to take windows, arithmetic and layout, and the studies.
+
+    python benchmarks/gpu/sample.py FOLDER [ALGORITHM ...]
+
+The first call builds the kernels into FOLDER, so that what watches the later ones does not watch compilers.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import pickle
 import random
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,21 +56,29 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
 
 
 def main() -> None:
-    """Compiles all of them, or those of the algorithms named, with every CPU, then runs and checks one after the other."""
-    backend, names = backend_for(device_gpu(), ACCURACY), sys.argv[1:]
-    small, others = {} if names else studies(), kernels(names or list(ALGORITHMS))
-    with tempfile.TemporaryDirectory() as folder:
-        built = cuda_builds.build_all({**small, **others}, Path(folder))
-        for (key, name), library in built.items():
-            conv = Conv2d.parse(key)
-            tensors = device_tensors(conv, 0)
-            want, scale = reference(conv, tensors)
-            op = cuda_builds.load(library)
-            error = float((op(tensors["data"], tensors["filter"]).double() - want).abs().max()) / scale
-            print(f"{conv} {name}: error {error:.1e}", flush=True)
-            recipe = others.get((key, name))
-            given = backend.accuracy(recipe.tile) if isinstance(recipe, cuda_builds.TileRecipe) else None
-            assert error < (1e-5 if given is None else tolerance(conv, given) if given == "winograd" else 2e-3)
+    """Builds all kernels, or those of the algorithms named, with every CPU; or, where that is done, runs and checks one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", choices=[[], *ALGORITHMS])
+    options = parser.parse_args()
+    kept = options.folder / "kernels.pickle"
+    if not kept.exists():
+        options.folder.mkdir(parents=True, exist_ok=True)
+        recipes = {**({} if options.algorithms else studies()), **kernels(options.algorithms or list(ALGORITHMS))}
+        kept.write_bytes(pickle.dumps((recipes, cuda_builds.build_all(recipes, options.folder))))
+        return
+    recipes, built = pickle.loads(kept.read_bytes())
+    backend = backend_for(device_gpu(), ACCURACY)
+    for (key, name), library in built.items():
+        conv = Conv2d.parse(key)
+        tensors = device_tensors(conv, 0)
+        want, scale = reference(conv, tensors)
+        op = cuda_builds.load(library)
+        error = float((op(tensors["data"], tensors["filter"]).double() - want).abs().max()) / scale
+        print(f"{conv} {name}: error {error:.1e}", flush=True)
+        recipe = recipes[key, name]
+        given = backend.accuracy(recipe.tile) if isinstance(recipe, cuda_builds.TileRecipe) else None
+        assert error < (1e-5 if given is None else tolerance(conv, given) if given == "winograd" else 2e-3)
 
 
 if __name__ == "__main__":

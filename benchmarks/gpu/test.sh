@@ -5,7 +5,9 @@ cd "$(dirname "$0")/../.."
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
 tests=(tests/test_cuda_device.py tests/test_cuda_torch.py tests/test_cudnn.py tests/test_reconstruct_device.py)
 python3 -m pytest "${tests[@]}" -q -n auto -o filterwarnings= -p no:cacheprovider
+kernels=$(mktemp -d)
+python3 benchmarks/gpu/sample.py "$kernels"
 for tool in memcheck racecheck; do
   compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name kns=conv2d_kernel --kernel-name kns=transform_kernel \
-    python3 benchmarks/gpu/sample.py
+    python3 benchmarks/gpu/sample.py "$kernels"
 done

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win import __version__
+from im2win.files import replace_text
 from im2win.logs import LogError, locked
 from im2win.problem import Conv2d
 from im2win.runtime import ArtefactError, Op, load
@@ -132,7 +133,7 @@ class Artefacts:
             pass
         name, tile = default_tile(conv, "auto", device, accuracy)
         text = json.dumps({"algorithm": name, "tile": tile.as_dict()}) + "\n"
-        self._write(path, lambda: _replace(path, text))
+        self._write(path, lambda: replace_text(path, text))
         return name, tile
 
     def _write(self, path: Path, write: Callable[[], object]) -> None:
@@ -141,9 +142,3 @@ class Artefacts:
                 write()
         except (ArtefactError, LogError, OSError) as error:
             _log.warning("nothing is kept in %s (%s): the next process builds again", self.folder, error)
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)

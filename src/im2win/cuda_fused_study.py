@@ -28,9 +28,10 @@ from im2win.cuda_bench import (
     prepared,
     set_up_peers,
     torch_contender,
+    tvm_contender,
 )
 from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
-from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, STUDY
+from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, STUDY, SYNCHRONOUS, TVM, WHOLE
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
@@ -43,6 +44,7 @@ ROW = "winograd_tc"
 ACCURACY: Accuracy = "winograd"
 TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
 FORMS: dict[str, dict[str, Any]] = {
+    SYNCHRONOUS: {"mapping": "bgemm", "fusion": "none"},
     PROTOTYPE: {"mapping": "sync_free", "fusion": "none"},
     **{
         f"pkf-{fusion}-{block}": {"mapping": "sync_free", "fusion": fusion, "block_m": block}
@@ -50,7 +52,10 @@ FORMS: dict[str, dict[str, Any]] = {
         for block in (16, 32)
     },
 }
-"""What tiles of each form have in common; the number is the document's TB_M."""
+"""What tiles of each form have in common; the number is the document's TB_M.
+
+The prototype's thread blocks each load what their warps multiply; in the synchronous one a block's warps wait for each other's loads.
+"""
 
 Try = tuple[str, int]
 """(form, place of the tile in the model's order)"""
@@ -79,13 +84,14 @@ class Entry:
 
 
 def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-    """Ours for a problem: the first tiles of every form, and the best that the records, or the model, know without Winograd's form."""
+    """Ours for a problem: the first tiles of every form; in one kernel, and without Winograd's form, what the records or the model have."""
     ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
     found: dict[Try, Recipe] = {}
     for form, common in FORMS.items():
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
         found |= {(form, place): TileRecipe(conv, ROW, gpu, ACCURACY, tile=tile) for place, tile in enumerate(tiles[:tries])}
-    return {**found, (OTHERS, 0): TileRecipe(conv, "auto", gpu, recorded=True)}
+    whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
+    return {**found, (WHOLE, 0): whole, (OTHERS, 0): TileRecipe(conv, "auto", gpu, recorded=True)}
 
 
 def run(
@@ -94,6 +100,7 @@ def run(
     tries: int = TRIES,
     rounds: int = 15,
     seconds: float = 0.5,
+    tvm_trials: int = 0,
     progress: Callable[[int, int, list[Entry]], None] | None = None,
     before: Mapping[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
@@ -104,6 +111,7 @@ def run(
         layers: problems in float16, as in the suite `winograd64`.
         tries: tiles of a form on a layer.
         rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
+        tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
         progress: called with (layers done, layers in all, entries of the layer) after each.
         before: a study that was stopped: its layers are not measured again, if it is of the same device and libraries.
         keep: called with the study as it stands after each layer.
@@ -138,7 +146,8 @@ def run(
             ours = recipes(layer.conv, gpu, tries)
             small = integers(layer.conv, gpu)
             built = build_all({**ours, **small}, Path(folder))
-            found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds)
+            searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if tvm_trials and layer.conv.layout == "NCHW" else {}
+            found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
             found += [time_integers(layer.conv, built[one], rounds, seconds) for one in small]
         entries += found
         if progress is not None:
@@ -167,15 +176,21 @@ def time_integers(conv: Conv2d, library: Library | str, rounds: int, seconds: fl
 
 
 def time_layer(
-    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
+    conv: Conv2d,
+    ours: Mapping[Try, Recipe],
+    libraries: Mapping[Try, Library | str],
+    rounds: int,
+    seconds: float,
+    searched: Mapping[str, Callable[[Bench], Contender]] | None = None,
 ) -> list[Entry]:
-    """Checks and times every tile, and cuDNN, on one problem."""
+    """Checks and times every tile, cuDNN, and what else is to be prepared for the tensors, on one problem."""
     bench = Bench(conv, SEED)
     names = {f"{form} {place}": (form, place) for form, place in libraries}
     allowed = {name: tolerance(conv, "float32" if form == OTHERS else ACCURACY) for name, (form, _) in names.items()}
     with _peers(bench) as peers:
         mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
-        ready, failed = prepared([*mine, *peers])
+        others = [(name, partial(prepare, bench)) for name, prepare in (searched or {}).items()]
+        ready, failed = prepared([*mine, *peers, *others])
         samples = interleaved(bench, ready, rounds, seconds)
         for name in names.keys() & ready.keys():
             message, _ = verify(bench, ready[name].call, allowed[name])

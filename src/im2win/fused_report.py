@@ -10,18 +10,30 @@ from typing import Any
 from im2win import markdown
 
 STUDY = "winograd-tensor-cores"  # the study's name in its file
-PROTOTYPE, OTHERS, INTEGERS = "prototype", "others", "int8"
+PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "full-fusion", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
-_COLOURS = {PROTOTYPE: "#E69F00", FUSED[0]: "#0072B2", FUSED[1]: "#56B4E9", FUSED[2]: "#D55E00", FUSED[3]: "#CC79A7", OTHERS: "#009E73"}
+_COLOURS = {PROTOTYPE: "#E69F00", FUSED[0]: "#0072B2", FUSED[1]: "#56B4E9", FUSED[2]: "#D55E00", FUSED[3]: "#CC79A7", OTHERS: "#009E73",
+            WHOLE: "#000000"}  # fmt: skip
+_OURS = (SYNCHRONOUS, PROTOTYPE, *FUSED, WHOLE, OTHERS, INTEGERS)
+_RULES = {
+    "barriers": (SYNCHRONOUS, (PROTOTYPE,), "a warp's own fragments, and no barrier in the loop, over loads that a thread block shares"),
+    "pkf-shmem": (PROTOTYPE, FUSED[:2], "transformed inputs stay in shared memory"),
+    "pkf-llc": (PROTOTYPE, FUSED[2:], "transformed inputs pass through the last-level cache, in one kernel with the products"),
+}
+"""By rule of the reconstructor: the form without it, those with it, and what it does."""
 
 Entry = Mapping[str, Any]
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
     """Markdown for every device: a line a batch and a map, why forms have no time, and where and with what it was measured."""
-    return "\n\n".join("\n\n".join([_layers(study["entries"]), *_failures(study["entries"]), _caption(study)]) for study in studies)
+    return "\n\n".join("\n\n".join(_parts(study, study["entries"])) for study in studies)
+
+
+def _parts(study: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
+    return [_layers(entries), _rules(entries), *_failures(entries), _caption(study)]
 
 
 Problem = tuple[str, int, int]
@@ -39,7 +51,7 @@ def _problems(entries: Sequence[Entry]) -> list[Problem]:
 def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
     """The fastest of each form on a problem, and of cuDNN: of all in the layout; in Winograd's form, which it has channels first."""
     here = [entry for entry in entries if _problem(entry) == problem]
-    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (PROTOTYPE, *FUSED, OTHERS, INTEGERS)}
+    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM)}
     either = [entry for entry in entries if _problem(entry)[1:] == problem[1:]]
     found["winograd"] = _fastest(entry for entry in either if entry["form"] in CUDNN_WINOGRAD)
     torch = f"torch_{problem[0].lower()}"
@@ -49,6 +61,8 @@ def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None
 
 def _layers(entries: Sequence[Entry]) -> str:
     rows, of_all = [], dict[str, list[list[float]]]()
+    searched = any(entry["form"] == TVM for entry in entries)
+    shown = ("winograd", "cudnn", *_OURS, *([TVM] if searched else []))
     for problem in _problems(entries):
         found = _times(entries, problem)
         best = _fastest(entry for form in FUSED if (entry := found[form]) is not None)
@@ -58,18 +72,33 @@ def _layers(entries: Sequence[Entry]) -> str:
             (found["cudnn"], found[OTHERS]),
             (found[OTHERS], found[INTEGERS]),
         ]
-        cells = [_ms(found[form]) for form in ("winograd", "cudnn", PROTOTYPE, *FUSED, OTHERS, INTEGERS)]
+        cells = [_ms(found[form]) for form in shown]
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, *(_ratio(*pair) for pair in pairs)])
         of_layout = of_all.setdefault(problem[0], [[] for _ in pairs])
         for ratios, (other, ours) in zip(of_layout, pairs, strict=True):
             ratios += [other["ms"] / ours["ms"]] if other is not None and ours is not None else []
     for layout, found_ratios in of_all.items():
         means = [f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in found_ratios]
-        rows.append([layout, "", "geometric mean", *[""] * (5 + len(FUSED)), *means])
-    columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
-               "our best ms", "our int8 ms", "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best",
+        rows.append([layout, "", "geometric mean", *[""] * len(shown), *means])
+    columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "synchronous ms", "unfused ms",
+               *(f"{_title(form)} ms" for form in FUSED), "one kernel ms", "our best ms", "our int8 ms",
+               *(["TVM ms"] if searched else []), "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best",
                "int8 over float16"]  # fmt: skip
     return markdown.table(columns, rows, words=3)
+
+
+def _rules(entries: Sequence[Entry]) -> str:
+    """What each rule of the reconstructor gains: the time without it over the time with it."""
+    rows = []
+    for rule, (without, ways, what) in _RULES.items():
+        for layout in sorted({problem[0] for problem in _problems(entries)}):
+            gains = []
+            for found in (_times(entries, problem) for problem in _problems(entries) if problem[0] == layout):
+                before, after = found[without], _fastest(entry for way in ways if (entry := found[way]) is not None)
+                gains += [before["ms"] / after["ms"]] if before is not None and after is not None else []
+            numbers = [statistics.geometric_mean(gains), min(gains), max(gains)] if gains else [None] * 3
+            rows.append([rule, what, layout, *(markdown.number(value, 2) for value in numbers)])
+    return markdown.table(["rule", "what it does", "layout", "gain, geometric mean", "least", "most"], rows, words=3)
 
 
 def _title(form: str) -> str:
@@ -82,7 +111,7 @@ def _failures(entries: Sequence[Entry]) -> list[str]:
     lines: dict[str, None] = {}
     for problem in _problems(entries):
         for form, entry in _times(entries, problem).items():
-            if entry is None and form in (PROTOTYPE, *FUSED, OTHERS, INTEGERS):
+            if entry is None and form in _OURS:
                 here = [one for one in entries if _problem(one) == problem and one["form"] == form]
                 lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
     return ["Failed: " + "; ".join(lines) + "."] if lines else []
@@ -106,8 +135,9 @@ def _caption(study: Mapping[str, Any]) -> str:
     return (
         f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
         "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
-        "cuDNN best: of all by name, and PyTorch, in the same layout. Our best: without Winograd's form; int8: the same problem with int8, "
-        "sums stored as int32. Ratios: times of the second over those of the first."
+        "cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search. Unfused: the prototype in three "
+        "kernels; one kernel: all three stages fused; our best: without Winograd's form; int8: the same problem with int8, sums stored as "
+        "int32. Ratios: times of the second over those of the first."
     )
 
 
@@ -121,12 +151,12 @@ def plot(study: Mapping[str, Any], path: Path) -> Path:
     panels: Any = figure.subplots(1, len(shown), squeeze=False)
     for axes, (layout, batch) in zip(panels[0], shown, strict=True):
         sizes = [problem[2] for problem in _problems(entries) if problem[:2] == (layout, batch)]
-        for form in (PROTOTYPE, *FUSED, OTHERS):
+        for form in (PROTOTYPE, *FUSED, WHOLE, OTHERS):
             times = {size: _times(entries, (layout, batch, size)) for size in sizes}
             points = [(size, found["winograd"], found[form]) for size, found in times.items()]
             whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer and ours]
             if whole:
-                label = "unfused" if form == PROTOTYPE else "our best" if form == OTHERS else _title(form)
+                label = {PROTOTYPE: "unfused", WHOLE: "one kernel", OTHERS: "our best"}.get(form) or _title(form)
                 axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, label=label, color=_COLOURS[form])
         axes.axhline(1, color="#444444", linewidth=1, linestyle="--")
         axes.set_title(f"{layout}, {batch} image{'s' if batch > 1 else ''}", fontsize=10)

@@ -1,4 +1,4 @@
-"""Markdown tables."""
+"""Markdown tables and the numbers in them."""
 
 from __future__ import annotations
 
@@ -9,3 +9,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1)
     """A table whose first `words` columns are text and the others numbers."""
     rule = ["---"] * words + ["---:"] * (len(columns) - words)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (columns, rule, *rows))
+
+
+def number(value: float | None, digits: int) -> str:
+    """With so many digits behind the point; a dash for None."""
+    return "–" if value is None else f"{value:.{digits}f}"  # noqa: RUF001
+
+
+def ms(value: float | None) -> str:
+    """Milliseconds with about three digits that count."""
+    return number(value, 3 if value is not None and value < 10 else 1 if value is not None and value >= 100 else 2)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from im2win import markdown
+from im2win.files import replace_json
 from im2win.results import ResultError
 
 SCHEMA = 1
@@ -59,9 +60,7 @@ class MemoryResult:
             ResultError: see `check_path`.
         """
         check_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        return path
+        return replace_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> MemoryResult:

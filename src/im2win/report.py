@@ -1,15 +1,13 @@
 """From committed results to what people read: README tables between markers, and plots.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
-(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
-``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py, ``winograd-tensor-cores`` for
-benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of
-device memory (``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
+(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
+the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
+(``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import fused_report, ladder_report, markdown, memory_report, roofline, sliding_report, winograd_report
+from im2win import fused_report, ladder_report, markdown, memory_report, roofline, studies, winograd_report
+from im2win.markdown import ms, number
 from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
 from im2win.results import Result, Row, summarise
@@ -52,7 +51,7 @@ _MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!--
 
 
 class ReportError(ValueError):
-    """A marker that no result answers, or a study that cannot be read; the message names it."""
+    """A marker that no result answers; the message names it."""
 
 
 def load_all(folder: Path) -> dict[str, Result]:
@@ -67,40 +66,26 @@ def refresh(readme: Path, folder: Path) -> bool:
     Raises:
         ReportError: a marker names a result that is not there.
         ResultError: a file under `folder` is not a result.
+        StudyError: a file among the studies is none.
     """
     text = readme.read_text(encoding="utf-8")
-    filled = fill(text, load_all(folder), load_studies(folder), memory_report.load_all(folder))
+    filled = fill(text, load_all(folder), studies.load_all(folder), memory_report.load_all(folder))
     if filled != text:
         readme.write_text(filled, encoding="utf-8")
     return filled != text
 
 
-def load_studies(folder: Path) -> list[dict[str, Any]]:
-    """What the studies' scripts wrote beside the results in `folder`, sorted by device.
-
-    Raises:
-        ReportError: a file that is not JSON; the message names it.
-    """
-    studies = []
-    for path in sorted(folder.parent.glob("studies/*/*.json")):
-        try:
-            studies.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ReportError(f"{path}: not a readable JSON file ({error}).") from error
-    return studies
-
-
 def fill(
     text: str,
     results: Mapping[str, Result],
-    studies: Sequence[Mapping[str, Any]] = (),
+    found: Sequence[studies.Study] = (),
     memory: Mapping[str, MemoryResult] | None = None,
 ) -> str:
     """`text` with each marked table replaced by the one its result gives."""
 
-    tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
+    tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
     tables["winograd-float16"] = winograd_report.half_table
-    tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
+    tables |= {name: partial(memory_report.tables, measured) for name, measured in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
@@ -114,30 +99,12 @@ def fill(
     return _MARKER.sub(replaced, text)
 
 
-def _study_tables(studies: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[], str]]:
-    """The studies' tables by name: those of which there is a file, and the oldest one always."""
-    sliding = [study for study in studies if study.get("study") == sliding_report.STUDY]
-    fused = [study for study in studies if study.get("study") == fused_report.STUDY]
-    search = [study for study in studies if "study" not in study]
-    found: dict[str, Callable[[], str]] = {"search": partial(search_table, search)}
-    found |= {fused_report.STUDY: partial(fused_report.table, fused)} if fused else {}
-    return {**found, "sliding": partial(sliding_report.table, sliding)} if sliding else found
-
-
 def _is_ladder(result: Result) -> bool:
     return result.suite.startswith(ladder_report.SUITE)
 
 
 def _table(result: Result) -> str:
     return (ladder_report.table if _is_ladder(result) else layer_table)(result)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"  # noqa: RUF001
-
-
-def _ms(value: float | None) -> str:
-    return _number(value, 3 if value is not None and value < 10 else 1 if value is not None and value >= 100 else 2)
 
 
 def gathered(result: Result) -> Result:
@@ -182,30 +149,30 @@ def layer_table(result: Result) -> str:
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
     rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
     facts = summarise(result)
-    totals = [_ms(facts["totals_ms"].get(name)) for name in names]
-    rows.append(["sum", "", _ms(facts["total_ms"]), "", "", *totals, _number(facts["total_ratio"], 2), *[""] * len(optional)])
+    totals = [ms(facts["totals_ms"].get(name)) for name in names]
+    rows.append(["sum", "", ms(facts["total_ms"]), "", "", *totals, number(facts["total_ratio"], 2), *[""] * len(optional)])
     means = {UNTUNED: facts["untuned_geomean_ratio"]}
     blank = [""] * (3 + len(names))
-    rows.append(["geometric mean", "", *blank, _number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
+    rows.append(["geometric mean", "", *blank, number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
     return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
 
 
 def _optional(title: str, row: Row) -> str:
     value = _OPTIONAL[title](row)
-    return _ms(value) if title == TRANSFORM else _number(value, 2)
+    return ms(value) if title == TRANSFORM else number(value, 2)
 
 
 def _mean(value: float | None) -> str:
-    return "" if value is None else _number(value, 2)
+    return "" if value is None else number(value, 2)
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[str]:
     algorithm = row.algorithm if row.tuned or not row.algorithm else f"{row.algorithm} (untuned)"
     fraction = None if row.roofline_fraction is None else 100 * row.roofline_fraction
-    times = ["failed" if name in row.peers_failed else _ms(row.peers.get(name)) for name in names]
+    times = ["failed" if name in row.peers_failed else ms(row.peers.get(name)) for name in names]
     bold = [f"**{text}**" if name == row.best_peer else text for name, text in zip(names, times, strict=True)]
-    ours = "failed" if row.failed else _ms(row.ours_ms)
-    return [row.layer, algorithm, ours, _number(row.gflops, 0), _number(fraction, 0), *bold, _number(row.ratio, 2)]
+    ours = "failed" if row.failed else ms(row.ours_ms)
+    return [row.layer, algorithm, ours, number(row.gflops, 0), number(fraction, 0), *bold, number(row.ratio, 2)]
 
 
 def caption(result: Result) -> str:
@@ -229,25 +196,12 @@ def summary_table(results: Mapping[str, Result]) -> str:
         if _is_ladder(result):
             continue
         facts = summarise(result)
-        least = _number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
-        untuned, sums = (_number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))
+        least = number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
+        untuned, sums = (number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))
         batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
-        mean = _number(facts["geomean_ratio"], 2)
+        mean = number(facts["geomean_ratio"], 2)
         rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
     return markdown.table(columns, rows)
-
-
-def search_table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """One row a layer that was searched briefly and thoroughly: the speed of the brief search's kernel over the thorough one's."""
-    columns = ["layer", "device", "trials", "ms", "seconds", "trials", "ms", "speed reached"]
-    rows = [
-        [
-            row["conv"], study["device"], str(row["short_trials"]), _ms(row["short_ms"]), _number(row["short_session_s"], 0),
-            str(row["long_trials"]), _ms(row["long_ms"]), f"{100 * row['short_over_long_speed']:.0f} %",
-        ]
-        for study in studies for row in study["layers"]
-    ]  # fmt: skip
-    return markdown.table(columns, rows, words=2)
 
 
 def plot(result: Result, path: Path) -> Path:
@@ -294,7 +248,7 @@ def plot_all(folder: Path) -> list[Path]:
         paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
         if _on_gpu(result):
             paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
-    for study in load_studies(folder):
+    for study in studies.load_all(folder):
         if study.get("study") == fused_report.STUDY:
             path = folder.parent / "studies" / study["device"] / f"{fused_report.STUDY}.png"
             paths.append(fused_report.plot(study, path))

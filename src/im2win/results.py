@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from im2win.files import replace_json
+
 SCHEMA = 1
 
 
@@ -92,9 +94,7 @@ class Result:
 
     def save(self, path: Path) -> Path:
         """Writes JSON, making the folder; returns the path."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
-        return path
+        return replace_json(path, self.as_dict())
 
     @classmethod
     def load(cls, path: Path) -> Result:

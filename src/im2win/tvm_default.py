@@ -19,7 +19,7 @@ from im2win.problem import Conv2d
 
 
 def definition(conv: Conv2d) -> Any:
-    """The textbook convolution of `conv` (NCHW, no epilogue) as a PrimFunc of (data, filter, output)."""
+    """The textbook convolution of `conv` (NCHW, no epilogue) as a PrimFunc of (data, filter, output); float16 is summed in float32."""
     top, left = conv.padding[:2]
     data = te.placeholder(conv.input_shape, conv.dtype, name="data")
     weight = te.placeholder(conv.filter_shape, conv.dtype, name="filter")
@@ -35,13 +35,15 @@ def definition(conv: Conv2d) -> Any:
     c, u, v = te.reduce_axis((0, share), "c"), te.reduce_axis((0, kernel_h), "u"), te.reduce_axis((0, kernel_w), "v")
     filters = conv.out_channels // conv.groups
     (s, t), (d, e) = conv.stride, conv.dilation
-    output = te.compute(
-        conv.output_shape,
-        lambda n, j, m, x: te.sum(
-            source[n, j // filters * share + c, m * s + u * d, x * t + v * e] * weight[j, c, u, v], axis=[c, u, v]
-        ),
-        name="conv",
-    )
+
+    def summed(n: Any, j: Any, m: Any, x: Any) -> Any:
+        one, other = source[n, j // filters * share + c, m * s + u * d, x * t + v * e], weight[j, c, u, v]
+        return te.sum(one.astype("float32") * other.astype("float32"), axis=[c, u, v])
+
+    output = te.compute(conv.output_shape, summed, name="conv")
+    if conv.dtype != "float32":
+        sums = output
+        output = te.compute(conv.output_shape, lambda *index: sums[index].astype(conv.dtype), name="rounded")
     return te.create_prim_func([data, weight, output])
 
 

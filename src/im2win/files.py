@@ -1,0 +1,22 @@
+"""Files that a reader sees whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def replace_text(path: Path, text: str) -> Path:
+    """Writes UTF-8 text beside `path`, then puts it in the place of `path`; makes the folder, returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def replace_json(path: Path, value: Any) -> Path:
+    """The same with JSON, indented by one as committed results are."""
+    return replace_text(path, json.dumps(value, indent=1) + "\n")
