@@ -19,7 +19,7 @@ from im2win.bench import commit, versions
 from im2win.deploy_report import MODELS
 from im2win.files import replace_json
 from im2win.machine import Machine
-from im2win.models.bench import PEERS, measure, with_random_weights
+from im2win.models.bench import INSIDE, PEERS, measure, with_random_weights
 from im2win.records import utc_now
 
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
@@ -36,6 +36,16 @@ def source_of(model: str, folder: Path) -> Path:
     return path
 
 
+def inside_onnxruntime(source: Path, folder: Path, options: argparse.Namespace) -> Any:
+    """The model for ONNX Runtime with our convolutions; None where it cannot be, with the reason printed."""
+    batch = None if options.batch == 1 else options.batch
+    try:
+        return im2win.for_onnxruntime(source, folder / "inside.onnx", batch=batch, logs=options.logs, threads=options.threads)
+    except ValueError as error:
+        print(f"  {INSIDE} failed: {error}", flush=True)
+        return None
+
+
 def main() -> None:
     """Reads the command line, times every model, writes the result after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -45,6 +55,7 @@ def main() -> None:
     parser.add_argument("--against", default=",".join(PEERS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--inside", action="store_true", help="ONNX Runtime with our convolutions takes part, too")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     machine = Machine.host(options.threads)
@@ -54,11 +65,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:
             source, library = source_of(model, Path(folder)), Path(folder) / "model.so"
             im2win.compile_model(source, library, batches=[options.batch], logs=options.logs, threads=options.threads)
-            row = measure(Path(model).stem, source, library, options.against.split(","), machine.threads, options.rounds)
-        peers = ", ".join(f"{name} {value:.3f}" for name, value in row.peers.items())
+            inside = inside_onnxruntime(source, Path(folder), options) if options.inside else None
+            against = options.against.split(",")
+            row = measure(Path(model).stem, source, library, against, machine.threads, options.rounds, inside=inside)
+        timed = {**row.peers, **({INSIDE: row.inside_ms} if row.inside_ms else {})}
+        peers = ", ".join(f"{name} {value:.3f}" for name, value in timed.items())
         print(f"{row.model}: ours {row.ours_ms or float('nan'):.3f} ms, {peers}; ratio {row.ratio or float('nan'):.2f}", flush=True)
-        for name, reason in {**({"ours": row.failed} if row.failed else {}), **row.peers_failed}.items():
-            print(f"  {name} failed: {reason}", flush=True)
+        for name, reason in {"ours": row.failed, INSIDE: row.inside_failed, **row.peers_failed}.items():
+            if reason:
+                print(f"  {name} failed: {reason}", flush=True)
         result["models"].append(row.as_dict())
         result["date"] = utc_now()
         replace_json(options.json, result)

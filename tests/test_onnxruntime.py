@@ -29,7 +29,7 @@ from test_models import FLOAT, batch_norm, graph, helper, integers, node, norm, 
 import im2win  # noqa: E402
 from im2win.models import operators  # noqa: E402
 from im2win.models.operators import Rewritten  # noqa: E402
-from im2win.onnx_layers import ModelError  # noqa: E402
+from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
 from im2win.runtime import ArtefactError  # noqa: E402
 
 pytestmark = needs_compiler
@@ -39,9 +39,10 @@ def rewritten(model: Any, folder: Path, **options: Any) -> Rewritten:
     return im2win.for_onnxruntime(model, folder / "ours.onnx", **{"accuracy": "exact", **options})
 
 
-def session(made: Rewritten, threads: int = 2, spinning: bool = True) -> Any:
+def session(made: Rewritten, threads: int = 2, spinning: bool = True, parallel: bool = False) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if parallel else ort.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     options.register_custom_ops_library(str(made.library))
@@ -107,6 +108,9 @@ def test_exact(tmp_path: Path) -> None:
     feeds = {"x": integers(2, 3, 11, 9)}
     for threads in (1, 3):
         check(model, made, feeds, threads=threads)
+        check(model, made, feeds, threads=threads, parallel=True)
+    tuned = [str(layer.conv) for layer in layers_of(model, epilogues=True)]
+    assert keys(made) == tuned, "im2win tune would take other layers"
     written = onnx.load(made.path)
     read = {name for one in written.graph.node for name in one.input}
     assert {tensor.name for tensor in written.graph.initializer} <= read, "weights that nobody reads"
@@ -287,7 +291,11 @@ def test_nodes_that_were_changed(tmp_path: Path) -> None:
         graph.input.append(helper.make_tensor_value_info(tensor.name, FLOAT, tensor.dims))
         del graph.initializer[0]
 
-    for change, message in ((smaller, "W of kernel .* has 7 elements; it must have 32"), (unbiased, "B of kernel"), (fed, "must be an init")):
+    for change, message in (
+        (smaller, "W of kernel .* has 7 elements; it must have 32"),
+        (unbiased, "B of kernel .* must be an initializer"),
+        (fed, "W of kernel .* must be an initializer"),
+    ):
         with pytest.raises(Exception, match=message):
             changed(change)
 
@@ -368,6 +376,23 @@ def test_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     feeds = {"x": integers(2, 3, 11, 9)}
     check(onnx.load(tmp_path / "model.onnx"), Rewritten(out, library, (), (), 0, 0), feeds)
     assert command("onnxruntime", tmp_path / "model.onnx", "-o", tmp_path / "model.onnx").status == 2
+
+
+def test_the_benchmark_takes_it_in(tmp_path: Path) -> None:
+    """Its time beside ours; an output that is not ONNX Runtime's is no time."""
+    from im2win.deploy_report import models_table
+    from im2win.models.bench import measure
+
+    onnx.save(small(), tmp_path / "small.onnx")
+    im2win.compile_model(tmp_path / "small.onnx", tmp_path / "small.so", threads=1)
+    made = rewritten(small(), tmp_path, threads=1)
+    row = measure("small", tmp_path / "small.onnx", tmp_path / "small.so", ["onnxruntime"], 1, 1, 0.01, made)
+    assert row.inside_failed is not None and "differs from ONNX Runtime's" in row.inside_failed  # weights are random
+    made = im2win.for_onnxruntime(tmp_path / "small.onnx", tmp_path / "ours.onnx", threads=1)
+    row = measure("small", tmp_path / "small.onnx", tmp_path / "small.so", ["onnxruntime"], 1, 1, 0.01, made)
+    assert row.inside_ms and not row.inside_failed and list(row.peers) == ["onnxruntime"]
+    facts = {"brand": "b", "device": "d", "threads": 1, "batch": 1, "versions": {}, "date": "2026-01-01T00:00:00", "commit": "c"}
+    assert "ours in ONNX Runtime ms" in models_table([{"study": "models", **facts, "models": [row.as_dict()]}])
 
 
 def test_the_guides_program_runs(tmp_path: Path) -> None:

@@ -33,22 +33,25 @@ def models_table(studies: Sequence[Study]) -> str:
 
 def _models(study: Study) -> str:
     peers = list(dict.fromkeys(name for row in study["models"] for name in (*row["peers"], *row["peers_failed"])))
+    inside = any(row.get("inside_ms") or row.get("inside_failed") for row in study["models"])
     rows, of_peer = [], {name: list[float]() for name in peers}
     for row in study["models"]:
         ours = row["ours_ms"]
         ratios = {name: row["peers"][name] / ours for name in peers if ours is not None and name in row["peers"]}
         for name, ratio in ratios.items():
             of_peer[name].append(ratio)
-        times = [ms(row["peers"].get(name)) for name in peers]
+        times = [*([ms(row.get("inside_ms"))] if inside else []), *(ms(row["peers"].get(name)) for name in peers)]
         rows.append([row["model"], ms(ours), *times, *(number(ratios.get(name), 2) for name in peers)])
     means = [number(geometric_mean(of_peer[name]), 2) if of_peer[name] else "-" for name in peers]
-    rows.append(["geometric mean", *[""] * (1 + len(peers)), *means])
+    rows.append(["geometric mean", *[""] * (1 + inside + len(peers)), *means])
     titles = [_TITLES.get(name, name) for name in peers]
-    table = markdown.table(["model", "ours ms", *(f"{title} ms" for title in titles), *(f"over {title}" for title in titles)], rows)
+    heads = ["model", "ours ms", *(["ours in ONNX Runtime ms"] if inside else []), *(f"{title} ms" for title in titles)]
+    table = markdown.table([*heads, *(f"over {title}" for title in titles)], rows)
     failures = [
         f"{row['model']}, {_TITLES.get(name, name)}: {reason}"
         for row in study["models"]
-        for name, reason in [*([("ours", row["failed"])] if row["failed"] else []), *row["peers_failed"].items()]
+        for name, reason in [("ours", row["failed"]), ("ours in ONNX Runtime", row.get("inside_failed")), *row["peers_failed"].items()]
+        if reason
     ]
     return "\n\n".join([table, *(["Failed: " + "; ".join(failures)] if failures else [])])
 

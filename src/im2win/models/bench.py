@@ -22,11 +22,13 @@ from im2win.results import Spread
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from im2win.models.operators import Rewritten
     from im2win.models.source import Array
 
 _NO_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # what the contest asks for; a model's contenders have their own inputs
 TOLERANCE = 1e-3  # of the largest output: hundreds of layers, each within the tolerance of sums of products
 PEERS = ("onnxruntime", "torch")
+INSIDE = "inside onnxruntime"  # its convolutions ours
 
 
 @dataclass
@@ -34,6 +36,7 @@ class ModelRow:
     """One model: our median time of a call in ms, the peers', the best of them over ours, and the largest difference from ONNX Runtime.
 
     rungs: where the tiles of its layers come from, and of how many.
+    inside_ms, inside_failed: of ONNX Runtime with our convolutions, where that took part.
     """
 
     model: str
@@ -47,6 +50,8 @@ class ModelRow:
     failed: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
+    inside_ms: float | None = None
+    inside_failed: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -84,12 +89,16 @@ class Ours:
 
 @dataclass(frozen=True)
 class OnnxRuntimeModel:
-    """ONNX Runtime on the same file, all graph optimizations, inputs and outputs bound ahead."""
+    """ONNX Runtime on the same file, all graph optimizations, inputs and outputs bound ahead.
+
+    operators: the library of those that the file needs.
+    """
 
     library: Path
     source: Path
     seed: int = 0
     name: str = "onnxruntime"
+    operators: Path | None = None
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
         try:
@@ -98,6 +107,8 @@ class OnnxRuntimeModel:
             raise PeerError(f"{self.name}: onnxruntime is needed; pip install 'im2win[bench]'.") from error
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        if self.operators is not None:
+            options.register_custom_ops_library(str(self.operators))
         session = ort.InferenceSession(str(self.source), options, providers=["CPUExecutionProvider"])
         feeds = images(self.library, self.seed)
         outputs = [ort.OrtValue.ortvalue_from_numpy(one) for one in session.run(None, feeds)]
@@ -213,12 +224,14 @@ def _gemm(torch: Any, turned: bool, x: Any, w: Any, bias: Any = None) -> Any:
 
 
 def measure(
-    name: str, source: Path, library: Path, against: Sequence[str] = PEERS, threads: int = 1, rounds: int = 15, warmup: float = 0.5
-) -> ModelRow:
+    name: str, source: Path, library: Path, against: Sequence[str] = PEERS, threads: int = 1, rounds: int = 15, warmup: float = 0.5,
+    inside: Rewritten | None = None,
+) -> ModelRow:  # fmt: skip
     """Times a compiled model and its peers on the same random inputs; every output is checked against ONNX Runtime's.
 
     Args:
         source: the ONNX file that `library` was compiled from.
+        inside: the same model for ONNX Runtime with our convolutions, which then takes part.
 
     Raises:
         ValueError: an unknown peer.
@@ -235,6 +248,7 @@ def measure(
         row.rungs[layer.rung] = row.rungs.get(layer.rung, 0) + 1
     contenders: list[Contender] = [Ours(library), OnnxRuntimeModel(library, source)]
     contenders += [TorchModel(library, source)] if "torch" in against else []
+    contenders += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         outputs: dict[str, Array] = {}
@@ -250,13 +264,14 @@ def measure(
             workers.pop("onnxruntime", None)
         samples, failed = interleaved(workers, rounds, warmup)
     row.peers_failed |= failed
-    row.failed = row.peers_failed.pop("ours", None)
+    row.failed, row.inside_failed = (row.peers_failed.pop(each, None) for each in ("ours", INSIDE))
     for contender_name, seconds in samples.items():
         ordered = sorted(1e3 * second for second in seconds)
         low, high = (float(np.percentile(ordered, q)) for q in (10, 90))
         row.spread[contender_name] = Spread(statistics.median(ordered), low, high, len(ordered))
     row.peers = {peer: row.spread[peer].median for peer in against if peer in row.spread}
     row.best_peer = min(row.peers, key=lambda peer: row.peers[peer], default=None)
+    row.inside_ms = row.spread[INSIDE].median if INSIDE in row.spread else None
     if "ours" in row.spread:
         row.ours_ms = row.spread["ours"].median
         row.ratio = row.peers[row.best_peer] / row.ours_ms if row.best_peer else None
