@@ -28,6 +28,17 @@ def run(folder: Path, *words: object) -> str:
     return done.stdout
 
 
+def sanitizing(folder: Path, sanitizer: str) -> list[str]:
+    """The compiler's option for a sanitizer; none where the compiler or the system does not have it."""
+    (folder / "empty.c").write_text("int main(void) { return 0; }\n")
+    try:
+        run(folder, COMPILER, f"-fsanitize={sanitizer}", "empty.c", "-o", "empty")
+        run(folder, "./empty")
+    except AssertionError:
+        return []
+    return [f"-fsanitize={sanitizer}"]
+
+
 def constant(header: Path, name: str) -> int:
     """A constant of an exported header."""
     found = re.search(rf"^#define \w+?_{name} (\d+)$", header.read_text(), re.MULTILINE)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_c import COMPILER, PROGRAMS, WARNINGS, constant, needs_compiler, pointer, run
+from compiled_c import COMPILER, PROGRAMS, WARNINGS, constant, needs_compiler, pointer, run, sanitizing
 from conftest import ROOT
 from ops import exact, host
 from oracle import Array, Tensors, assert_close, assert_equal, exact_tensors, normal_tensors, oracle
@@ -150,16 +150,9 @@ def test_program(two: Path, libraries: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_pool_of_threads(sanitizer: str, tmp_path: Path) -> None:
     """Under a sanitizer where the compiler and the system have it, without one where not."""
-    sanitized: list[str] = []
-    (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
-    try:
-        run(tmp_path, COMPILER, f"-fsanitize={sanitizer}", "empty.c", "-o", "empty")
-        run(tmp_path, "./empty")
-        sanitized = [f"-fsanitize={sanitizer}"]
-    except AssertionError:
-        pass
     sources = PROGRAMS / "pool.c", cpu.SOURCES / "pool.c"
-    run(tmp_path, COMPILER, *sanitized, "-std=c11", "-O1", *WARNINGS, f"-I{cpu.SOURCES}", *sources, "-pthread", "-o", "pool")
+    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{cpu.SOURCES}"
+    run(tmp_path, COMPILER, *flags, *sources, "-pthread", "-o", "pool")
     run(tmp_path, "./pool")
 
 

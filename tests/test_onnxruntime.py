@@ -21,12 +21,13 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 import light  # noqa: E402
-from compiled_c import needs_compiler  # noqa: E402
+from compiled_c import COMPILER, PROGRAMS, WARNINGS, needs_compiler, run, sanitizing  # noqa: E402
 from conftest import ROOT  # noqa: E402
 from ops import host  # noqa: E402
 from test_models import FLOAT, batch_norm, graph, helper, integers, node, norm, numpy_helper, peer  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.c_abi.header import SOURCES  # noqa: E402
 from im2win.models import operators  # noqa: E402
 from im2win.models.operators import Rewritten  # noqa: E402
 from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
@@ -250,6 +251,15 @@ def test_threads_are_onnx_runtimes(tmp_path: Path) -> None:
     assert busy() - first > (time.process_time_ns() - begin) / 10
     assert set(os.listdir("/proc/self/task")) - before == workers
     assert (found == peer(model, feeds)[0]).all()
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_the_operator_alone(sanitizer: str, tmp_path: Path) -> None:
+    """With stand-ins for ONNX Runtime and the kernel, many kernels made, run and destroyed at once, and everything that is refused."""
+    sources = PROGRAMS / "operators.c", SOURCES / "operators.c", SOURCES / "layer.c"
+    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{SOURCES}"
+    run(tmp_path, COMPILER, *flags, *sources, "-pthread", "-o", "operators")
+    run(tmp_path, "./operators")
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
