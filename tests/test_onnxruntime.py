@@ -119,7 +119,7 @@ def test_exact(tmp_path: Path) -> None:
     assert shapes["i"] == [2, 12, 7, 12] and "a" not in shapes
 
 
-def test_files_of_a_symbolic_batch(tmp_path: Path) -> None:
+def test_symbolic_batch(tmp_path: Path) -> None:
     """Any number of images that is a multiple of a call's; the batch stays symbolic, and a constant of one image is no residual."""
     nodes = [
         node("Conv", "x w0", "a", pads=[1] * 4), node("Relu", "a", "b"), node("Conv", "b w1", "c"), node("Add", "c x", "d"),
@@ -150,13 +150,17 @@ def test_what_is_left_to_onnx_runtime(tmp_path: Path) -> None:
         node("ReduceSum", "x", "s", keepdims=0),
         node("Cast", "s", "yes", to=9),
         node("If", "yes", "y", then_branch=branch, else_branch=branch),
+        node("Cast", "x", "short", to=10),
+        node("Conv", "short w1", "f"),
+        node("Cast", "f", "e", to=1),
     ]
     inputs = {"x": (1, 4, 5, 5), "own": (4, 4, 1, 1), "z": (1, 4, "rows", 5)}
-    model = graph(nodes, inputs, {"w0": integers(4, 4, 1, 1)}, "y a b c d")
+    weights = integers(4, 4, 1, 1)
+    model = graph(nodes, inputs, {"w0": weights, "w1": weights.astype(np.float16)}, "y a b c d e")
     made = rewritten(model, tmp_path)
     assert keys(made) == ["n1-c4x5x5-k4x1x1"]
-    assert [line.split(": ")[0] for line in made.skipped] == ["Conv_b", "Conv_c", "ConvTranspose_d", *["Conv_inner"] * 2]
-    for reason in ("its filters or its bias are no constants", "height and width must be fixed", "only Conv is", "in a subgraph"):
+    assert [line.split(": ")[0] for line in made.skipped] == ["Conv_b", "Conv_c", "ConvTranspose_d", *["Conv_inner"] * 2, "Conv_f"]
+    for reason in ("its filters or its bias are no const", "height and width must be fixed", "only Conv is", "in a subgraph", "float16"):
         assert any(reason in line for line in made.skipped), reason
     check(model, made, {"x": integers(1, 4, 5, 5), "own": integers(4, 4, 1, 1), "z": integers(1, 4, 3, 5)})
 
