@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
@@ -19,6 +20,7 @@ from im2win.problem import Conv2d
 from im2win.schedules.cuda.epilogue import activated, output_dtype
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Expr, local, named
+from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
 from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
@@ -37,7 +39,7 @@ def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
         source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
         tensors = arguments(conv, tile.pack(conv), (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
         tiles = named("tiles", T.alloc_buffer((sizes.transformed,), conv.dtype, scope="global"))
-        products = named("products", T.alloc_buffer((sizes.multiplied,), "float32", scope="global"))
+        products = named("products", T.alloc_buffer((sizes.multiplied,), tile.arithmetic.sum_dtype, scope="global"))
         launch_input_transform(sizes, source, tiles)
         launch_products(sizes, tiles, tensors["filter"], products)
         launch_output_transform(sizes, products, tensors)
@@ -58,32 +60,33 @@ def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
 # --- transforms
 
 
-def _run(steps: Program, given: list[Expr]) -> list[Expr]:
-    """Emits a matrix times a vector of float32; registers with the result."""
-    values = local("steps", (max(len(steps.steps), 1),), "float32")
+def _run(steps: Program, given: list[Expr], dtype: str) -> list[Expr]:
+    """Emits a matrix times a vector, of float32, or of int32 for a matrix of integers; registers with the result."""
+    values = local("steps", (max(len(steps.steps), 1),), dtype)
     known = list(given)
     for place, step in enumerate(steps.steps):
-        factor, right = float(step.factor), known[step.right]
-        term = right if abs(factor) == 1 else right * tirx.const(abs(factor), "float32")
+        factor, right = step.factor, known[step.right]
+        assert dtype == "float32" or factor.denominator == 1, f"{factor} is no integer"
+        term = right if abs(factor) == 1 else right * tirx.const(float(abs(factor)), dtype)
         if step.left is not None:
             term = known[step.left] + term if factor > 0 else known[step.left] - term
         elif factor < 0:
-            term = tirx.const(0, "float32") - term
+            term = tirx.const(0, dtype) - term
         T.buffer_store(values, term, [place])
         known.append(values[place])
     return [known[place] for place in steps.outputs]
 
 
-def _both_ways(steps: Program, given: Any, name: str) -> Any:
+def _both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") -> Any:
     """Registers with matrix * given * matrix^T."""
     rows = len(steps.outputs)
-    half = local(f"{name}_half", (rows, steps.inputs), "float32")
-    whole = local(name, (rows, rows), "float32")
+    half = local(f"{name}_half", (rows, steps.inputs), dtype)
+    whole = local(name, (rows, rows), dtype)
     with T.unroll(steps.inputs) as j:
-        for i, value in enumerate(_run(steps, [given[i, j] for i in range(steps.inputs)])):
+        for i, value in enumerate(_run(steps, [given[i, j] for i in range(steps.inputs)], dtype)):
             T.buffer_store(half, value, [i, j])
     with T.unroll(rows) as i:
-        for j, value in enumerate(_run(steps, [half[i, j] for j in range(steps.inputs)])):
+        for j, value in enumerate(_run(steps, [half[i, j] for j in range(steps.inputs)], dtype)):
             T.buffer_store(whole, value, [i, j])
     return whole
 
@@ -99,12 +102,22 @@ def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) 
             body(at)
 
 
+def _stored(value: Expr, dtype: str) -> Expr:
+    """A transformed input as products take it: int8 stands for units of STEP, to the nearest, ties to even, at most LARGEST."""
+    if dtype != "int8":
+        return value.astype(dtype)
+    bits = STEP.bit_length() - 1
+    odd = T.bitwise_and(T.shift_right(value, bits), 1)
+    return T.min(T.shift_right(value + (STEP // 2 - 1) + odd, bits), LARGEST).astype("int8")
+
+
 def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
     """Emits a launch: V, a block of tiles and all its channels by a thread block of the shape that products have if they are fused."""
     conv, tile = sizes.conv, sizes.tile
     m, t, depth = tile.outputs, tile.size, sizes.depth
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
+    dtype = "int32" if conv.dtype == "int8" else "float32"  # in which transforms of either are exact, or nearly so
     steps = program(transform(m, conv.kernel[0]).bt)
     threads = ("threadIdx.x", WARP), ("threadIdx.y", warps)
     with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread(*threads[0]) as lane, T.launch_thread(*threads[1]) as warp:
@@ -113,16 +126,16 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
             place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
             number = bx * tile.block_m + place
             n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
-            given = local("given", (t, t), "float32")
+            given = local("given", (t, t), dtype)
             with T.unroll(t) as i, T.unroll(t) as j:
                 h, w = y + i, x + j
                 inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
                 value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
-                T.buffer_store(given, T.if_then_else(inside, value.astype("float32"), tirx.const(0, "float32")), [i, j])
-            found = _both_ways(steps, given, "transformed")
+                T.buffer_store(given, T.if_then_else(inside, value.astype(dtype), tirx.const(0, dtype)), [i, j])
+            found = _both_ways(steps, given, "transformed", dtype)
             with T.unroll(t) as i, T.unroll(t) as j:
                 at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
-                T.buffer_store(out, found[i, j].astype(conv.dtype), [at_v])
+                T.buffer_store(out, _stored(found[i, j], conv.dtype), [at_v])
 
         _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
 
@@ -136,6 +149,7 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
     m, t, channels = tile.outputs, tile.size, conv.out_channels
     (rows, cols), (out_h, out_w) = sizes.counts, conv.output_size
     steps, count = program(transform(m, conv.kernel[0]).at), sizes.tiles * channels
+    product = _float_product(sizes, products, tensors["filter"])
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as thread:
         at = bx * THREADS + thread
         with T.If(at < count), T.Then():
@@ -149,19 +163,34 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
             inner = number % tile.block_m * tile.block_n + k % tile.block_n
             given = local("given", (t, t), "float32")
             with T.unroll(t) as i, T.unroll(t) as j:
-                T.buffer_store(given, products[(block + i * t + j) * (tile.block_m * tile.block_n) + inner], [i, j])
+                T.buffer_store(given, product((block + i * t + j) * (tile.block_m * tile.block_n) + inner, i * t + j, k), [i, j])
             found = _both_ways(steps, given, "outputs")
             with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
                 if conv.layout == "NCHW":
                     to = ((n * channels + k) * out_h + y + i) * out_w + x + j
                 else:
                     to = ((n * out_h + y + i) * out_w + x + j) * channels + k
-                value = found[i, j]
+                value, dtype = (found[i, j], "float32") if conv.dtype != "int8" else (T.nearbyint(found[i, j]).astype("int32"), "int32")
                 if conv.bias:
-                    value = value + tensors["bias"][k].astype("float32")
+                    value = value + tensors["bias"][k].astype(dtype)
                 if conv.residual:
-                    value = value + tensors["residual"][to].astype("float32")
-                T.buffer_store(tensors["output"], activated(conv.activation, value, "float32").astype(output_dtype(conv)), [to])
+                    value = value + tensors["residual"][to].astype(dtype)
+                T.buffer_store(tensors["output"], activated(conv.activation, value, dtype).astype(output_dtype(conv)), [to])
+
+
+def _float_product(sizes: Sizes, products: Any, filters: Any) -> Callable[[Expr, Expr, Expr], Expr]:
+    """(place in M, position, output channel) -> an element of M in float32, of quantised operands times their scales."""
+    pack = sizes.tile.pack(sizes.conv)
+    if not isinstance(pack, QuantisedPack):
+        return lambda at, position, k: products[at]
+    (blocks, size), values = pack.shape(sizes.conv), pack.values(sizes.conv)
+    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # the same tensor: the launch says so
+
+    def scaled(at: Expr, position: Expr, k: Expr) -> Expr:
+        scale = scales[k // pack.block * (size // 4) + values // 4 + position * pack.block + k % pack.block]
+        return products[at].astype("float32") * scale
+
+    return scaled
 
 
 # --- products
@@ -173,21 +202,22 @@ class _Fragments:
     def __init__(self, tile: TensorCoreTile, across: int, along: int) -> None:
         self.tile, self.across, self.along, self._shape = tile, across, along, tile.shape
         m, n, k = self._shape
-        self._a = named("tiles_fragment", T.alloc_buffer((across * m * k,), "float16", scope="wmma.matrix_a"))
-        self._b = named("filter_fragment", T.alloc_buffer((along * k * n,), "float16", scope="wmma.matrix_b"))
-        self._sums = named("sums", T.alloc_buffer((across * along * m * n,), "float32", scope="wmma.accumulator"))
+        self._sum_dtype = tile.arithmetic.sum_dtype
+        self._a = named("tiles_fragment", T.alloc_buffer((across * m * k,), tile.dtype, scope="wmma.matrix_a"))
+        self._b = named("filter_fragment", T.alloc_buffer((along * k * n,), tile.dtype, scope="wmma.matrix_b"))
+        self._sums = named("sums", T.alloc_buffer((across * along * m * n,), self._sum_dtype, scope="wmma.accumulator"))
 
     def clear(self) -> None:
         """Sums of nothing."""
         with T.unroll(self.across * self.along) as i:
-            T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, "float32")))
+            T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, self._sum_dtype)))
 
     def multiply(self, a: Callable[[Expr], Expr], b: Callable[[Expr], Expr], leading: tuple[int, int]) -> None:
         """Adds products; `a` and `b` say where a fragment begins, `leading` how many elements their rows are apart."""
         with T.unroll(self.across) as i:
             T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
         with T.unroll(self.along) as j:
-            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], "row_major"))
+            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], "col_major" if self.tile.turned else "row_major"))
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
             at = i * self.along + j
             T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))
@@ -199,18 +229,18 @@ class _Fragments:
             T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, at, place(i, j), leading, "row_major"))
 
 
-def _staged(name: str, count: int) -> Any:
-    return named(name, T.alloc_buffer((count,), "float16", scope="shared"))
+def _staged(name: str, count: int, dtype: str) -> Any:
+    return named(name, T.alloc_buffer((count,), dtype, scope="shared"))
 
 
 def _inside(buffer: Any, start: Expr, extent: int) -> Expr:
     """The address of a part of shared memory that is read: TVM inserts barriers by what such addresses say."""
-    return T.tvm_access_ptr(T.type_annotation("float16"), buffer.data, start, extent, 1)
+    return T.tvm_access_ptr(T.type_annotation(buffer.dtype), buffer.data, start, extent, 1)
 
 
 def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
     """Copies `count` elements to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
-    width = CHUNK // 2
+    width = CHUNK // np.dtype(str(to.dtype)).itemsize
 
     def chunk(number: Expr) -> None:
         at = number * width
@@ -218,6 +248,25 @@ def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: E
             T.buffer_store(to, source[where(at) + part], [start + at + part])
 
     _each(count // width, threads, thread, chunk)
+
+
+def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], Callable[[Expr], Expr]]:
+    """(block, position, step) -> the places of U that a step takes, as they lie in shared memory: by channel, turned by filter."""
+    tile, depth, block_k, block_n = sizes.tile, sizes.depth, sizes.tile.block_k, sizes.tile.block_n
+    if not tile.turned:
+
+        def by_channel(by: Expr, position: Expr, step: Expr) -> Callable[[Expr], Expr]:
+            start = ((by * tile.positions + position) * depth + step * block_k) * block_n
+            return lambda at: start + at
+
+        return by_channel
+    size = sizes.tile.pack(sizes.conv).shape(sizes.conv)[-1]
+
+    def by_filter(by: Expr, position: Expr, step: Expr) -> Callable[[Expr], Expr]:
+        start = by * size + position * (block_n * depth) + step * block_k
+        return lambda at: start + at // block_k * depth + at % block_k
+
+    return by_filter
 
 
 def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> None:
@@ -237,9 +286,10 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
     """A warp has the positions of a column of the tile: what it multiplies, nobody else touches."""
     tile, depth = sizes.tile, sizes.depth
     (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given = _staged("tiles_shared", tile.size * block_m * block_k) if tile.staged else None
-    used = _staged("filter_shared", tile.size * block_k * block_n)
+    given = _staged("tiles_shared", tile.size * block_m * block_k, tile.dtype) if tile.staged else None
+    used = _staged("filter_shared", tile.size * block_k * block_n, tile.dtype)
     fragments = _Fragments(tile, *tile.fragments)
+    from_filters = _filter_places(sizes, filters)
     with T.serial(tile.size) as row:
         position = row * tile.size + warp
         first = (bx * tile.positions + position) * (block_m * depth)
@@ -248,8 +298,8 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
             if given is not None:
                 _copy(given, warp * (block_m * block_k), tiles, block_m * block_k, WARP, lane,
                       lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-            start = ((by * tile.positions + position) * depth + step * block_k) * block_n
-            _copy(used, warp * (block_k * block_n), filters, block_k * block_n, WARP, lane, lambda at: start + at)
+            where = from_filters(by, position, step)
+            _copy(used, warp * (block_k * block_n), filters, block_k * block_n, WARP, lane, where)
             for inner in range(0, block_k, k):
 
                 def operand(i: Expr, inner: int = inner) -> Expr:
@@ -258,9 +308,11 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
                     return _inside(given, warp * (block_m * block_k) + i * (m * block_k) + inner, m * block_k - inner)
 
                 def factor(j: Expr, inner: int = inner) -> Expr:
+                    if tile.turned:
+                        return _inside(used, warp * (block_k * block_n) + j * (n * block_k) + inner, n * block_k - inner)
                     return _inside(used, warp * (block_k * block_n) + inner * block_n + j * n, k * block_n)
 
-                fragments.multiply(operand, factor, (block_k if tile.staged else depth, block_n))
+                fragments.multiply(operand, factor, (block_k if tile.staged else depth, block_k if tile.turned else block_n))
         to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
         fragments.store(lambda i, j: T.address_of(products[to + i * (m * block_n) + j * n]), block_n)
 
@@ -269,25 +321,27 @@ def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tupl
     """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
     tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
     (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given, used = _staged("tiles_shared", block_m * block_k), _staged("filter_shared", block_k * block_n)
+    given, used = (_staged(name, side * block_k, tile.dtype) for name, side in (("tiles_shared", block_m), ("filter_shared", block_n)))
     fragments, thread = _Fragments(tile, 1, 1), warp * WARP + lane
+    from_filters = _filter_places(sizes, filters)
     across, along = warp // tile.fragments[1], warp % tile.fragments[1]
     first = (bx * tile.positions + position) * (block_m * depth)
     fragments.clear()
     with T.serial(depth // block_k) as step:
         _copy(given, 0, tiles, block_m * block_k, tile.threads, thread,
               lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-        start = ((by * tile.positions + position) * depth + step * block_k) * block_n
-        _copy(used, 0, filters, block_k * block_n, tile.threads, thread, lambda at: start + at)
+        _copy(used, 0, filters, block_k * block_n, tile.threads, thread, from_filters(by, position, step))
         for inner in range(0, block_k, k):
 
             def operand(i: Expr, inner: int = inner) -> Expr:
                 return _inside(given, across * (m * block_k) + inner, m * block_k - inner)
 
             def factor(j: Expr, inner: int = inner) -> Expr:
+                if tile.turned:
+                    return _inside(used, along * (n * block_k) + inner, n * block_k - inner)
                 return _inside(used, inner * block_n + along * n, (k - 1) * block_n + n)
 
-            fragments.multiply(operand, factor, (block_k, block_n))
+            fragments.multiply(operand, factor, (block_k, block_k if tile.turned else block_n))
     to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n) + across * (m * block_n) + along * n
     fragments.store(lambda i, j: T.address_of(products[to]), block_n)
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 from im2win.gpu import Gpu
 from im2win.problem import MAX_ELEMENTS, Conv2d
 from im2win.schedules.cuda.legality import MAX_SUMS, MAX_THREADS
-from im2win.schedules.winograd_tc.tile import FRAGMENTS, FUSIONS, MAPPINGS, Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, Sizes, TensorCoreTile
+from im2win.winograd_error import quantised_forms
 from im2win.winograd_tiles import forms
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 
+def forms_of(conv: Conv2d) -> tuple[int, ...]:
+    """Outputs along a side of a tile, of the forms there are for a problem."""
+    return quantised_forms(conv) if conv.dtype == "int8" else forms(conv)
+
+
 def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     counts = ("block_m", "block_n", "block_k")
-    words = (("fragment", tuple(FRAGMENTS)), ("mapping", MAPPINGS), ("fusion", FUSIONS), ("outputs", forms(conv)))
+    words = (("fragment", tuple(FRAGMENTS)), ("mapping", MAPPINGS), ("fusion", FUSIONS), ("outputs", forms_of(conv)),
+             ("product", (ARITHMETIC[conv.dtype],)))  # fmt: skip
     rules = [
         *(
             (getattr(tile, name) in known, f"`{name}` (={getattr(tile, name)}) must be one of {', '.join(map(str, known))}")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.model import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
@@ -28,7 +31,7 @@ def _step_cycles(tile: TensorCoreTile) -> float:
     loads = depth * (across + along) * LOAD_CYCLES
     warps = 1 if tile.mapping == "sync_free" else tile.warps
     elements = tile.block_k * (tile.block_n + (tile.block_m if tile.staged else 0))
-    copies = elements / 8 / 32 / warps * COPY_CYCLES
+    copies = elements * tile.itemsize / 16 / 32 / warps * COPY_CYCLES
     wait = WAIT_CYCLES * (0.2 if tile.mapping == "sync_free" else 1.0)
     return max(products, 0.3 * products + loads + copies) + wait
 
@@ -50,16 +53,17 @@ def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
     blocks = sizes.blocks * sizes.filter_blocks * (1 if tile.mapping == "sync_free" else tile.positions)
     busy = at_once * tile.warps / SCHEDULERS
     block = steps * max(busy * _step_cycles(tile), _step_cycles(tile) + WAIT_CYCLES)
-    transformed, multiplied = 2 * sizes.transformed, 4 * sizes.multiplied
+    transformed, multiplied = tile.itemsize * sizes.transformed, 4 * sizes.multiplied
     made = sizes.transformed * TRANSFORM_CYCLES / 32 / SCHEDULERS / gpu.multiprocessors
     if tile.fusion == "shmem":
         made *= sizes.filter_blocks
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = math.ceil(waves) if waves < 4 else waves + 0.5
-    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
+    given = math.prod(conv.input_shape) * conv.itemsize
+    output = math.prod(conv.output_shape) * np.dtype(OUTPUT_DTYPES[conv.dtype]).itemsize
     between = 2 * multiplied + (0 if tile.fusion == "shmem" else (1 + sizes.filter_blocks) * transformed)
     stored = multiplied + (transformed if tile.fusion == "none" else 0)
-    filters = 2 * sizes.blocks * tile.positions * sizes.depth * sizes.filter_blocks * tile.block_n
+    filters = tile.itemsize * sizes.blocks * tile.positions * sizes.depth * sizes.filter_blocks * tile.block_n
     spilled = max(2 * stored - LAST_LEVEL_BYTES, 0)
     return Estimate(
         compute=(rounds * block + made) / gpu.clock_hz,

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.winograd_tc.legality import problems
-from im2win.schedules.winograd_tc.tile import FRAGMENTS, TensorCoreTile
-from im2win.winograd_tiles import forms
+from im2win.schedules.winograd_tc.legality import forms_of, problems
+from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, TensorCoreTile
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
@@ -20,9 +19,9 @@ MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the 
 
 def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
     for outputs, block, (mapping, fusion, wave), fragment in itertools.product(
-        forms(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
+        forms_of(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
     ):
-        yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave)
+        yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype])
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from im2win.problem import Conv2d
+from im2win.problem import DTYPES, Conv2d
+from im2win.quantised_packing import QuantisedPack
 from im2win.schedules.cuda.tile import PRODUCTS, Product
 from im2win.winograd_packing import WinogradPack
 
@@ -14,7 +15,9 @@ Mapped = Literal["bgemm", "sync_free"]
 Fusion = Literal["none", "shmem", "llc"]
 MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
 FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
-"""Tiles, filters and channels of WMMA's products of float16."""
+"""Tiles, filters and channels of WMMA's products of float16 and of int8."""
+ARITHMETIC = {"float16": "f16", "int8": "s8"}
+"""By a problem's element type: the arithmetic of its products."""
 WARP = 32
 
 
@@ -30,6 +33,7 @@ class TensorCoreTile:
     fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
         last-level cache, in one launch.
     wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
+    product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (see `quantised_packing`), sums are int32.
     """
 
     outputs: int
@@ -40,6 +44,7 @@ class TensorCoreTile:
     mapping: str
     fusion: str = "none"
     wave: int = 0
+    product: str = "f16"
 
     @property
     def size(self) -> int:
@@ -77,6 +82,11 @@ class TensorCoreTile:
         return self.fusion != "shmem"
 
     @property
+    def turned(self) -> bool:
+        """Whether a filter's channels lie side by side: int8 reaches the multipliers as words of four of them."""
+        return self.dtype == "int8"
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """The reconstructor's rule sets that make the kernels, in order."""
         fusion = () if self.fusion == "none" else (f"pkf-{self.fusion}",)
@@ -84,20 +94,20 @@ class TensorCoreTile:
 
     @property
     def arithmetic(self) -> Product:
-        """Products of float16 by warps, summed in float32."""
-        return PRODUCTS["f16"]
+        """Products by warps: of float16, summed in float32, or of int8, summed in int32."""
+        return PRODUCTS[self.product]
 
     @property
     def dtype(self) -> str:
         """Element type of input and filter."""
         return self.arithmetic.dtype
 
-    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
-
     @property
-    def product(self) -> str:
-        """The arithmetic's name."""
-        return "f16"
+    def itemsize(self) -> int:
+        """Bytes of one of them."""
+        return DTYPES[self.dtype]
+
+    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
     @property
     def in_rows(self) -> bool:
@@ -126,8 +136,10 @@ class TensorCoreTile:
 
     stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
 
-    def pack(self, conv: Conv2d) -> WinogradPack:
+    def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
         """How filters are packed: what a block needs of a position is contiguous."""
+        if self.dtype == "int8":
+            return QuantisedPack(self.outputs, self.block_n, self.block_k)
         return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
 
     def as_dict(self) -> dict[str, Any]:
@@ -190,7 +202,7 @@ class Sizes:
 
     @property
     def transformed(self) -> int:
-        """Elements of V: float16."""
+        """Elements of V, of the problem's type."""
         return self.blocks * self.block_transformed
 
     @property
@@ -200,25 +212,25 @@ class Sizes:
 
     @property
     def multiplied(self) -> int:
-        """Elements of M: float32."""
+        """Elements of M: float32 or int32."""
         return self.blocks * self.filter_blocks * self.tile.positions * self.tile.block_m * self.tile.block_n
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of shared memory that a block's copies of operands take."""
         many = self.tile.size if self.tile.mapping == "sync_free" else 1
-        return 2 * many * self.tile.block_k * (self.tile.block_n + (self.tile.block_m if self.tile.staged else 0))
+        return self.tile.itemsize * many * self.tile.block_k * (self.tile.block_n + (self.tile.block_m if self.tile.staged else 0))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth * 2."""
-        return 2 * self.block_transformed
+        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth elements."""
+        return self.tile.itemsize * self.block_transformed
 
     @property
     def made_bytes(self) -> int:
         """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
         counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
-        spaces = (2 * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
+        spaces = (self.tile.itemsize * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
         return sum(map(aligned, spaces))
 
 
