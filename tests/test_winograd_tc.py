@@ -235,7 +235,7 @@ def test_elements_are_indexed_by_32_bits() -> None:
     [
         ("n1-c64x9x9-k64x5x5-p2-float16", "winograd", "Winograd's form on tensor cores is for kernels of 3x3, not 5x5"),
         ("n1-c64x9x9-k64x3x3-s2-float16", "winograd", "Winograd's form is for stride 1 and dilation 1"),
-        ("n1-c64x9x9-k64x3x3", "winograd", "Winograd's form on tensor cores multiplies float16, not float32"),
+        ("n1-c64x9x9-k64x3x3", "winograd", "Winograd's form on tensor cores multiplies float16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-g2-float16", "winograd", "Winograd's form on tensor cores is for one group, not 2"),
         ("n1-c64x9x9-k64x3x3-float16", "exact", "it rounds more than a sum of products, which accuracy 'exact' leaves out"),
         (

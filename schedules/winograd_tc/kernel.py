@@ -17,10 +17,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
+from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated, output_dtype
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Expr, local, named
-from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
 from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
@@ -216,8 +216,9 @@ class _Fragments:
         """Adds products; `a` and `b` say where a fragment begins, `leading` how many elements their rows are apart."""
         with T.unroll(self.across) as i:
             T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
+        order = "col_major" if self.tile.turned else "row_major"
         with T.unroll(self.along) as j:
-            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], "col_major" if self.tile.turned else "row_major"))
+            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], order))
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
             at = i * self.along + j
             T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,8 +41,9 @@ class TensorCorePlan(CudaFamily):
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
-        tiles = Tiles(conv, 2 if conv.dtype == "int8" else 4, 1, 1)
-        return tiles.positions * conv.batch * math.prod(tiles.counts) * conv.in_channels * conv.itemsize
+        outputs = 2 if conv.dtype == "int8" else 4
+        down, across = Tiles(conv, outputs, 1, 1).counts
+        return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
     def made_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes between the kernels: what is not in shared memory of V, and M."""

@@ -18,6 +18,7 @@ from im2win import (
     codegen,
     cuda_packing,
     packing,
+    quantised_packing,
     reconstruct,
     split_packing,
     straight_line,
@@ -103,7 +104,7 @@ def _fused_sources() -> dict[str, str]:
     paths |= {f"cuda.{stem}": shared / f"{stem}.py" for stem in ("epilogue", "kernel", "pipeline", "shared")}
     paths |= {f"reconstruct.{path.stem}": path for path in rules.glob("*.py") if path.stem not in ("hip", "judges")}
     paths |= {stem: Path(__file__).parent / f"{stem}.py" for stem in ("cuda_fused", "cuda_reconstruct")}
-    return {name: path.read_text() for name, path in paths.items()} | {one.__name__: inspect.getsource(one) for one in _FORM}
+    return {name: path.read_text() for name, path in paths.items()} | {one.__name__: inspect.getsource(one) for one in (*_FORM, quantised_packing)}
 
 
 def _persistent_sources() -> dict[str, str]:

@@ -49,8 +49,8 @@ def quantised(form: Array, scales: str) -> tuple[Array, Array]:
 class QuantisedPack:
     """Quantised filters of a problem of one group and, behind those of each block, what their products are multiplied by.
 
-    A block is [t * t positions, `block` output channels, input channels] of int8, and then [t * t positions, `block`] of float32: STEP times
-    the scale, as bytes in the order of the machine.
+    A block is [t * t positions, `block` output channels, input channels] of int8, and then [t * t positions, `block`] of float32: STEP
+    times the scale, as bytes in the order of the machine.
 
     outputs: m of F(m x m, kernel).
     block: output channels of a block; channels that do not fill the last one are zero filters with the scale 0.

@@ -4,7 +4,7 @@ A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is 
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study, whose files lie in the folder `studies` beside the results:
 ``search`` for what benchmarks/search_quality.py found, ``sliding`` for benchmarks/sliding_window.py, ``winograd-tensor-cores`` for
 benchmarks/winograd_tensor_cores.py. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of
-device memory (``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
+device memory (``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def fill(
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **_study_tables(studies)}
     tables["winograd-float16"] = winograd_report.half_table
+    tables["winograd-int8"] = winograd_report.quantised_table
     tables |= {name: partial(memory_report.tables, found) for name, found in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:

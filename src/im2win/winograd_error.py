@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.problem import Conv2d
-from im2win.quantised_packing import FORMS as QUANTISED
-from im2win.quantised_packing import LARGEST, STEP, quantised
+from im2win.quantised_packing import FORMS, LARGEST, STEP, quantised
 from im2win.reference import Accuracy, error, tolerance
 from im2win.straight_line import program
 from im2win.winograd import Matrix, Transform, transform
@@ -101,14 +100,61 @@ def measure(
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((form.size, form.size, tiles, channels)).astype(dtype)
     w = rng.standard_normal((taps, taps, channels, FILTERS)).astype(dtype)
-    expected = np.zeros((outputs, outputs, tiles, FILTERS))
+    found = error(_in_winograds_form(form, x, w, dtype), _direct(x, w))
+    return Measured(outputs, taps, channels, dtype, form.noise**2, found, tolerance(_problem(outputs, taps, channels, dtype, tiles)))
+
+
+def _direct(tiles: Array, filters: Array) -> Array:
+    """The same outputs in float64, from the formula."""
+    taps, outputs = len(filters), len(tiles) - len(filters) + 1
+    sums = np.zeros((outputs, outputs, tiles.shape[2], filters.shape[3]))
     for u in range(taps):
         for v in range(taps):
-            expected += x[u : u + outputs, v : v + outputs].astype(np.float64) @ w[u, v].astype(np.float64)
-    found = error(_in_winograds_form(form, x, w, dtype), expected)
+            sums += tiles[u : u + outputs, v : v + outputs].astype(np.float64) @ filters[u, v].astype(np.float64)
+    return sums
+
+
+def _problem(outputs: int, taps: int, channels: int, dtype: str, tiles: int) -> Conv2d:
+    """A problem of so many tiles."""
     side = math.isqrt(tiles) * outputs + taps - 1
-    conv = Conv2d(1, channels, side, side, FILTERS, taps, dtype=dtype)
-    return Measured(outputs, taps, channels, dtype, form.noise**2, found, tolerance(conv))
+    return Conv2d(1, channels, side, side, FILTERS, taps, dtype=dtype)
+
+
+def _quantised_form(form: Transform, tiles: Array, filters: Array, scales: str) -> Array:
+    """As `_in_winograds_form`, in the arithmetic of `quantised_packing`; a step of inputs is what they may grow by at a position."""
+    b, g = floats(form.bt), floats(form.g)
+    growth = np.abs(b).sum(axis=1)
+    step = np.outer(growth, growth)[:, :, None, None]
+    inputs = np.clip(np.rint(np.einsum("iu,uvnc,jv->ijnc", b, tiles, b) / step), -LARGEST - 1, LARGEST)
+    kernels, scale = quantised(np.einsum("iu,uvck,jv->kcij", g, filters, g), scales)
+    products = np.matmul(inputs, kernels.transpose(2, 3, 1, 0).astype(np.float64)).astype(np.float32)
+    factors = scale.transpose(1, 2, 0)[:, :, None] * step.astype(np.float32)
+    return np.rint(_both_ways(form.at, products * factors))
+
+
+def measure_quantised(
+    outputs: int, taps: int, channels: int, *, scales: str = "position", spread: float = SPREAD, tiles: int = 64, seed: int = 0
+) -> Measured:
+    """The error of F(outputs x outputs, taps x taps) in int8, on normally distributed whole numbers.
+
+    Args:
+        channels: products a sum has, times taps * taps.
+        scales: what of the filters has a scale of its own, one of `quantised_packing.SCALES`.
+        spread: of the inputs; filters have one of `SPREAD`.
+        tiles: how many tiles of outputs are computed, 16 filters each.
+
+    Raises:
+        ValueError: an unknown `scales`. WinogradError: see `winograd.transform`.
+    """
+    form = transform(outputs, taps)
+    rng = np.random.default_rng(seed)
+    shapes = (form.size, form.size, tiles, channels), (taps, taps, channels, FILTERS)
+    x, w = (
+        np.clip(np.rint(size * rng.standard_normal(shape)), -LARGEST, LARGEST) for size, shape in zip((spread, SPREAD), shapes, strict=True)
+    )
+    found = error(_quantised_form(form, x, w, scales), _direct(x, w))
+    allowed = tolerance(_problem(outputs, taps, channels, "int8", tiles), "winograd")
+    return Measured(outputs, taps, channels, "int8", form.noise**2, found, allowed)
 
 
 def table(sizes: Iterable[tuple[int, int]], channels: Iterable[int], dtype: str = "float32", **how: Any) -> list[Measured]:
@@ -136,8 +182,8 @@ def expected(conv: Conv2d, outputs: int) -> float:
 
     float32: eps * noise^2 * (1.3 + sqrt(K) / 20) for sums of K products. The first term is the rounding of transforms, the second that of
     sums, both as `Transform.noise` amplifies them; the numbers are fitted to measurements. float16: transformed inputs and filters are
-    rounded to 2^-11, which is amplified in the same way; int8: to whole numbers (`_QUANTISING`). relu6 cuts off outputs, not errors: of normally distributed tensors the largest
-    sum would be about 4 sqrt(K).
+    rounded to 2^-11, which is amplified in the same way; int8: `_quantising`. relu6 cuts off outputs, not
+    errors: of normally distributed tensors the largest sum would be about 4 sqrt(K).
     """
     noise = math.prod(transform(outputs, taps).noise for taps in conv.kernel)
     root = math.sqrt(math.prod(conv.filter_shape[1:]))
@@ -151,8 +197,8 @@ def trusted(conv: Conv2d, outputs: int, accuracy: Accuracy = "float32") -> bool:
 
 
 def quantised_forms(conv: Conv2d) -> tuple[int, ...]:
-    """m of the forms in which int8 holds the transformed tiles of a problem with a square kernel: none with relu6, which cuts off outputs."""
-    return () if conv.activation == "relu6" else QUANTISED.get(conv.kernel[0], ())
+    """m of the forms in which int8 holds the transformed tiles of a problem with a square kernel: none with relu6."""
+    return () if conv.activation == "relu6" else FORMS.get(conv.kernel[0], ())
 
 
 def quantised_tolerance(conv: Conv2d) -> float:
