@@ -77,7 +77,7 @@ def _run(steps: Program, given: list[Expr], dtype: str) -> list[Expr]:
     return [known[place] for place in steps.outputs]
 
 
-def _both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") -> Any:
+def both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") -> Any:
     """Registers with matrix * given * matrix^T."""
     rows = len(steps.outputs)
     half = local(f"{name}_half", (rows, steps.inputs), dtype)
@@ -91,7 +91,7 @@ def _both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") ->
     return whole
 
 
-def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
+def each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
     """body(number) for `count` numbers, neighbours by neighbouring threads."""
     with T.serial(-(-count // threads)) as turn:
         at = turn * threads + thread
@@ -102,13 +102,16 @@ def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) 
             body(at)
 
 
-def _stored(value: Expr, dtype: str) -> Expr:
-    """A transformed input as products take it: int8 stands for units of STEP, to the nearest, ties to even, at most LARGEST."""
-    if dtype != "int8":
-        return value.astype(dtype)
+def quantised(value: Expr) -> Expr:
+    """An int32 in units of STEP, to the nearest, ties to even."""
     bits = STEP.bit_length() - 1
     odd = T.bitwise_and(T.shift_right(value, bits), 1)
-    return T.min(T.shift_right(value + (STEP // 2 - 1) + odd, bits), LARGEST).astype("int8")
+    return T.shift_right(value + (STEP // 2 - 1) + odd, bits)
+
+
+def _stored(value: Expr, dtype: str) -> Expr:
+    """A transformed input as products take it: int8 stands for units of STEP, at most LARGEST."""
+    return T.min(quantised(value), LARGEST).astype("int8") if dtype == "int8" else value.astype(dtype)
 
 
 def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
@@ -132,12 +135,12 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
                 inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
                 value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
                 T.buffer_store(given, T.if_then_else(inside, value.astype(dtype), tirx.const(0, dtype)), [i, j])
-            found = _both_ways(steps, given, "transformed", dtype)
+            found = both_ways(steps, given, "transformed", dtype)
             with T.unroll(t) as i, T.unroll(t) as j:
                 at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
                 T.buffer_store(out, _stored(found[i, j], conv.dtype), [at_v])
 
-        _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
+        each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
 
 
 def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:
@@ -164,7 +167,7 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
             given = local("given", (t, t), "float32")
             with T.unroll(t) as i, T.unroll(t) as j:
                 T.buffer_store(given, product((block + i * t + j) * (tile.block_m * tile.block_n) + inner, i * t + j, k), [i, j])
-            found = _both_ways(steps, given, "outputs")
+            found = both_ways(steps, given, "outputs")
             with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
                 if conv.layout == "NCHW":
                     to = ((n * channels + k) * out_h + y + i) * out_w + x + j
@@ -248,7 +251,7 @@ def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: E
         with T.vectorized(width) as part:
             T.buffer_store(to, source[where(at) + part], [start + at + part])
 
-    _each(count // width, threads, thread, chunk)
+    each(count // width, threads, thread, chunk)
 
 
 def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], Callable[[Expr], Expr]]:

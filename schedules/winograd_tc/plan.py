@@ -99,4 +99,10 @@ class TensorCorePlan(CudaFamily):
         """The kernels to compile, reconstructed; ReconstructError if a rule of the tile's does not match."""
         from im2win import cuda_fused
 
+        if tile.fusion == "whole":
+            from im2win.codegen import SYMBOL
+            from im2win.cuda_codegen import kernel_module
+            from im2win.schedules.winograd_tc.whole import whole_kernel
+
+            return kernel_module({SYMBOL: whole_kernel(conv, tile, SYMBOL)})
         return cuda_fused.lower(conv, tile, gpu)

@@ -1,0 +1,198 @@
+"""Winograd's form in int8 as one kernel: transformed tiles stay in shared memory, products in registers, and outputs leave from there.
+
+A warp has 16 tiles and 8 or 16 filters, and the sums of all 16 positions: of each position a lane holds the same tiles and filters, so that
+the transform back takes no other lane's. Neither V nor M is ever in global memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.cuda_packing import column
+from im2win.problem import Conv2d
+from im2win.quantised_packing import LARGEST, QuantisedPack
+from im2win.schedules.cuda.epilogue import activated
+from im2win.schedules.cuda.kernel import arguments
+from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer
+from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised
+from im2win.schedules.winograd_tc.tile import SLAB, WARP, Sizes, TensorCoreTile
+from im2win.straight_line import program
+from im2win.winograd import transform
+
+WORD = 4  # bytes, and channels that a thread transforms at once where they lie side by side
+
+
+def whole_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
+    """The kernel over the tensors of `conv.arguments`."""
+    sizes = Sizes(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        tensors = arguments(conv, tile.pack(conv))  # type: ignore[arg-type]
+        bound = [("blockIdx.x", sizes.blocks), ("blockIdx.y", sizes.filter_blocks), ("threadIdx.x", tile.threads)]
+        x, y, threads = (T.launch_thread(*one) for one in bound)
+        with x as bx, y as by, threads as tid:
+            _Whole(sizes, tensors, bx, by, tid).run()
+    return builder.get()
+
+
+class _Whole:
+    def __init__(self, sizes: Sizes, tensors: dict[str, Any], bx: Expr, by: Expr, tid: Expr) -> None:
+        self._sizes, self._conv, self._tile, self._tensors = sizes, sizes.conv, sizes.tile, tensors
+        self._bx, self._by, self._tid = bx, by, tid
+        pack = sizes.tile.pack(sizes.conv)
+        assert isinstance(pack, QuantisedPack)
+        self._pack = pack
+        lane, warp, (tiles, filters, _) = tid % WARP, tid // WARP, sizes.tile.shape
+        down = sizes.tile.block_m // tiles
+        self._g, self._t = lane // 4, lane % 4
+        self._first, self._filter = warp % down * tiles, warp // down * filters  # of the warp, in the block
+        self._cols = filters // 8
+        self._run = 2 * self._cols  # neighbouring filters of a lane
+        self._words = sizes.conv.layout == "NHWC" and sizes.conv.in_channels % WORD == 0
+        dtype, inner = ("int32", SLAB // WORD) if self._words else ("int8", SLAB)
+        slabs = sizes.depth // SLAB
+        self._shared = Arena(sizes.held_bytes, dtype).take("tiles", (sizes.tile.positions, slabs, sizes.tile.block_m, inner), dtype)
+        self._sums = local("sums", (sizes.tile.positions, self._cols, 4), "int32")
+
+    def run(self) -> None:
+        """Emits the block."""
+        tile, depth = self._tile, self._sizes.depth
+        count = tile.block_m * depth // (WORD if self._words else 1)
+        each(count, tile.threads, self._tid, self._transform_words if self._words else self._transform_one)
+        with T.unroll(tile.positions) as i, T.unroll(self._cols) as j, T.unroll(4) as e:
+            T.buffer_store(self._sums, tirx.const(0, "int32"), [i, j, e])
+        barrier()
+        with T.serial(depth // SLAB) as slab, T.unroll(tile.positions) as position:
+            self._multiply(slab, position)
+        with T.unroll(2) as half:
+            number = self._bx * tile.block_m + self._first + half * 8 + self._g
+            with T.If(number < self._sizes.tiles), T.Then():
+                self._write(number, half)
+
+    # --- tiles of the input
+
+    def _corner(self, number: Expr) -> tuple[Expr, Expr, Expr]:
+        """Image, row and column of a tile's first output."""
+        rows, cols = self._sizes.counts
+        return number // (rows * cols), number // cols % rows * self._tile.outputs, number % cols * self._tile.outputs
+
+    def _load(self, name: str, source: Any, place: Expr, c: Expr, channels: int) -> Any:
+        """Registers with a tile of the input, zeros outside; source: [batch, height, width, channels], or channels first."""
+        conv, t = self._conv, self._tile.size
+        n, y, x = self._corner(self._bx * self._tile.block_m + place)
+        given = local(name, (t, t), "int32")
+        with T.unroll(t) as i, T.unroll(t) as j:
+            h, w = y - conv.padding[0] + i, x - conv.padding[1] + j
+            inside = tirx.all(n < conv.batch, c < channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
+            if conv.layout == "NCHW":
+                at = ((n * channels + c) * conv.height + h) * conv.width + w
+            else:
+                at = ((n * conv.height + h) * conv.width + w) * channels + c
+            T.buffer_store(given, T.if_then_else(inside, source[at].astype("int32"), tirx.const(0, "int32")), [i, j])
+        return given
+
+    def _transformed(self, given: Any, name: str) -> Any:
+        return both_ways(program(transform(self._tile.outputs, self._conv.kernel[0]).bt), given, name, "int32")
+
+    def _transform_one(self, at: Expr) -> None:
+        """One channel of a tile: neighbouring threads have neighbours of whichever lies side by side in the input."""
+        depth, t, rows = self._sizes.depth, self._tile.size, self._tile.block_m
+        place, c = (at // depth, at % depth) if self._conv.layout == "NHWC" else (at % rows, at // rows)
+        found = self._transformed(self._load("given", self._tensors["data"], place, c, self._conv.in_channels), "transformed")
+        with T.unroll(t) as i, T.unroll(t) as j:
+            value = T.min(quantised(found[i, j]), LARGEST).astype("int8")
+            T.buffer_store(self._shared, value, [i * t + j, c // SLAB, place, c % SLAB])
+
+    def _transform_words(self, at: Expr) -> None:
+        """Four channels of a tile."""
+        t, depth, channels = self._tile.size, self._sizes.depth // WORD, self._conv.in_channels // WORD
+        place, c = at // depth, at % depth
+        pixels = self._conv.batch * self._conv.height * self._conv.width
+        source = T.decl_buffer((pixels * channels,), "int32", data=self._tensors["data"].data)
+        words = self._load("words", named("data", source), place, c, channels)
+        packed = local("packed", (t, t), "int32")
+        for e in range(WORD):
+            given = local("given", (t, t), "int32")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                T.buffer_store(given, T.shift_right(T.shift_left(words[i, j], 24 - 8 * e), 24), [i, j])
+            found = self._transformed(given, "transformed")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                byte = T.bitwise_and(T.min(quantised(found[i, j]), LARGEST), 255)
+                value = T.bitwise_or(packed[i, j], T.shift_left(byte, 8 * e)) if e else byte
+                T.buffer_store(packed, value, [i, j])
+        with T.unroll(t) as i, T.unroll(t) as j:
+            T.buffer_store(self._shared, packed[i, j], [i * t + j, c // (SLAB // WORD), place, c % (SLAB // WORD)])
+
+    # --- products
+
+    def _multiply(self, slab: Expr, position: Expr) -> None:
+        """Adds the products of 64 channels at a position: a lane brings 16 bytes of every row, which are two products' words."""
+        scale = CHUNK // (WORD if self._words else 1)
+        rows, taken = local("rows", (2, 4), "uint32"), local("a", (2, 4), "uint32")
+        filters = local("b", (self._cols, 4), "uint32")
+        with T.unroll(2) as half:
+            call("load_words", pointer(rows, half, 0), pointer(self._shared, position, slab, self._first + half * 8 + self._g, self._t * scale))
+        with T.unroll(2) as part, T.unroll(4) as word:
+            T.buffer_store(taken, rows[word % 2, part * 2 + word // 2], [part, word])
+        with T.unroll(self._cols) as j:
+            row = position * self._tile.block_n + self._filter + column(j, self._g, self._run)
+            at = self._by * self._pack.shape(self._conv)[1] + row * self._sizes.depth + slab * SLAB + self._t * CHUNK
+            call("load_words", pointer(filters, j, 0), pointer(self._tensors["filter"], at))
+        for part in range(2):
+            with T.unroll(self._cols) as j:
+                call("product_s8", pointer(self._sums, position, j, 0), pointer(taken, part, 0), pointer(filters, j, part * 2))
+
+    # --- outputs
+
+    def _write(self, number: Expr, half: Expr) -> None:
+        """The outputs of a tile, of the filters that a lane has."""
+        conv, tile, m, t = self._conv, self._tile, self._tile.outputs, self._tile.size
+        steps = program(transform(m, conv.kernel[0]).at)
+        inner = self._filter + self._t * self._run  # first filter of the lane, in the block
+        scales, place = self._scales()
+        values = local("values", (m, m, self._run), "int32")
+        for r in range(self._run):
+            given = local("given", (t, t), "float32")
+            with T.unroll(t) as i, T.unroll(t) as j:
+                product = self._sums[i * t + j, r // 2, half * 2 + r % 2].astype("float32")
+                T.buffer_store(given, product * scales[place + (i * t + j) * tile.block_n + inner + r], [i, j])
+            found = both_ways(steps, given, "outputs")
+            with T.unroll(m) as i, T.unroll(m) as j:
+                T.buffer_store(values, T.nearbyint(found[i, j]).astype("int32"), [i, j, r])
+        n, y, x = self._corner(number)
+        (out_h, out_w), k = conv.output_size, self._by * tile.block_n + inner
+        with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
+            if conv.layout == "NHWC":
+                self._store(values, i, j, ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k, 1, k)
+            else:
+                self._store(values, i, j, ((n * conv.out_channels + k) * out_h + y + i) * out_w + x + j, out_h * out_w, k)
+
+    def _scales(self) -> tuple[Any, Expr]:
+        """What products are multiplied by, and where those of this block begin."""
+        blocks, size = self._pack.shape(self._conv)
+        scales = T.decl_buffer((blocks * size // 4,), "float32", data=self._tensors["filter"].data)
+        return named("filter", scales), self._by * (size // 4) + self._pack.values(self._conv) // 4
+
+    def _store(self, values: Any, i: Expr, j: Expr, at: Expr, stride: int, k: Expr) -> None:
+        """A run of filters of one output, side by side where the layout and their number allow."""
+        conv, tensors = self._conv, self._tensors
+
+        def finished(r: Any) -> Expr:
+            value = values[i, j, r]
+            if conv.bias:
+                value = value + tensors["bias"][k + r]
+            if conv.residual:
+                value = value + tensors["residual"][at + r * stride]
+            return activated(conv.activation, value, "int32")
+
+        if stride == 1 and conv.out_channels % self._run == 0:
+            with T.If(k < conv.out_channels), T.Then(), T.vectorized(self._run) as r:
+                T.buffer_store(tensors["output"], finished(r), [at + r])
+        else:
+            for r in range(self._run):
+                with T.If(k + r < conv.out_channels), T.Then():
+                    T.buffer_store(tensors["output"], finished(r), [at + r * stride])
