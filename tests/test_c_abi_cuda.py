@@ -84,7 +84,7 @@ class Device:
 
 WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 
-SUMS = Conv2d.parse("n1-c20x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
+SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
 CASES = [
     (FULL, "direct", "fma"), (WIDE, "im2win_fused", "f16"), (FULL, "mcfa", "tf32x3"), (NHWC, "im2win", "f16"), (NHWC, "im2col", "f16"),
@@ -115,9 +115,15 @@ def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
     assert library.launches == [as_noted(one) for one in sorted(made, key=lambda one: not one.kernel.startswith("transform"))]
 
 
-def test_quantised_winograd(tmp_path: Path) -> None:
+QUANTISED = [
+    TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem", product="s8"),
+    TensorCoreTile(2, 16, 16, 64, "16x16x32", "whole", "whole", product="s8"),
+]
+
+
+@pytest.mark.parametrize("tile", QUANTISED, ids=lambda tile: tile.fusion)
+def test_quantised_winograd(tile: TensorCoreTile, tmp_path: Path) -> None:
     """Its filters are packed with their scales, to the last bit."""
-    tile = TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem", product="s8")
     tensors = quantised.random_tensors(SUMS, 0)
     device = Device(Library(exported(tmp_path, SUMS, ("winograd_tc", tile))), SUMS, tensors)
     np.testing.assert_array_equal(device.packed, tile.pack(SUMS).filter(SUMS, tensors["filter"]).ravel())

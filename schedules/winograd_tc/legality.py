@@ -10,6 +10,7 @@ from im2win.winograd_error import quantised_forms
 from im2win.winograd_tiles import forms
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
+OTHER_REGISTERS = 52  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 
@@ -80,6 +81,9 @@ def _fits(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[tuple[bool, str]
         (stored <= MAX_ELEMENTS, f"the {stored} elements of transformed tiles must be at most {MAX_ELEMENTS}"),
         (multiplied <= MAX_ELEMENTS, f"the {multiplied} elements of products must be at most {MAX_ELEMENTS}"),
     ]
+    if tile.mapping == "whole":
+        needed = (tile.sums + OTHER_REGISTERS) * tile.threads
+        rules.append((needed <= gpu.registers, f"the block's {needed} registers must be at most {gpu.registers}"))
     if tile.fusion in ("shmem", "whole"):
         needed = sizes.held_bytes + sizes.staged_bytes
         what = f"a block's {sizes.held_bytes} bytes of transformed tiles and {sizes.staged_bytes} of filters"

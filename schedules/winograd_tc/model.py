@@ -13,8 +13,8 @@ from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.model import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
-from im2win.schedules.winograd_tc.legality import LAST_LEVEL_BYTES
-from im2win.schedules.winograd_tc.tile import Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.legality import LAST_LEVEL_BYTES, OTHER_REGISTERS
+from im2win.schedules.winograd_tc.tile import SLAB, Sizes, TensorCoreTile
 
 PRODUCT = 16 * 8 * 16  # products of one number with another that `PRODUCT_CYCLES` are for
 LOAD_CYCLES = 24.0  # of a scheduler, for a fragment from shared memory
@@ -44,9 +44,42 @@ def _at_once(sizes: Sizes, gpu: Gpu) -> int:
     return max(1, min(gpu.registers // (min(registers, 255) * tile.threads), gpu.shared // (shared + 1024), gpu.threads // tile.threads))
 
 
+def _whole(conv: Conv2d, sizes: Sizes, gpu: Gpu) -> Estimate:
+    """Of one kernel that does everything: a block transforms its tiles, and its warps multiply what all of them have made."""
+    tile, (tiles, filters, _) = sizes.tile, sizes.tile.shape
+    registers = min(tile.sums + OTHER_REGISTERS, 255)
+    at_once = min(gpu.registers // (registers * tile.threads), gpu.shared // (sizes.held_bytes + 1024), gpu.threads // tile.threads)
+    at_once = max(at_once, 1)
+    products = tile.positions * sizes.depth * tiles * filters / PRODUCT * PRODUCT_CYCLES / 2  # int8 is twice as fast as float16
+    loads = tile.positions * sizes.depth / SLAB * (2 + filters / 8) * LOAD_CYCLES / 2
+    made = sizes.block_transformed / tile.threads * TRANSFORM_CYCLES
+    alone = products + loads + made + WAIT_CYCLES + tile.positions * tile.sums / 8
+    busy = at_once * tile.warps / SCHEDULERS
+    waves = sizes.blocks * sizes.filter_blocks / (gpu.multiprocessors * at_once)
+    rounds = math.ceil(waves) if waves < 4 else waves + 0.5
+    given, output = _tensor_bytes(conv)
+    filter_bytes = math.prod(tile.pack(conv).shape(conv))
+    return Estimate(
+        compute=rounds * max(busy * (max(products, loads) + made), alone) / gpu.clock_hz,
+        cache=(2 * given * sizes.filter_blocks + filter_bytes * sizes.blocks) / gpu.l2_bytes_s,
+        memory=(given + output) / gpu.dram_bytes_s,
+        transform=0.0,
+        occupancy=at_once * tile.warps,
+        shared_bytes=sizes.held_bytes,
+    )
+
+
+def _tensor_bytes(conv: Conv2d) -> tuple[int, int]:
+    """Of the input and of the output."""
+    itemsize = np.dtype(OUTPUT_DTYPES[conv.dtype]).itemsize
+    return math.prod(conv.input_shape) * conv.itemsize, math.prod(conv.output_shape) * itemsize
+
+
 def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
     sizes = Sizes(conv, tile)
+    if tile.mapping == "whole":
+        return _whole(conv, sizes, gpu)
     at_once = _at_once(sizes, gpu)
     rows = tile.size if tile.mapping == "sync_free" else 1
     steps = rows * (sizes.depth // tile.block_k)
@@ -59,8 +92,7 @@ def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
         made *= sizes.filter_blocks
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = math.ceil(waves) if waves < 4 else waves + 0.5
-    given = math.prod(conv.input_shape) * conv.itemsize
-    output = math.prod(conv.output_shape) * np.dtype(OUTPUT_DTYPES[conv.dtype]).itemsize
+    given, output = _tensor_bytes(conv)
     between = 2 * multiplied + (0 if tile.fusion == "shmem" else (1 + sizes.filter_blocks) * transformed)
     stored = multiplied + (transformed if tile.fusion == "none" else 0)
     filters = tile.itemsize * sizes.blocks * tile.positions * sizes.depth * sizes.filter_blocks * tile.block_n

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.winograd_tc.legality import forms_of, problems
-from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, TensorCoreTile
+from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, SLAB, WHOLE, TensorCoreTile
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
@@ -22,6 +22,9 @@ def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
         forms_of(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
     ):
         yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype])
+    if conv.dtype == "int8":
+        for outputs, block_m, block_n, fragment in itertools.product(forms_of(conv), BLOCKS_M, BLOCKS_N, WHOLE):
+            yield TensorCoreTile(outputs, block_m, block_n, SLAB, fragment, "whole", "whole", 0, ARITHMETIC[conv.dtype])
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
