@@ -40,9 +40,11 @@ FUSED = TensorCoreTile(2, 16, 32, 16, "16x16x16", "sync_free", "shmem", product=
 
 
 def kernels(fragment: str, block_k: int = 16) -> list[Kernel]:
-    """One of every mapping and fusion."""
+    """One of every mapping and fusion, and with twice the warps where tiles stay in shared memory."""
     block_m, block_n = max(FRAGMENTS[fragment][0], 16), FRAGMENTS[fragment][1]
-    return [("winograd_tc", TensorCoreTile(2, block_m, block_n, block_k, fragment, *way, "s8")) for way in WAYS]
+    tiles = [TensorCoreTile(2, block_m, block_n, block_k, fragment, *way, "s8") for way in WAYS]
+    tiles += [replace(tile, groups=2) for tile in tiles if tile.fusion == "shmem"]
+    return [("winograd_tc", tile) for tile in tiles]
 
 
 def whole(block_m: int, block_n: int, fragment: str) -> TensorCoreTile:

@@ -9,7 +9,7 @@ All three are launched once, whatever the sizes. Barriers are not written here: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
@@ -137,7 +137,7 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
                 T.buffer_store(given, T.if_then_else(inside, value.astype(dtype), tirx.const(0, dtype)), [i, j])
             found = both_ways(steps, given, "transformed", dtype)
             with T.unroll(t) as i, T.unroll(t) as j:
-                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
+                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * sizes.pitch + c
                 T.buffer_store(out, _stored(found[i, j], conv.dtype), [at_v])
 
         each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
@@ -242,16 +242,31 @@ def _inside(buffer: Any, start: Expr, extent: int) -> Expr:
     return T.tvm_access_ptr(T.type_annotation(buffer.dtype), buffer.data, start, extent, 1)
 
 
-def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
-    """Copies `count` elements to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
+class _Rows(NamedTuple):
+    """Of a step's operand in shared memory: how many, elements of one, and from one to the next."""
+
+    count: int
+    row: int
+    pitch: int
+
+
+def _staged_rows(tile: TensorCoreTile) -> tuple[_Rows, _Rows]:
+    """Of tiles, a step's channels each, and of filters, by channel or turned."""
+    filters = (tile.block_n, tile.block_k) if tile.turned else (tile.block_k, tile.block_n)
+    found = [_Rows(count, row, row + tile.spare) for count, row in ((tile.block_m, tile.block_k), filters)]
+    return found[0], found[1]
+
+
+def _copy(to: Any, start: Expr, source: Any, rows: _Rows, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
+    """Copies rows to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
     width = CHUNK // np.dtype(str(to.dtype)).itemsize
 
     def chunk(number: Expr) -> None:
         at = number * width
         with T.vectorized(width) as part:
-            T.buffer_store(to, source[where(at) + part], [start + at + part])
+            T.buffer_store(to, source[where(at) + part], [start + at // rows.row * rows.pitch + at % rows.row + part])
 
-    each(count // width, threads, thread, chunk)
+    each(rows.count * rows.row // width, threads, thread, chunk)
 
 
 def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], Callable[[Expr], Expr]]:
@@ -287,65 +302,68 @@ def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> No
 
 
 def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:
-    """A warp has the positions of a column of the tile: what it multiplies, nobody else touches."""
+    """A warp has the positions of a column of the tile, in all rows or in every so many: what it multiplies, nobody else touches."""
     tile, depth = sizes.tile, sizes.depth
     (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given = _staged("tiles_shared", tile.size * block_m * block_k, tile.dtype) if tile.staged else None
-    used = _staged("filter_shared", tile.size * block_k * block_n, tile.dtype)
-    fragments = _Fragments(tile, *tile.fragments)
+    given = _staged("tiles_shared", tile.warps * sizes.staged_tiles, tile.dtype) if tile.staged else None
+    used = _staged("filter_shared", tile.warps * sizes.staged_filters, tile.dtype)
+    fragments, (of_tiles, of_filters) = _Fragments(tile, *tile.fragments), _staged_rows(tile)
+    pitch = of_tiles.pitch if tile.staged else sizes.pitch
     from_filters = _filter_places(sizes, filters)
-    with T.serial(tile.size) as row:
-        position = row * tile.size + warp
-        first = (bx * tile.positions + position) * (block_m * depth)
+    with T.serial(tile.positions // tile.warps) as turn:
+        position = turn * tile.warps + warp
+        first = (bx * tile.positions + position) * (block_m * sizes.pitch)
         fragments.clear()
         with T.serial(depth // block_k) as step:
             if given is not None:
-                _copy(given, warp * (block_m * block_k), tiles, block_m * block_k, WARP, lane,
+                _copy(given, warp * sizes.staged_tiles, tiles, of_tiles, WARP, lane,
                       lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-            where = from_filters(by, position, step)
-            _copy(used, warp * (block_k * block_n), filters, block_k * block_n, WARP, lane, where)
+            _copy(used, warp * sizes.staged_filters, filters, of_filters, WARP, lane, from_filters(by, position, step))
             for inner in range(0, block_k, k):
 
                 def operand(i: Expr, inner: int = inner) -> Expr:
                     if given is None:
-                        return T.address_of(tiles[first + i * (m * depth) + step * block_k + inner])
-                    return _inside(given, warp * (block_m * block_k) + i * (m * block_k) + inner, m * block_k - inner)
+                        return T.address_of(tiles[first + i * (m * pitch) + step * block_k + inner])
+                    return _inside(given, warp * sizes.staged_tiles + i * (m * pitch) + inner, (m - 1) * pitch + k)
 
                 def factor(j: Expr, inner: int = inner) -> Expr:
-                    if tile.turned:
-                        return _inside(used, warp * (block_k * block_n) + j * (n * block_k) + inner, n * block_k - inner)
-                    return _inside(used, warp * (block_k * block_n) + inner * block_n + j * n, k * block_n)
+                    start, extent = _factor(tile, of_filters.pitch, j, inner)
+                    return _inside(used, warp * sizes.staged_filters + start, extent)
 
-                fragments.multiply(operand, factor, (block_k if tile.staged else depth, block_k if tile.turned else block_n))
+                fragments.multiply(operand, factor, (pitch, of_filters.pitch))
         to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
         fragments.store(lambda i, j: T.address_of(products[to + i * (m * block_n) + j * n]), block_n)
+
+
+def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr, int]:
+    """Where the fragment of the j-th filters begins among those of a step, `inner` channels on, and over how many elements it goes."""
+    _, n, k = tile.shape
+    return (j * (n * pitch) + inner, (n - 1) * pitch + k) if tile.turned else (inner * pitch + j * n, (k - 1) * pitch + n)
 
 
 def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:
     """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
     tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
     (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given, used = (_staged(name, side * block_k, tile.dtype) for name, side in (("tiles_shared", block_m), ("filter_shared", block_n)))
-    fragments, thread = _Fragments(tile, 1, 1), warp * WARP + lane
+    given, used = _staged("tiles_shared", sizes.staged_tiles, tile.dtype), _staged("filter_shared", sizes.staged_filters, tile.dtype)
+    fragments, thread, (of_tiles, of_filters) = _Fragments(tile, 1, 1), warp * WARP + lane, _staged_rows(tile)
     from_filters = _filter_places(sizes, filters)
     across, along = warp // tile.fragments[1], warp % tile.fragments[1]
     first = (bx * tile.positions + position) * (block_m * depth)
     fragments.clear()
     with T.serial(depth // block_k) as step:
-        _copy(given, 0, tiles, block_m * block_k, tile.threads, thread,
+        _copy(given, 0, tiles, of_tiles, tile.threads, thread,
               lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-        _copy(used, 0, filters, block_k * block_n, tile.threads, thread, from_filters(by, position, step))
+        _copy(used, 0, filters, of_filters, tile.threads, thread, from_filters(by, position, step))
         for inner in range(0, block_k, k):
 
             def operand(i: Expr, inner: int = inner) -> Expr:
-                return _inside(given, across * (m * block_k) + inner, m * block_k - inner)
+                return _inside(given, across * (m * of_tiles.pitch) + inner, (m - 1) * of_tiles.pitch + k)
 
             def factor(j: Expr, inner: int = inner) -> Expr:
-                if tile.turned:
-                    return _inside(used, along * (n * block_k) + inner, n * block_k - inner)
-                return _inside(used, inner * block_n + along * n, (k - 1) * block_n + n)
+                return _inside(used, *_factor(tile, of_filters.pitch, along, inner))
 
-            fragments.multiply(operand, factor, (block_k, block_k if tile.turned else block_n))
+            fragments.multiply(operand, factor, (of_tiles.pitch, of_filters.pitch))
     to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n) + across * (m * block_n) + along * n
     fragments.store(lambda i, j: T.address_of(products[to]), block_n)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from im2win.gpu import Gpu
 from im2win.problem import MAX_ELEMENTS, Conv2d
-from im2win.schedules.cuda.legality import MAX_SUMS, MAX_THREADS
+from im2win.schedules.cuda.legality import MAX_SUMS
 from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, SLAB, WHOLE, Sizes, TensorCoreTile
 from im2win.winograd_error import quantised_forms
 from im2win.winograd_tiles import forms
 
+MAX_THREADS = 768  # of a block: each has 85 registers then
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 OTHER_REGISTERS = 52  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
@@ -21,7 +22,7 @@ def forms_of(conv: Conv2d) -> tuple[int, ...]:
 
 def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
-    counts = ("block_m", "block_n", "block_k")
+    counts = ("block_m", "block_n", "block_k", "groups")
     whole = conv.dtype == "int8"  # one kernel does everything
     words = (
         ("fragment", tuple(WHOLE if whole and tile.mapping == "whole" else FRAGMENTS)),
@@ -57,6 +58,10 @@ def _shapes(conv: Conv2d, tile: TensorCoreTile) -> list[tuple[bool, str]]:
             f"`fusion` (={tile.fusion}) and `mapping` (={tile.mapping}) must both be whole, or none of them",
         ),
         (tile.mapping != "whole" or tile.block_k == SLAB, f"`block_k` (={tile.block_k}) must be {SLAB} with `mapping` whole"),
+        (
+            tile.size % tile.groups == 0 if tile.mapping == "sync_free" else tile.groups == 1,
+            f"`groups` (={tile.groups}) must divide the tile's {tile.size} rows, and be 1 but with `mapping` sync_free",
+        ),
         (tile.fusion == "llc" or tile.wave == 0, f"`wave` (={tile.wave}) must be 0 without `fusion` llc"),
         (
             tile.block_n < conv.out_channels + along,

@@ -81,7 +81,7 @@ def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
     if tile.mapping == "whole":
         return _whole(conv, sizes, gpu)
     at_once = _at_once(sizes, gpu)
-    rows = tile.size if tile.mapping == "sync_free" else 1
+    rows = tile.positions // tile.warps if tile.mapping == "sync_free" else 1
     steps = rows * (sizes.depth // tile.block_k)
     blocks = sizes.blocks * sizes.filter_blocks * (1 if tile.mapping == "sync_free" else tile.positions)
     busy = at_once * tile.warps / SCHEDULERS

@@ -14,6 +14,7 @@ BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
 FUSED = (("sync_free", "shmem", 0), *(("sync_free", "llc", wave) for wave in WAVES), ("sync_free", "none", 0), ("bgemm", "none", 0),
          *(("bgemm", "llc", wave) for wave in WAVES))  # fmt: skip
+GROUPS = {2: (1, 2, 4), 4: (1, 2, 3)}  # rows of a tile at a time, by outputs along its side
 MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the least there can be
 
 
@@ -21,7 +22,8 @@ def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
     for outputs, block, (mapping, fusion, wave), fragment in itertools.product(
         forms_of(conv), itertools.product(BLOCKS_M, BLOCKS_N, BLOCKS_K), FUSED, FRAGMENTS
     ):
-        yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype])
+        for groups in GROUPS[outputs] if mapping == "sync_free" else (1,):
+            yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype], groups)
     if conv.dtype == "int8":
         for outputs, block_m, block_n, fragment in itertools.product(forms_of(conv), BLOCKS_M, BLOCKS_N, WHOLE):
             yield TensorCoreTile(outputs, block_m, block_n, SLAB, fragment, "whole", "whole", 0, ARITHMETIC[conv.dtype])

@@ -23,6 +23,7 @@ SLAB = 64  # channels of int8 that it takes at a time
 ARITHMETIC = {"float16": "f16", "int8": "s8"}
 """By a problem's element type: the arithmetic of its products."""
 WARP = 32
+SPARE = 16  # bytes between rows in shared memory: those that a fragment takes at once then lie in different banks
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ class TensorCoreTile:
     block_m, block_n, block_k: tiles of the input and filters of a thread block, and channels of a step: TB_M, TB_N, TB_K of the document.
     fragment: one product of a warp, a name in `FRAGMENTS`; with mapping "whole" all that it has of a position, a name in `WHOLE`.
     mapping: "bgemm" gives a thread block one position, and its warps a fragment each of what they load together; with "sync_free" a thread
-        block has all positions and a warp those of one column of the tile, one after the other, and loads itself what it multiplies; with
-        "whole" a warp has all positions of its tiles and filters at once, in registers.
+        block has all positions and a warp some, one after the other, and loads itself what it multiplies; with "whole" a warp has all
+        positions of its tiles and filters at once, in registers.
     fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
         last-level cache, in one launch. "whole": of these and of the output transform, see `whole`.
     wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
     product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (see `quantised_packing`), sums are int32.
+    groups: with "sync_free", rows of the tile whose positions are multiplied at the same time, by as many warps as a row has columns each.
     """
 
     outputs: int
@@ -50,6 +52,7 @@ class TensorCoreTile:
     fusion: str = "none"
     wave: int = 0
     product: str = "f16"
+    groups: int = 1
 
     @property
     def size(self) -> int:
@@ -74,7 +77,7 @@ class TensorCoreTile:
     @property
     def warps(self) -> int:
         """Of a block of the products."""
-        return self.size if self.mapping == "sync_free" else math.prod(self.fragments)
+        return self.size * self.groups if self.mapping == "sync_free" else math.prod(self.fragments)
 
     @property
     def threads(self) -> int:
@@ -90,6 +93,11 @@ class TensorCoreTile:
     def turned(self) -> bool:
         """Whether a filter's channels lie side by side: int8 reaches the multipliers as words of four of them."""
         return self.dtype == "int8"
+
+    @property
+    def spare(self) -> int:
+        """Elements between rows in shared memory."""
+        return SPARE // self.itemsize
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -211,9 +219,14 @@ class Sizes:
         return self.blocks * self.block_transformed
 
     @property
+    def pitch(self) -> int:
+        """Elements from a row of V to the next: its channels, and spare ones where V stays in shared memory."""
+        return self.depth + (self.tile.spare if self.tile.fusion == "shmem" else 0)
+
+    @property
     def block_transformed(self) -> int:
         """Those of one block."""
-        return self.tile.positions * self.tile.block_m * self.depth
+        return self.tile.positions * self.tile.block_m * self.pitch
 
     @property
     def multiplied(self) -> int:
@@ -225,8 +238,19 @@ class Sizes:
         """Bytes of shared memory that a block's copies of operands take."""
         if self.tile.mapping == "whole":
             return 0
-        many = self.tile.size if self.tile.mapping == "sync_free" else 1
-        return self.tile.itemsize * many * self.tile.block_k * (self.tile.block_n + (self.tile.block_m if self.tile.staged else 0))
+        many = self.tile.warps if self.tile.mapping == "sync_free" else 1
+        return self.tile.itemsize * many * (self.staged_filters + (self.staged_tiles if self.tile.staged else 0))
+
+    @property
+    def staged_tiles(self) -> int:
+        """Elements of V of one step in shared memory, rows of a step's channels."""
+        return self.tile.block_m * (self.tile.block_k + self.tile.spare)
+
+    @property
+    def staged_filters(self) -> int:
+        """Elements of U of one step in shared memory, rows of a block's filters, or of a step's channels where U is turned."""
+        rows, row = (self.tile.block_n, self.tile.block_k) if self.tile.turned else (self.tile.block_k, self.tile.block_n)
+        return rows * (row + self.tile.spare)
 
     @property
     def held_bytes(self) -> int:

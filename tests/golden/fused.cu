@@ -11,11 +11,11 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(unsigned char* d
       for (int v_1 = 0; v_1 < 4; ++v_1) {
         #pragma unroll
         for (int v_2 = 0; v_2 < 4; ++v_2) {
-          int cse_v19 = (((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y));
-          int cse_v21 = ((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28);
-          int cse_v22 = ((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28);
-          int cse_v23 = ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28) * 2) + v_1);
-          int cse_v24 = ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28) * 2) + v_2);
+          int cse_v17 = (((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y));
+          int cse_v18 = ((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28);
+          int cse_v19 = ((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28);
+          int cse_v20 = ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28) * 2) + v_1);
+          int cse_v21 = ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28) * 2) + v_2);
           float condval;
           if ((((1 <= ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28) * 2) + v_1)) && (((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28) * 2) + v_1) < 57)) && (1 <= ((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28) * 2) + v_2))) && (((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28) * 2) + v_2) < 57)) {
             condval = ((float)input_ptr[((((((((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) / 28) * 3584) + (v_1 * 1792)) + (((((((int)producer_block_x) * 16) + (v * 4)) + ((int)threadIdx.y)) % 28) * 64)) + (v_2 * 32)) + ((int)threadIdx.x)) - 1824)]);
@@ -46,12 +46,12 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(unsigned char* d
       for (int v_4 = 0; v_4 < 4; ++v_4) {
         alignas(64) float steps_ptr_1[4];
         int cse_v4 = (v_4 * 4);
-        int cse_v13 = ((v_4 * 4) + 2);
+        int cse_v11 = ((v_4 * 4) + 2);
         steps_ptr_1[0] = (transformed_half_ptr[((v_4 * 4) + 2)] - transformed_half_ptr[(v_4 * 4)]);
-        int cse_v14 = ((v_4 * 4) + 1);
+        int cse_v12 = ((v_4 * 4) + 1);
         steps_ptr_1[1] = (transformed_half_ptr[((v_4 * 4) + 2)] + transformed_half_ptr[((v_4 * 4) + 1)]);
         steps_ptr_1[2] = (transformed_half_ptr[((v_4 * 4) + 2)] - transformed_half_ptr[((v_4 * 4) + 1)]);
-        int cse_v15 = ((v_4 * 4) + 3);
+        int cse_v13 = ((v_4 * 4) + 3);
         steps_ptr_1[3] = (transformed_half_ptr[((v_4 * 4) + 3)] - transformed_half_ptr[((v_4 * 4) + 1)]);
         transformed_ptr[(v_4 * 4)] = steps_ptr_1[0];
         transformed_ptr[((v_4 * 4) + 1)] = steps_ptr_1[1];
@@ -62,14 +62,14 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(unsigned char* d
       for (int v_5 = 0; v_5 < 4; ++v_5) {
         #pragma unroll
         for (int v_6 = 0; v_6 < 4; ++v_6) {
-          tiles_tile[((v_5 * 2048) + (v_6 * 512) + (v * 128) + (((int)threadIdx.y) * 32) + ((int)threadIdx.x))] = ((half)transformed_ptr[((v_5 * 4) + v_6)]);
+          tiles_tile[((v_5 * 2560) + (v_6 * 640) + (v * 160) + (((int)threadIdx.y) * 40) + ((int)threadIdx.x))] = ((half)transformed_ptr[((v_5 * 4) + v_6)]);
         }
       }
     }
   }
   __syncthreads();
   {
-    __shared__ alignas(64) half filter_shared_ptr[2048];
+    __shared__ alignas(64) half filter_shared_ptr[2560];
     nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 16, 16, 16, half, nvcuda::wmma::row_major> tiles_fragment_ptr[1];
     nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, 16, 16, 16, half, nvcuda::wmma::row_major> filter_fragment_ptr[2];
     nvcuda::wmma::fragment<nvcuda::wmma::accumulator, 16, 16, 16, float> sums_ptr[2];
@@ -78,20 +78,17 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(unsigned char* d
       for (int v_1 = 0; v_1 < 2; ++v_1) {
         nvcuda::wmma::fill_fragment(sums_ptr[v_1], 0x0p+0f/*0.000000e+00*/);
       }
-      int cse_v7 = (((int)threadIdx.y) * 512);
-      int cse_v20 = (((((int)blockIdx.x) * 8192) + (v * 2048)) + (((int)threadIdx.y) * 512));
       for (int v_2 = 0; v_2 < 2; ++v_2) {
+        int cse_v5 = (((int)threadIdx.y) * 640);
         __syncwarp();
         for (int v_3 = 0; v_3 < 2; ++v_3) {
-          int cse_v5 = (v_3 * 256);
-          int cse_v6 = (((int)threadIdx.x) * 8);
-          *(uint4*)(filter_shared_ptr + (((((int)threadIdx.y) * 512) + (v_3 * 256)) + (((int)threadIdx.x) * 8))) = *(uint4*)(filter_ptr + (((((v * 4096) + (((int)threadIdx.y) * 1024)) + (v_2 * 512)) + (v_3 * 256)) + (((int)threadIdx.x) * 8)));
+          *(uint4*)(filter_shared_ptr + ((((((int)threadIdx.y) * 640) + (v_3 * 320)) + ((((int)threadIdx.x) >> 2) * 40)) + ((((int)threadIdx.x) & 3) * 8))) = *(uint4*)(filter_ptr + (((((v * 4096) + (((int)threadIdx.y) * 1024)) + (v_2 * 512)) + (v_3 * 256)) + (((int)threadIdx.x) * 8)));
         }
-        nvcuda::wmma::load_matrix_sync(tiles_fragment_ptr[0], (&(tiles_tile[((v * 2048) + (((int)threadIdx.y) * 512) + (v_2 * 16))])), 32);
+        nvcuda::wmma::load_matrix_sync(tiles_fragment_ptr[0], (&(tiles_tile[((v * 2560) + (((int)threadIdx.y) * 640) + (v_2 * 16))])), 40);
         __syncwarp();
         #pragma unroll
         for (int v_4 = 0; v_4 < 2; ++v_4) {
-          nvcuda::wmma::load_matrix_sync(filter_fragment_ptr[v_4], (&(filter_shared_ptr[((((int)threadIdx.y) * 512) + (v_4 * 16))])), 32);
+          nvcuda::wmma::load_matrix_sync(filter_fragment_ptr[v_4], (&(filter_shared_ptr[((((int)threadIdx.y) * 640) + (v_4 * 16))])), 40);
         }
         #pragma unroll
         for (int v_5 = 0; v_5 < 2; ++v_5) {
@@ -121,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(256) conv2d_kernel_1(half* __restri
   #pragma unroll
   for (int v_2 = 0; v_2 < 4; ++v_2) {
     alignas(64) float steps_ptr[4];
-    int cse_v8 = (v_2 + 8);
-    int cse_v9 = (v_2 + 4);
+    int cse_v6 = (v_2 + 8);
+    int cse_v7 = (v_2 + 4);
     steps_ptr[0] = (given_ptr[(v_2 + 8)] + given_ptr[(v_2 + 4)]);
     steps_ptr[1] = (steps_ptr[0] + given_ptr[v_2]);
     steps_ptr[2] = (given_ptr[(v_2 + 12)] + given_ptr[(v_2 + 4)]);
@@ -133,14 +130,14 @@ extern "C" __global__ void __launch_bounds__(256) conv2d_kernel_1(half* __restri
   #pragma unroll
   for (int v_3 = 0; v_3 < 2; ++v_3) {
     alignas(64) float steps_ptr_1[4];
-    int cse_v10 = (v_3 * 4);
-    int cse_v16 = ((v_3 * 4) + 2);
-    int cse_v17 = ((v_3 * 4) + 1);
+    int cse_v8 = (v_3 * 4);
+    int cse_v14 = ((v_3 * 4) + 2);
+    int cse_v15 = ((v_3 * 4) + 1);
     steps_ptr_1[0] = (outputs_half_ptr[((v_3 * 4) + 2)] + outputs_half_ptr[((v_3 * 4) + 1)]);
     steps_ptr_1[1] = (steps_ptr_1[0] + outputs_half_ptr[(v_3 * 4)]);
     steps_ptr_1[2] = (outputs_half_ptr[((v_3 * 4) + 3)] + outputs_half_ptr[((v_3 * 4) + 1)]);
     steps_ptr_1[3] = (steps_ptr_1[2] - outputs_half_ptr[((v_3 * 4) + 2)]);
-    int cse_v11 = (v_3 * 2);
+    int cse_v9 = (v_3 * 2);
     outputs_ptr[(v_3 * 2)] = steps_ptr_1[1];
     outputs_ptr[((v_3 * 2) + 1)] = steps_ptr_1[3];
   }
@@ -148,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(256) conv2d_kernel_1(half* __restri
   for (int v_4 = 0; v_4 < 2; ++v_4) {
     #pragma unroll
     for (int v_5 = 0; v_5 < 2; ++v_5) {
-      int cse_v12 = (((int)threadIdx.x) & 31);
-      int cse_v18 = ((((int)blockIdx.x) * 8) + (((int)threadIdx.x) >> 5));
+      int cse_v10 = (((int)threadIdx.x) & 31);
+      int cse_v16 = ((((int)blockIdx.x) * 8) + (((int)threadIdx.x) >> 5));
       output_ptr[((((((((((int)blockIdx.x) * 8) + (((int)threadIdx.x) >> 5)) / 28) * 3584) + (v_4 * 1792)) + ((((((int)blockIdx.x) * 8) + (((int)threadIdx.x) >> 5)) % 28) * 64)) + (v_5 * 32)) + (((int)threadIdx.x) & 31))] = ((half)max((outputs_ptr[((v_4 * 2) + v_5)] + ((float)bias_ptr[(((int)threadIdx.x) & 31)])), 0x0p+0f/*0.000000e+00*/));
     }
   }
