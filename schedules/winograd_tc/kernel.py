@@ -129,12 +129,16 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
             place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
             number = bx * tile.block_m + place
             n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
-            given = local("given", (t, t), dtype)
+            loaded, given = local("loaded", (t, t), conv.dtype), local("given", (t, t), dtype)
+            near_n, near_c = T.min(n, conv.batch - 1), T.min(c, conv.in_channels - 1)
+            with T.unroll(t) as i, T.unroll(t) as j:
+                near_h, near_w = T.max(T.min(y + i, conv.height - 1), 0), T.max(T.min(x + j, conv.width - 1), 0)
+                place_of = (near_n, near_c, near_h, near_w) if conv.layout == "NCHW" else (near_n, near_h, near_w, near_c)
+                T.buffer_store(loaded, data[place_of], [i, j])
             with T.unroll(t) as i, T.unroll(t) as j:
                 h, w = y + i, x + j
                 inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
-                value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
-                T.buffer_store(given, T.if_then_else(inside, value.astype(dtype), tirx.const(0, dtype)), [i, j])
+                T.buffer_store(given, T.if_then_else(inside, loaded[i, j].astype(dtype), tirx.const(0, dtype)), [i, j])
             found = both_ways(steps, given, "transformed", dtype)
             with T.unroll(t) as i, T.unroll(t) as j:
                 at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * sizes.pitch + c
@@ -152,7 +156,7 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
     m, t, channels = tile.outputs, tile.size, conv.out_channels
     (rows, cols), (out_h, out_w) = sizes.counts, conv.output_size
     steps, count = program(transform(m, conv.kernel[0]).at), sizes.tiles * channels
-    product = _float_product(sizes, products, tensors["filter"])
+    product, (down, right) = _float_product(sizes, products, tensors["filter"]), sizes.product_strides
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as thread:
         at = bx * THREADS + thread
         with T.If(at < count), T.Then():
@@ -163,7 +167,7 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
                 number = at // (rows * cols * channels) * (rows * cols) + at % (rows * cols)
             n, y, x = number // (rows * cols), number // cols % rows * m, number % cols * m
             block = (number // tile.block_m * sizes.filter_blocks + k // tile.block_n) * tile.positions
-            inner = number % tile.block_m * tile.block_n + k % tile.block_n
+            inner = number % tile.block_m * down + k % tile.block_n * right
             given = local("given", (t, t), "float32")
             with T.unroll(t) as i, T.unroll(t) as j:
                 T.buffer_store(given, product((block + i * t + j) * (tile.block_m * tile.block_n) + inner, i * t + j, k), [i, j])
@@ -226,11 +230,13 @@ class _Fragments:
             at = i * self.along + j
             T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))
 
-    def store(self, place: Callable[[Expr, Expr], Expr], leading: int) -> None:
-        """Writes the sums; place(i, j) is where a fragment's begin."""
+    def store(self, sizes: Sizes, products: Any, start: Expr, first: tuple[Expr, Expr] = (0, 0)) -> None:
+        """Writes the sums to M, where those of a block and position begin at `start`; first: which fragment of the block is the first."""
+        (m, n, _), (down, right) = self._shape, sizes.product_strides
+        order = "row_major" if right == 1 else "col_major"
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
-            at = i * self.along + j
-            T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, at, place(i, j), leading, "row_major"))
+            to = T.address_of(products[start + (first[0] + i) * (m * down) + (first[1] + j) * (n * right)])
+            T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, i * self.along + j, to, max(down, right), order))
 
 
 def _staged(name: str, count: int, dtype: str) -> Any:
@@ -304,7 +310,7 @@ def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> No
 def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:
     """A warp has the positions of a column of the tile, in all rows or in every so many: what it multiplies, nobody else touches."""
     tile, depth = sizes.tile, sizes.depth
-    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
     given = _staged("tiles_shared", tile.warps * sizes.staged_tiles, tile.dtype) if tile.staged else None
     used = _staged("filter_shared", tile.warps * sizes.staged_filters, tile.dtype)
     fragments, (of_tiles, of_filters) = _Fragments(tile, *tile.fragments), _staged_rows(tile)
@@ -331,8 +337,7 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
                     return _inside(used, warp * sizes.staged_filters + start, extent)
 
                 fragments.multiply(operand, factor, (pitch, of_filters.pitch))
-        to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
-        fragments.store(lambda i, j: T.address_of(products[to + i * (m * block_n) + j * n]), block_n)
+        fragments.store(sizes, products, ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n))
 
 
 def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr, int]:
@@ -344,7 +349,7 @@ def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr
 def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:
     """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
     tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
-    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
     given, used = _staged("tiles_shared", sizes.staged_tiles, tile.dtype), _staged("filter_shared", sizes.staged_filters, tile.dtype)
     fragments, thread, (of_tiles, of_filters) = _Fragments(tile, 1, 1), warp * WARP + lane, _staged_rows(tile)
     from_filters = _filter_places(sizes, filters)
@@ -364,8 +369,8 @@ def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tupl
                 return _inside(used, *_factor(tile, of_filters.pitch, along, inner))
 
             fragments.multiply(operand, factor, (of_tiles.pitch, of_filters.pitch))
-    to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n) + across * (m * block_n) + along * n
-    fragments.store(lambda i, j: T.address_of(products[to]), block_n)
+    start = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
+    fragments.store(sizes, products, start, (across, along))
 
 
 def functions(conv: Conv2d, tile: TensorCoreTile, symbol: str, transform_symbol: str) -> dict[str, Any]:

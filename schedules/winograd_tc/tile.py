@@ -180,8 +180,8 @@ class TensorCoreTile:
 class Sizes:
     """A convolution as batched products of this tile's blocks.
 
-    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n]: what a
-    thread block makes or reads of either lies in one piece, and pieces follow one another.
+    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n], channels
+    first [..., block_n, block_m] as outputs lie: what a thread block makes or reads of either is one piece, and pieces follow one another.
     """
 
     conv: Conv2d
@@ -232,6 +232,11 @@ class Sizes:
     def multiplied(self) -> int:
         """Elements of M: float32 or int32."""
         return self.blocks * self.filter_blocks * self.tile.positions * self.tile.block_m * self.tile.block_n
+
+    @property
+    def product_strides(self) -> tuple[int, int]:
+        """Elements of M from a tile, and from a filter, to the next."""
+        return (self.tile.block_n, 1) if self.conv.layout == "NHWC" else (1, self.tile.block_m)
 
     @property
     def staged_bytes(self) -> int:
