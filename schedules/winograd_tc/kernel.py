@@ -21,11 +21,11 @@ from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated, output_dtype
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Expr, local, named
-from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.tile import THREADS, WARP, WORD, Sizes, TensorCoreTile
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
 
-THREADS = 256  # of a block of a transform that is a kernel of its own
+NEAR = 4  # neighbouring tiles of a warp that transforms inputs channels first
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
@@ -121,30 +121,49 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
     dtype = "int32" if conv.dtype == "int8" else "float32"  # in which transforms of either are exact, or nearly so
+    width = WORD // conv.itemsize  # channels of a thread, as many as it loads at once
+    if conv.layout == "NCHW" or conv.in_channels % width:
+        width = 1
     steps = program(transform(m, conv.kernel[0]).bt)
     threads = ("threadIdx.x", WARP), ("threadIdx.y", warps)
     with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread(*threads[0]) as lane, T.launch_thread(*threads[1]) as warp:
 
-        def one(at: Expr) -> None:
-            place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
+        def some(at: Expr) -> None:
+            place, c = _tile_and_channel(sizes, at, width)
             number = bx * tile.block_m + place
             n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
-            loaded, given = local("loaded", (t, t), conv.dtype), local("given", (t, t), dtype)
-            near_n, near_c = T.min(n, conv.batch - 1), T.min(c, conv.in_channels - 1)
-            with T.unroll(t) as i, T.unroll(t) as j:
+            loaded, made = (local(name, (t, t, width), conv.dtype) for name in ("loaded", "made"))
+            near_n, near_c = T.min(n, conv.batch - 1), T.min(c, conv.in_channels - width)
+            with T.unroll(t) as i, T.unroll(t) as j, T.vectorized(width) as e:
                 near_h, near_w = T.max(T.min(y + i, conv.height - 1), 0), T.max(T.min(x + j, conv.width - 1), 0)
-                place_of = (near_n, near_c, near_h, near_w) if conv.layout == "NCHW" else (near_n, near_h, near_w, near_c)
-                T.buffer_store(loaded, data[place_of], [i, j])
-            with T.unroll(t) as i, T.unroll(t) as j:
-                h, w = y + i, x + j
-                inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
-                T.buffer_store(given, T.if_then_else(inside, loaded[i, j].astype(dtype), tirx.const(0, dtype)), [i, j])
-            found = both_ways(steps, given, "transformed", dtype)
-            with T.unroll(t) as i, T.unroll(t) as j:
+                near = (near_n, near_c + e, near_h, near_w) if conv.layout == "NCHW" else (near_n, near_h, near_w, near_c + e)
+                T.buffer_store(loaded, data[near], [i, j, e])
+            for channel in range(width):
+                given = local("given", (t, t), dtype)
+                with T.unroll(t) as i, T.unroll(t) as j:
+                    h, w = y + i, x + j
+                    inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
+                    T.buffer_store(given, T.if_then_else(inside, loaded[i, j, channel].astype(dtype), tirx.const(0, dtype)), [i, j])
+                found = both_ways(steps, given, "transformed", dtype)
+                with T.unroll(t) as i, T.unroll(t) as j:
+                    T.buffer_store(made, _stored(found[i, j], conv.dtype), [i, j, channel])
+            with T.unroll(t) as i, T.unroll(t) as j, T.vectorized(width) as e:
                 at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * sizes.pitch + c
-                T.buffer_store(out, _stored(found[i, j], conv.dtype), [at_v])
+                T.buffer_store(out, made[i, j, e], [at_v + e])
 
-        each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
+        each(tile.block_m * depth // width, WARP * warps, warp * WARP + lane, some)
+
+
+def _tile_and_channel(sizes: Sizes, at: Expr, width: int) -> tuple[Expr, Expr]:
+    """Which tile of the block and first of its channels the at-th part of a transform is: neighbours in the input are neighbouring threads.
+
+    Channels first a warp has NEAR tiles of eight channels: as many sectors of 32 bytes as that are read, and half as many written.
+    """
+    if sizes.conv.layout == "NHWC":
+        parts = sizes.depth // width
+        return at // parts, at % parts * width
+    channels, rows = WARP // NEAR, sizes.tile.block_m
+    return at % NEAR + at // WARP % (rows // NEAR) * NEAR, at // NEAR % channels + at // (channels * rows) * channels
 
 
 def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:

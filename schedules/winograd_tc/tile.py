@@ -23,6 +23,8 @@ SLAB = 64  # channels of int8 that it takes at a time
 ARITHMETIC = {"float16": "f16", "int8": "s8"}
 """By a problem's element type: the arithmetic of its products."""
 WARP = 32
+THREADS = 256  # of a block of a transform that is a kernel of its own
+WORD = 4  # bytes of an input's neighbouring channels that a thread of a transform loads
 SPARE = 16  # bytes between rows in shared memory: those that a fragment takes at once then lie in different banks
 
 
