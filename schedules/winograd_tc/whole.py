@@ -115,15 +115,7 @@ class _Whole:
         source = T.decl_buffer((pixels * channels,), "int32", data=self._tensors["data"].data)
         words = self._load("words", named("data", source), place, c, channels)
         packed = local("packed", (t, t), "int32")
-        for e in range(WORD):
-            given = local("given", (t, t), "int32")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                T.buffer_store(given, T.shift_right(T.shift_left(words[i, j], 24 - 8 * e), 24), [i, j])
-            found = self._transformed(given, "transformed")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                byte = T.bitwise_and(T.min(quantised(found[i, j]), LARGEST), 255)
-                value = T.bitwise_or(packed[i, j], T.shift_left(byte, 8 * e)) if e else byte
-                T.buffer_store(packed, value, [i, j])
+        call("quantised_tile", pointer(packed, 0, 0), pointer(words, 0, 0))
         with T.unroll(t) as i, T.unroll(t) as j:
             T.buffer_store(self._shared, packed[i, j], [i * t + j, c // (SLAB // WORD), place, c % (SLAB // WORD)])
 
@@ -135,7 +127,8 @@ class _Whole:
         rows, taken = local("rows", (2, 4), "uint32"), local("a", (2, 4), "uint32")
         filters = local("b", (self._cols, 4), "uint32")
         with T.unroll(2) as half:
-            call("load_words", pointer(rows, half, 0), pointer(self._shared, position, slab, self._first + half * 8 + self._g, self._t * scale))
+            place = self._first + half * 8 + self._g
+            call("load_words", pointer(rows, half, 0), pointer(self._shared, position, slab, place, self._t * scale))
         with T.unroll(2) as part, T.unroll(4) as word:
             T.buffer_store(taken, rows[word % 2, part * 2 + word // 2], [part, word])
         with T.unroll(self._cols) as j:
