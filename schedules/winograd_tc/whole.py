@@ -18,7 +18,7 @@ from im2win.quantised_packing import LARGEST, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer
-from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised
+from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised, rounded, scales_of
 from im2win.schedules.winograd_tc.tile import SLAB, WARP, Sizes, TensorCoreTile
 from im2win.straight_line import program
 from im2win.winograd import transform
@@ -146,16 +146,15 @@ class _Whole:
         conv, tile, m, t = self._conv, self._tile, self._tile.outputs, self._tile.size
         steps = program(transform(m, conv.kernel[0]).at)
         inner = self._filter + self._t * self._run  # first filter of the lane, in the block
-        scales, place = self._scales()
+        scale = scales_of(self._pack, conv, self._tensors["filter"])
         values = local("values", (m, m, self._run), "int32")
         for r in range(self._run):
-            given = local("given", (t, t), "float32")
+            given = local("given", (t, t), "int32")
             with T.unroll(t) as i, T.unroll(t) as j:
-                product = self._sums[i * t + j, r // 2, half * 2 + r % 2].astype("float32")
-                T.buffer_store(given, product * scales[place + (i * t + j) * tile.block_n + inner + r], [i, j])
-            found = both_ways(steps, given, "outputs")
+                T.buffer_store(given, self._sums[i * t + j, r // 2, half * 2 + r % 2], [i, j])
+            found = both_ways(steps, given, "outputs", "int32")
             with T.unroll(m) as i, T.unroll(m) as j:
-                T.buffer_store(values, T.nearbyint(found[i, j]).astype("int32"), [i, j, r])
+                T.buffer_store(values, rounded(found[i, j], scale(self._by * tile.block_n + inner + r)), [i, j, r])
         n, y, x = self._corner(number)
         (out_h, out_w), k = conv.output_size, self._by * tile.block_n + inner
         with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
@@ -163,12 +162,6 @@ class _Whole:
                 self._store(values, i, j, ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k, 1, k)
             else:
                 self._store(values, i, j, ((n * conv.out_channels + k) * out_h + y + i) * out_w + x + j, out_h * out_w, k)
-
-    def _scales(self) -> tuple[Any, Expr]:
-        """What products are multiplied by, and where those of this block begin."""
-        blocks, size = self._pack.shape(self._conv)
-        scales = T.decl_buffer((blocks * size // 4,), "float32", data=self._tensors["filter"].data)
-        return named("filter", scales), self._by * (size // 4) + self._pack.values(self._conv) // 4
 
     def _store(self, values: Any, i: Expr, j: Expr, at: Expr, stride: int, k: Expr) -> None:
         """A run of filters of one output, side by side where the layout and their number allow."""
