@@ -245,7 +245,7 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"mapping": "whole", "fragment": "16x8x32", "fusion": "whole", "block_k": 32}, "`block_k` (=32) must be 64 with `mapping` whole"),
     (
         {"mapping": "whole", "fragment": "16x16x32", "fusion": "whole", "block_k": 64, "block_m": 64, "block_n": 64},
-        "the block's 92160 registers must be at most 65536",
+        "the block's 77824 registers must be at most 65536",
     ),
 )
 

@@ -10,7 +10,7 @@ from im2win.winograd_error import quantised_forms
 from im2win.winograd_tiles import forms
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
-OTHER_REGISTERS = 52  # of a thread that holds sums of all positions, beside them
+OTHER_REGISTERS = 24  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 

@@ -24,6 +24,7 @@ from im2win.straight_line import program
 from im2win.winograd import transform
 
 WORD = 4  # bytes, and channels that a thread transforms at once where they lie side by side
+ROWS, PARTS, FRAGMENT = 16, 2, 4  # of a product, of a slab, and words of a product that a lane brings
 
 
 def whole_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
@@ -49,13 +50,14 @@ class _Whole:
         lane, warp, (tiles, filters, _) = tid % WARP, tid // WARP, sizes.tile.shape
         down = sizes.tile.block_m // tiles
         self._g, self._t = lane // 4, lane % 4
-        self._first, self._filter = warp % down * tiles, warp // down * filters  # of the warp, in the block
+        self._group, self._filter = warp % down, warp // down * filters  # of the warp, in the block
         self._cols = filters // 8
         self._run = 2 * self._cols  # neighbouring filters of a lane
         self._words = sizes.conv.layout == "NHWC" and sizes.conv.in_channels % WORD == 0
-        dtype, inner = ("int32", SLAB // WORD) if self._words else ("int8", SLAB)
-        slabs = sizes.depth // SLAB
-        self._shared = Arena(sizes.held_bytes, dtype).take("tiles", (sizes.tile.positions, slabs, sizes.tile.block_m, inner), dtype)
+        dtype, self._unit = ("int32", 1) if self._words else ("int8", WORD)  # and how many of it are a word
+        self._slabs = sizes.depth // SLAB
+        shape = sizes.tile.positions, self._slabs, down, PARTS * WARP * FRAGMENT * self._unit
+        self._shared = Arena(sizes.held_bytes, dtype).take("tiles", shape, dtype)
         self._sums = local("sums", (sizes.tile.positions, self._cols, 4), "int32")
 
     def run(self) -> None:
@@ -69,7 +71,7 @@ class _Whole:
         with T.serial(depth // SLAB) as slab, T.unroll(tile.positions) as position:
             self._multiply(slab, position)
         with T.unroll(2) as half:
-            number = self._bx * tile.block_m + self._first + half * 8 + self._g
+            number = self._bx * tile.block_m + self._group * ROWS + half * 8 + self._g
             with T.If(number < self._sizes.tiles), T.Then():
                 self._write(number, half)
 
@@ -98,6 +100,18 @@ class _Whole:
     def _transformed(self, given: Any, name: str) -> Any:
         return both_ways(program(transform(self._tile.outputs, self._conv.kernel[0]).bt), given, name, "int32")
 
+    def _held(self, position: Expr, place: Expr, word: Expr) -> list[Expr]:
+        """Where a tile's word of four channels is held: as lanes bring them to products, four words each that are one load.
+
+        Lane 4*g + t brings words t and t + 4 of rows g and g + 8. Those are words 4*t and 4*t + 1 of the slab, 4*t + 2 and 4*t + 3 for the
+        second product: any order of the sum is right, as long as filters have the same. Rows change places so that no two words meet in a bank.
+        """
+        slab, word = word // (SLAB // WORD), word % (SLAB // WORD)
+        part, t = word // 2 % 2, word // 4
+        lane = T.bitwise_xor(place % 8, part) * 4 + t
+        inner = (part * WARP + lane) * FRAGMENT + place // 8 % 2 + word % 2 * 2
+        return [position, slab, place // ROWS, inner * self._unit]
+
     def _transform_one(self, at: Expr) -> None:
         """One channel of a tile: neighbouring threads have neighbours of whichever lies side by side in the input."""
         depth, t, rows = self._sizes.depth, self._tile.size, self._tile.block_m
@@ -105,39 +119,39 @@ class _Whole:
         found = self._transformed(self._load("given", self._tensors["data"], place, c, self._conv.in_channels), "transformed")
         with T.unroll(t) as i, T.unroll(t) as j:
             value = T.min(quantised(found[i, j]), LARGEST).astype("int8")
-            T.buffer_store(self._shared, value, [i * t + j, c // SLAB, place, c % SLAB])
+            *held, inner = self._held(i * t + j, place, c // WORD)
+            T.buffer_store(self._shared, value, [*held, inner + c % WORD])
 
     def _transform_words(self, at: Expr) -> None:
-        """Four channels of a tile."""
-        t, depth, channels = self._tile.size, self._sizes.depth // WORD, self._conv.in_channels // WORD
-        place, c = at // depth, at % depth
+        """Four channels of a tile. A warp has a slab's words of tiles g and g + 8, which it stores in all banks."""
+        t, channels, words_of_slab = self._tile.size, self._conv.in_channels // WORD, SLAB // WORD
+        rest = at // WARP // self._slabs
+        place = rest // 8 * ROWS + at // words_of_slab % 2 * 8 + rest % 8
+        c = at // WARP % self._slabs * words_of_slab + at % words_of_slab
         pixels = self._conv.batch * self._conv.height * self._conv.width
         source = T.decl_buffer((pixels * channels,), "int32", data=self._tensors["data"].data)
         words = self._load("words", named("data", source), place, c, channels)
         packed = local("packed", (t, t), "int32")
         call("quantised_tile", pointer(packed, 0, 0), pointer(words, 0, 0))
         with T.unroll(t) as i, T.unroll(t) as j:
-            T.buffer_store(self._shared, packed[i, j], [i * t + j, c // (SLAB // WORD), place, c % (SLAB // WORD)])
+            T.buffer_store(self._shared, packed[i, j], self._held(i * t + j, place, c))
 
     # --- products
 
     def _multiply(self, slab: Expr, position: Expr) -> None:
-        """Adds the products of 64 channels at a position: a lane brings 16 bytes of every row, which are two products' words."""
-        scale = CHUNK // (WORD if self._words else 1)
-        rows, taken = local("rows", (2, 4), "uint32"), local("a", (2, 4), "uint32")
-        filters = local("b", (self._cols, 4), "uint32")
-        with T.unroll(2) as half:
-            place = self._first + half * 8 + self._g
-            call("load_words", pointer(rows, half, 0), pointer(self._shared, position, slab, place, self._t * scale))
-        with T.unroll(2) as part, T.unroll(4) as word:
-            T.buffer_store(taken, rows[word % 2, part * 2 + word // 2], [part, word])
+        """Adds the products of 64 channels at a position: 16 bytes of a filter are words of both."""
+        tiles, filters = local("a", (PARTS, FRAGMENT), "uint32"), local("b", (self._cols, 4), "uint32")
+        for part in range(PARTS):
+            lane = T.bitwise_xor(self._g, part) * 4 + self._t
+            inner = (part * WARP + lane) * FRAGMENT * self._unit
+            call("load_words", pointer(tiles, part, 0), pointer(self._shared, position, slab, self._group, inner))
         with T.unroll(self._cols) as j:
             row = position * self._tile.block_n + self._filter + column(j, self._g, self._run)
             at = self._by * self._pack.shape(self._conv)[1] + row * self._sizes.depth + slab * SLAB + self._t * CHUNK
             call("load_words", pointer(filters, j, 0), pointer(self._tensors["filter"], at))
-        for part in range(2):
+        for part in range(PARTS):
             with T.unroll(self._cols) as j:
-                call("product_s8", pointer(self._sums, position, j, 0), pointer(taken, part, 0), pointer(filters, j, part * 2))
+                call("product_s8", pointer(self._sums, position, j, 0), pointer(tiles, part, 0), pointer(filters, j, part * 2))
 
     # --- outputs
 
