@@ -103,8 +103,9 @@ class _Whole:
     def _held(self, position: Expr, place: Expr, word: Expr) -> list[Expr]:
         """Where a tile's word of four channels is held: as lanes bring them to products, four words each that are one load.
 
-        Lane 4*g + t brings words t and t + 4 of rows g and g + 8. Those are words 4*t and 4*t + 1 of the slab, 4*t + 2 and 4*t + 3 for the
-        second product: any order of the sum is right, as long as filters have the same. Rows change places so that no two words meet in a bank.
+        Lane 4*g + t brings words t and t + 4 of rows g and g + 8. Those are words 4*t and 4*t + 1 of the slab, and 4*t + 2 and 4*t + 3 for
+        the second product: any order of the sum is right, as long as filters have the same. Rows of it change places: stores of a warp
+        meet in no bank.
         """
         slab, word = word // (SLAB // WORD), word % (SLAB // WORD)
         part, t = word // 2 % 2, word // 4
