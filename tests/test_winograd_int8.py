@@ -83,6 +83,7 @@ def test_kernels_are_their_arithmetic_to_the_last_bit(key: str, fragment: str, b
 WHOLE = (
     ("n2-c40x9x10-k10x3x3-p1-int8", ((16, 16, "16x8x32"), (32, 16, "16x16x32")), "channels first, filters that fill no warp's"),
     ("n2-c68x4x11-k27x3x3-p0.2.1.0-int8-NHWC-bias-add-relu", ((16, 32, "16x8x32"), (32, 32, "16x16x32")), "two slabs, the whole epilogue"),
+    ("n1-c36x5x7-k18x3x3-p1-int8-add", ((16, 32, "16x16x32"),), "rows that are no whole tiles, channels first"),
     ("n1-c45x14x17-k20x3x3-int8-NHWC", ((16, 16, "16x16x32"), (32, 24, "16x8x32")), "channels one by one, two blocks of filters"),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ the transform back takes no other lane's. Neither V nor M is ever in global memo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -162,38 +163,49 @@ class _Whole:
         steps = program(transform(m, conv.kernel[0]).at)
         inner = self._filter + self._t * self._run  # first filter of the lane, in the block
         scale = scales_of(self._pack, conv, self._tensors["filter"])
-        values = local("values", (m, m, self._run), "int32")
+        channels_last = conv.layout == "NHWC"
+        values = local("values", (m, m, self._run) if channels_last else (m, self._run, m), "int32")
         for r in range(self._run):
             given = local("given", (t, t), "int32")
             with T.unroll(t) as i, T.unroll(t) as j:
                 T.buffer_store(given, self._sums[i * t + j, r // 2, half * 2 + r % 2], [i, j])
             found = both_ways(steps, given, "outputs", "int32")
             with T.unroll(m) as i, T.unroll(m) as j:
-                T.buffer_store(values, rounded(found[i, j], scale(self._by * tile.block_n + inner + r)), [i, j, r])
+                value = rounded(found[i, j], scale(self._by * tile.block_n + inner + r))
+                T.buffer_store(values, value, [i, j, r] if channels_last else [i, r, j])
         n, y, x = self._corner(number)
         (out_h, out_w), k = conv.output_size, self._by * tile.block_n + inner
-        with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
-            if conv.layout == "NHWC":
-                self._store(values, i, j, ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k, 1, k)
-            else:
-                self._store(values, i, j, ((n * conv.out_channels + k) * out_h + y + i) * out_w + x + j, out_h * out_w, k)
+        if channels_last:
+            with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
+                at = ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k
+                self._store(self._run, lambda r: values[i, j, r], at, lambda r: k + r, k, conv.out_channels)
+            return
+        for r in range(self._run):
+            with T.unroll(m) as i, T.If(tirx.all(y + i < out_h, k + r < conv.out_channels)), T.Then():
+                at = ((n * conv.out_channels + k + r) * out_h + y + i) * out_w + x
+                self._store(m, lambda j, i=i, r=r: values[i, r, j], at, lambda j, r=r: k + r, x, out_w)  # type: ignore[misc]
 
-    def _store(self, values: Any, i: Expr, j: Expr, at: Expr, stride: int, k: Expr) -> None:
-        """A run of filters of one output, side by side where the layout and their number allow."""
+    def _store(
+        self, count: int, value: Callable[[Any], Expr], at: Expr, channel: Callable[[Any], Expr], first: Expr, extent: int
+    ) -> None:
+        """So many neighbours in the output from the place `at` on, by one store where none begins elsewhere than at their number.
+
+        value, channel: of a neighbour by number. first, extent: where the first lies on the innermost axis, and how many there are.
+        """
         conv, tensors = self._conv, self._tensors
 
-        def finished(r: Any) -> Expr:
-            value = values[i, j, r]
+        def finished(e: Any) -> Expr:
+            whole = value(e)
             if conv.bias:
-                value = value + tensors["bias"][k + r]
+                whole = whole + tensors["bias"][channel(e)]
             if conv.residual:
-                value = value + tensors["residual"][at + r * stride]
-            return activated(conv.activation, value, "int32")
+                whole = whole + tensors["residual"][at + e]
+            return activated(conv.activation, whole, "int32")
 
-        if stride == 1 and conv.out_channels % self._run == 0:
-            with T.If(k < conv.out_channels), T.Then(), T.vectorized(self._run) as r:
-                T.buffer_store(tensors["output"], finished(r), [at + r])
+        if extent % count == 0:
+            with T.If(first < extent), T.Then(), T.vectorized(count) as e:
+                T.buffer_store(tensors["output"], finished(e), [at + e])
         else:
-            for r in range(self._run):
-                with T.If(k + r < conv.out_channels), T.Then():
-                    T.buffer_store(tensors["output"], finished(r), [at + r * stride])
+            for e in range(count):
+                with T.If(first + e < extent), T.Then():
+                    T.buffer_store(tensors["output"], finished(e), [at + e])
