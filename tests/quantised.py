@@ -9,7 +9,7 @@ from im2win.problem import Conv2d
 
 BT = np.array([[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]])
 G = np.array([[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
-AT = np.array([[1, 1, 1, 0], [0, 1, -1, 1]], np.float32)
+AT = np.array([[1, 1, 1, 0], [0, 1, -1, 1]])
 
 
 def tiles(conv: Conv2d, x: Array) -> Array:
@@ -23,20 +23,17 @@ def tiles(conv: Conv2d, x: Array) -> Array:
     return np.array(found).transpose(2, 0, 1, 3, 4, 5)
 
 
-def expected(conv: Conv2d, tensors: Tensors, scales: str = "position") -> Array:
-    """The output in int32: inputs in units of 4, filters in units of their largest magnitude / 127, float32 behind the sums."""
+def expected(conv: Conv2d, tensors: Tensors, scales: str = "channel") -> Array:
+    """The output in int32: inputs in units of 4, filters in units of their largest magnitude / 127, sums times both in float32."""
     form = G @ tensors["filter"].astype(np.float64) @ G.T
-    axes = {"tensor": (0, 1, 2, 3), "channel": (1, 2, 3), "position": (1,)}[scales]
+    axes = {"tensor": (0, 1, 2, 3), "channel": (1, 2, 3)}[scales]
     scale = (np.abs(form).max(axis=axes, keepdims=True) / 127).astype(np.float32)
     u = np.rint(np.divide(form, scale, out=np.zeros_like(form), where=scale != 0))
     v = np.minimum(np.rint((BT @ tiles(conv, tensors["data"]) @ BT.T) / 4), 127)
     assert abs(u).max() <= 127 and v.min() >= -128
     sums = np.einsum("nyxcij,kcij->nyxkij", v.astype(np.int64), u.astype(np.int64), optimize=True)
-    factors = np.broadcast_to(4 * scale[:, 0], (conv.out_channels, 4, 4))
-    m = sums.astype(np.float32) * factors
-    half = np.stack([(m[..., 2, :] + m[..., 1, :]) + m[..., 0, :], (m[..., 3, :] + m[..., 1, :]) - m[..., 2, :]], axis=-2)
-    y = np.stack([(half[..., 2] + half[..., 1]) + half[..., 0], (half[..., 3] + half[..., 1]) - half[..., 2]], axis=-1)
-    assert y.dtype == np.float32
+    factors = np.broadcast_to(4 * scale[:, 0], (conv.out_channels, 1, 1))
+    y = (AT @ sums @ AT.T).astype(np.float32) * factors
     whole = np.rint(y).astype(np.int32).transpose(0, 3, 1, 4, 2, 5)
     planes = whole.reshape(conv.batch, conv.out_channels, 2 * whole.shape[2], -1)[:, :, : conv.output_size[0], : conv.output_size[1]]
     if conv.bias:

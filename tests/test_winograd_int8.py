@@ -85,6 +85,7 @@ def test_kernels_are_their_arithmetic_to_the_last_bit(key: str, fragment: str, b
 WHOLE = (
     ("n2-c40x9x10-k10x3x3-p1-int8", ((16, 16, "16x8x32"), (32, 16, "16x16x32")), "channels first, filters that fill no warp's"),
     ("n2-c68x4x11-k27x3x3-p0.2.1.0-int8-NHWC-bias-add-relu", ((16, 32, "16x8x32"), (32, 32, "16x16x32")), "two slabs, the whole epilogue"),
+    ("n1-c36x5x7-k18x3x3-p1-int8-add", ((16, 32, "16x16x32"),), "rows that are no whole tiles, channels first"),
     ("n1-c45x14x17-k20x3x3-int8-NHWC", ((16, 16, "16x16x32"), (32, 24, "16x8x32")), "channels one by one, two blocks of filters"),
 )  # fmt: skip
 
@@ -154,30 +155,34 @@ def test_nothing_overflows() -> None:
     assert (np.outer(growth, growth) == STEP).all()
 
 
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("scales", SCALES[:2])
 def test_scales_are_the_largest_magnitude(scales: str) -> None:
     conv = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
     w = np.random.default_rng(0).integers(-128, 128, conv.filter_shape).astype(np.int8)
     w[3] = 0
     pack = QuantisedPack(2, 16, 16, scales)
     packed = pack.filter(conv, w)
-    assert packed.shape == pack.shape(conv) == (2, 16 * 16 * (16 + 4)) and packed.dtype == np.int8
+    assert packed.shape == pack.shape(conv) == (2, 16 * 16 * 16 + 4 * 16) and packed.dtype == np.int8
     values = packed[:, : pack.values(conv)].reshape(2, 16, 16, 16).transpose(0, 2, 3, 1).reshape(32, 16, 16)[:18, :10]
-    factors = packed[:, pack.values(conv) :].copy().view(np.float32).reshape(2, 16, 16).swapaxes(1, 2).reshape(32, 16)
+    factors = packed[:, pack.values(conv) :].copy().view(np.float32).ravel()
     form = (quantised.G @ w.astype(np.float64) @ quantised.G.T).reshape(18, 10, 16)
-    assert np.abs(values * factors[:18, None] / STEP - form).max() <= np.abs(form).max() / 127 / 2 * 1.0001
+    assert np.abs(values * factors[:18, None, None] / STEP - form).max() <= np.abs(form).max() / 127 / 2 * 1.0001
     assert not values[3].any() and np.abs(values).max() == 127 and not factors[18:].any()
-    different = len(np.unique(factors[:18]))
-    assert {"tensor": different == 1, "channel": 10 < different <= 18, "position": different > 100}[scales]
+    assert (len(np.unique(factors[:18])) == 1) == (scales == "tensor")
 
 
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("scales", SCALES[:2])
 def test_what_is_measured_is_what_kernels_do(scales: str) -> None:
-    """numpy's error of all scales, each near those that the oracle of kernels has."""
     conv = Conv2d.parse("n1-c64x18x18-k16x3x3-int8-NHWC")
     tensors = normal_tensors(conv, 1)
     found = error(quantised.expected(conv, tensors, scales), expected(conv, tensors))
     assert 0.6 < found / measure_quantised(2, 3, 64, scales=scales).error < 1.6
+
+
+def test_a_scale_for_every_position_gains_nothing() -> None:
+    """What inputs lose is more than what filters do."""
+    errors = {scales: np.mean([measure_quantised(2, 3, 64, scales=scales, seed=seed).error for seed in range(4)]) for scales in SCALES}
+    assert 0.9 < errors["position"] / errors["channel"] < 1.1
 
 
 def test_the_tolerance_is_twice_what_is_expected() -> None:
@@ -194,8 +199,8 @@ def test_the_tolerance_is_twice_what_is_expected() -> None:
 def test_packs_refuse_what_they_are_not_for() -> None:
     with pytest.raises(ValueError, match=r"`w` has dtype float32; quantised filters are made of int8"):
         QuantisedPack(2, 16, 16).filter(CONV, np.zeros(CONV.filter_shape, np.float32))
-    with pytest.raises(ValueError, match=r"`scales` \(=tap\) must be|`scales` \(='tap'\) must be one of tensor, channel, position"):
-        QuantisedPack(2, 16, 16, "tap")
+    with pytest.raises(ValueError, match=r"`scales` \(='position'\) must be one of tensor, channel"):
+        QuantisedPack(2, 16, 16, "position")
     with pytest.raises(ValueError, match=r"`block` \(=0\) must be at least 1"):
         QuantisedPack(2, 0, 16)
     with pytest.raises(ValueError, match=r"`block` \(=1\) times `channels` \(=2\) must be a multiple of 4"):
@@ -243,7 +248,7 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"mapping": "whole", "fragment": "16x8x32", "fusion": "whole", "block_k": 32}, "`block_k` (=32) must be 64 with `mapping` whole"),
     (
         {"mapping": "whole", "fragment": "16x16x32", "fusion": "whole", "block_k": 64, "block_m": 64, "block_n": 64},
-        "the block's 92160 registers must be at most 65536",
+        "the block's 77824 registers must be at most 65536",
     ),
 )
 

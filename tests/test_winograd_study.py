@@ -86,7 +86,8 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
     _script().main()
     study = json.loads(file.read_text())
-    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 4 * (len(FORMS) * 2 + 1 + 3 + 1 + len(INT8) * 2)
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16}
+    assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 1 + 3 + 1 + len(INT8) * 2)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
     assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form != PROTOTYPE for entry in here)
     assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])

@@ -175,7 +175,9 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
     m, t, channels = tile.outputs, tile.size, conv.out_channels
     (rows, cols), (out_h, out_w) = sizes.counts, conv.output_size
     steps, count = program(transform(m, conv.kernel[0]).at), sizes.tiles * channels
-    product, (down, right) = _float_product(sizes, products, tensors["filter"]), sizes.product_strides
+    pack, (down, right) = tile.pack(conv), sizes.product_strides
+    scale = scales_of(pack, conv, tensors["filter"]) if isinstance(pack, QuantisedPack) else None
+    between = "float32" if scale is None else "int32"
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as thread:
         at = bx * THREADS + thread
         with T.If(at < count), T.Then():
@@ -187,36 +189,33 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
             n, y, x = number // (rows * cols), number // cols % rows * m, number % cols * m
             block = (number // tile.block_m * sizes.filter_blocks + k // tile.block_n) * tile.positions
             inner = number % tile.block_m * down + k % tile.block_n * right
-            given = local("given", (t, t), "float32")
+            given = local("given", (t, t), between)
             with T.unroll(t) as i, T.unroll(t) as j:
-                T.buffer_store(given, product((block + i * t + j) * (tile.block_m * tile.block_n) + inner, i * t + j, k), [i, j])
-            found = both_ways(steps, given, "outputs")
+                T.buffer_store(given, products[(block + i * t + j) * (tile.block_m * tile.block_n) + inner], [i, j])
+            found = both_ways(steps, given, "outputs", between)
             with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
                 if conv.layout == "NCHW":
                     to = ((n * channels + k) * out_h + y + i) * out_w + x + j
                 else:
                     to = ((n * out_h + y + i) * out_w + x + j) * channels + k
-                value, dtype = (found[i, j], "float32") if conv.dtype != "int8" else (T.nearbyint(found[i, j]).astype("int32"), "int32")
+                value = found[i, j] if scale is None else rounded(found[i, j], scale(k))
                 if conv.bias:
-                    value = value + tensors["bias"][k].astype(dtype)
+                    value = value + tensors["bias"][k].astype(between)
                 if conv.residual:
-                    value = value + tensors["residual"][to].astype(dtype)
-                T.buffer_store(tensors["output"], activated(conv.activation, value, dtype).astype(output_dtype(conv)), [to])
+                    value = value + tensors["residual"][to].astype(between)
+                T.buffer_store(tensors["output"], activated(conv.activation, value, between).astype(output_dtype(conv)), [to])
 
 
-def _float_product(sizes: Sizes, products: Any, filters: Any) -> Callable[[Expr, Expr, Expr], Expr]:
-    """(place in M, position, output channel) -> an element of M in float32, of quantised operands times their scales."""
-    pack = sizes.tile.pack(sizes.conv)
-    if not isinstance(pack, QuantisedPack):
-        return lambda at, position, k: products[at]
-    (blocks, size), values = pack.shape(sizes.conv), pack.values(sizes.conv)
-    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # the same tensor: the launch says so
+def rounded(value: Expr, scale: Expr) -> Expr:
+    """An output of int8: a sum of quantised products times its scale, to the nearest, ties to even."""
+    return T.nearbyint(value.astype("float32") * scale).astype("int32")
 
-    def scaled(at: Expr, position: Expr, k: Expr) -> Expr:
-        scale = scales[k // pack.block * (size // 4) + values // 4 + position * pack.block + k % pack.block]
-        return products[at].astype("float32") * scale
 
-    return scaled
+def scales_of(pack: QuantisedPack, conv: Conv2d, filters: Any) -> Callable[[Expr], Expr]:
+    """Output channel -> what sums of its products are multiplied by, from behind the filters of its block."""
+    (blocks, size), values = pack.shape(conv), pack.values(conv)
+    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # one tensor by one name, as launches want
+    return lambda k: scales[k // pack.block * (size // 4) + values // 4 + k % pack.block]
 
 
 # --- products

@@ -11,7 +11,7 @@ from im2win.winograd_tiles import forms
 
 MAX_THREADS = 768  # of a block: each has 85 registers then
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
-OTHER_REGISTERS = 52  # of a thread that holds sums of all positions, beside them
+OTHER_REGISTERS = 24  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 

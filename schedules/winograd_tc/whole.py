@@ -6,6 +6,7 @@ the transform back takes no other lane's. Neither V nor M is ever in global memo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -18,12 +19,13 @@ from im2win.quantised_packing import LARGEST, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer
-from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised
+from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised, rounded, scales_of
 from im2win.schedules.winograd_tc.tile import SLAB, WARP, Sizes, TensorCoreTile
 from im2win.straight_line import program
 from im2win.winograd import transform
 
 WORD = 4  # bytes, and channels that a thread transforms at once where they lie side by side
+ROWS, PARTS, FRAGMENT = 16, 2, 4  # of a product, of a slab, and words of a product that a lane brings
 
 
 def whole_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
@@ -49,13 +51,14 @@ class _Whole:
         lane, warp, (tiles, filters, _) = tid % WARP, tid // WARP, sizes.tile.shape
         down = sizes.tile.block_m // tiles
         self._g, self._t = lane // 4, lane % 4
-        self._first, self._filter = warp % down * tiles, warp // down * filters  # of the warp, in the block
+        self._group, self._filter = warp % down, warp // down * filters  # of the warp, in the block
         self._cols = filters // 8
         self._run = 2 * self._cols  # neighbouring filters of a lane
         self._words = sizes.conv.layout == "NHWC" and sizes.conv.in_channels % WORD == 0
-        dtype, inner = ("int32", SLAB // WORD) if self._words else ("int8", SLAB)
-        slabs = sizes.depth // SLAB
-        self._shared = Arena(sizes.held_bytes, dtype).take("tiles", (sizes.tile.positions, slabs, sizes.tile.block_m, inner), dtype)
+        dtype, self._unit = ("int32", 1) if self._words else ("int8", WORD)  # and how many of it are a word
+        self._slabs = sizes.depth // SLAB
+        shape = sizes.tile.positions, self._slabs, down, PARTS * WARP * FRAGMENT * self._unit
+        self._shared = Arena(sizes.held_bytes, dtype).take("tiles", shape, dtype)
         self._sums = local("sums", (sizes.tile.positions, self._cols, 4), "int32")
 
     def run(self) -> None:
@@ -69,7 +72,7 @@ class _Whole:
         with T.serial(depth // SLAB) as slab, T.unroll(tile.positions) as position:
             self._multiply(slab, position)
         with T.unroll(2) as half:
-            number = self._bx * tile.block_m + self._first + half * 8 + self._g
+            number = self._bx * tile.block_m + self._group * ROWS + half * 8 + self._g
             with T.If(number < self._sizes.tiles), T.Then():
                 self._write(number, half)
 
@@ -98,6 +101,19 @@ class _Whole:
     def _transformed(self, given: Any, name: str) -> Any:
         return both_ways(program(transform(self._tile.outputs, self._conv.kernel[0]).bt), given, name, "int32")
 
+    def _held(self, position: Expr, place: Expr, word: Expr) -> list[Expr]:
+        """Where a tile's word of four channels is held: as lanes bring them to products, four words each that are one load.
+
+        Lane 4*g + t brings words t and t + 4 of rows g and g + 8. Those are words 4*t and 4*t + 1 of the slab, and 4*t + 2 and 4*t + 3 for
+        the second product: any order of the sum is right, as long as filters have the same. Rows of it change places: stores of a warp
+        meet in no bank.
+        """
+        slab, word = word // (SLAB // WORD), word % (SLAB // WORD)
+        part, t = word // 2 % 2, word // 4
+        lane = T.bitwise_xor(place % 8, part) * 4 + t
+        inner = (part * WARP + lane) * FRAGMENT + place // 8 % 2 + word % 2 * 2
+        return [position, slab, place // ROWS, inner * self._unit]
+
     def _transform_one(self, at: Expr) -> None:
         """One channel of a tile: neighbouring threads have neighbours of whichever lies side by side in the input."""
         depth, t, rows = self._sizes.depth, self._tile.size, self._tile.block_m
@@ -105,46 +121,39 @@ class _Whole:
         found = self._transformed(self._load("given", self._tensors["data"], place, c, self._conv.in_channels), "transformed")
         with T.unroll(t) as i, T.unroll(t) as j:
             value = T.min(quantised(found[i, j]), LARGEST).astype("int8")
-            T.buffer_store(self._shared, value, [i * t + j, c // SLAB, place, c % SLAB])
+            *held, inner = self._held(i * t + j, place, c // WORD)
+            T.buffer_store(self._shared, value, [*held, inner + c % WORD])
 
     def _transform_words(self, at: Expr) -> None:
-        """Four channels of a tile."""
-        t, depth, channels = self._tile.size, self._sizes.depth // WORD, self._conv.in_channels // WORD
-        place, c = at // depth, at % depth
+        """Four channels of a tile. A warp has a slab's words of tiles g and g + 8, which it stores in all banks."""
+        t, channels, words_of_slab = self._tile.size, self._conv.in_channels // WORD, SLAB // WORD
+        rest = at // WARP // self._slabs
+        place = rest // 8 * ROWS + at // words_of_slab % 2 * 8 + rest % 8
+        c = at // WARP % self._slabs * words_of_slab + at % words_of_slab
         pixels = self._conv.batch * self._conv.height * self._conv.width
         source = T.decl_buffer((pixels * channels,), "int32", data=self._tensors["data"].data)
         words = self._load("words", named("data", source), place, c, channels)
         packed = local("packed", (t, t), "int32")
-        for e in range(WORD):
-            given = local("given", (t, t), "int32")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                T.buffer_store(given, T.shift_right(T.shift_left(words[i, j], 24 - 8 * e), 24), [i, j])
-            found = self._transformed(given, "transformed")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                byte = T.bitwise_and(T.min(quantised(found[i, j]), LARGEST), 255)
-                value = T.bitwise_or(packed[i, j], T.shift_left(byte, 8 * e)) if e else byte
-                T.buffer_store(packed, value, [i, j])
+        call("quantised_tile", pointer(packed, 0, 0), pointer(words, 0, 0))
         with T.unroll(t) as i, T.unroll(t) as j:
-            T.buffer_store(self._shared, packed[i, j], [i * t + j, c // (SLAB // WORD), place, c % (SLAB // WORD)])
+            T.buffer_store(self._shared, packed[i, j], self._held(i * t + j, place, c))
 
     # --- products
 
     def _multiply(self, slab: Expr, position: Expr) -> None:
-        """Adds the products of 64 channels at a position: a lane brings 16 bytes of every row, which are two products' words."""
-        scale = CHUNK // (WORD if self._words else 1)
-        rows, taken = local("rows", (2, 4), "uint32"), local("a", (2, 4), "uint32")
-        filters = local("b", (self._cols, 4), "uint32")
-        with T.unroll(2) as half:
-            call("load_words", pointer(rows, half, 0), pointer(self._shared, position, slab, self._first + half * 8 + self._g, self._t * scale))
-        with T.unroll(2) as part, T.unroll(4) as word:
-            T.buffer_store(taken, rows[word % 2, part * 2 + word // 2], [part, word])
+        """Adds the products of 64 channels at a position: 16 bytes of a filter are words of both."""
+        tiles, filters = local("a", (PARTS, FRAGMENT), "uint32"), local("b", (self._cols, 4), "uint32")
+        for part in range(PARTS):
+            lane = T.bitwise_xor(self._g, part) * 4 + self._t
+            inner = (part * WARP + lane) * FRAGMENT * self._unit
+            call("load_words", pointer(tiles, part, 0), pointer(self._shared, position, slab, self._group, inner))
         with T.unroll(self._cols) as j:
             row = position * self._tile.block_n + self._filter + column(j, self._g, self._run)
             at = self._by * self._pack.shape(self._conv)[1] + row * self._sizes.depth + slab * SLAB + self._t * CHUNK
             call("load_words", pointer(filters, j, 0), pointer(self._tensors["filter"], at))
-        for part in range(2):
+        for part in range(PARTS):
             with T.unroll(self._cols) as j:
-                call("product_s8", pointer(self._sums, position, j, 0), pointer(taken, part, 0), pointer(filters, j, part * 2))
+                call("product_s8", pointer(self._sums, position, j, 0), pointer(tiles, part, 0), pointer(filters, j, part * 2))
 
     # --- outputs
 
@@ -153,46 +162,50 @@ class _Whole:
         conv, tile, m, t = self._conv, self._tile, self._tile.outputs, self._tile.size
         steps = program(transform(m, conv.kernel[0]).at)
         inner = self._filter + self._t * self._run  # first filter of the lane, in the block
-        scales, place = self._scales()
-        values = local("values", (m, m, self._run), "int32")
+        scale = scales_of(self._pack, conv, self._tensors["filter"])
+        channels_last = conv.layout == "NHWC"
+        values = local("values", (m, m, self._run) if channels_last else (m, self._run, m), "int32")
         for r in range(self._run):
-            given = local("given", (t, t), "float32")
+            given = local("given", (t, t), "int32")
             with T.unroll(t) as i, T.unroll(t) as j:
-                product = self._sums[i * t + j, r // 2, half * 2 + r % 2].astype("float32")
-                T.buffer_store(given, product * scales[place + (i * t + j) * tile.block_n + inner + r], [i, j])
-            found = both_ways(steps, given, "outputs")
+                T.buffer_store(given, self._sums[i * t + j, r // 2, half * 2 + r % 2], [i, j])
+            found = both_ways(steps, given, "outputs", "int32")
             with T.unroll(m) as i, T.unroll(m) as j:
-                T.buffer_store(values, T.nearbyint(found[i, j]).astype("int32"), [i, j, r])
+                value = rounded(found[i, j], scale(self._by * tile.block_n + inner + r))
+                T.buffer_store(values, value, [i, j, r] if channels_last else [i, r, j])
         n, y, x = self._corner(number)
         (out_h, out_w), k = conv.output_size, self._by * tile.block_n + inner
-        with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
-            if conv.layout == "NHWC":
-                self._store(values, i, j, ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k, 1, k)
-            else:
-                self._store(values, i, j, ((n * conv.out_channels + k) * out_h + y + i) * out_w + x + j, out_h * out_w, k)
+        if channels_last:
+            with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
+                at = ((n * out_h + y + i) * out_w + x + j) * conv.out_channels + k
+                self._store(self._run, lambda r: values[i, j, r], at, lambda r: k + r, k, conv.out_channels)
+            return
+        for r in range(self._run):
+            with T.unroll(m) as i, T.If(tirx.all(y + i < out_h, k + r < conv.out_channels)), T.Then():
+                at = ((n * conv.out_channels + k + r) * out_h + y + i) * out_w + x
+                self._store(m, lambda j, i=i, r=r: values[i, r, j], at, lambda j, r=r: k + r, x, out_w)  # type: ignore[misc]
 
-    def _scales(self) -> tuple[Any, Expr]:
-        """What products are multiplied by, and where those of this block begin."""
-        blocks, size = self._pack.shape(self._conv)
-        scales = T.decl_buffer((blocks * size // 4,), "float32", data=self._tensors["filter"].data)
-        return named("filter", scales), self._by * (size // 4) + self._pack.values(self._conv) // 4
+    def _store(
+        self, count: int, value: Callable[[Any], Expr], at: Expr, channel: Callable[[Any], Expr], first: Expr, extent: int
+    ) -> None:
+        """So many neighbours in the output from the place `at` on, by one store where none begins elsewhere than at their number.
 
-    def _store(self, values: Any, i: Expr, j: Expr, at: Expr, stride: int, k: Expr) -> None:
-        """A run of filters of one output, side by side where the layout and their number allow."""
+        value, channel: of a neighbour by number. first, extent: where the first lies on the innermost axis, and how many there are.
+        """
         conv, tensors = self._conv, self._tensors
 
-        def finished(r: Any) -> Expr:
-            value = values[i, j, r]
+        def finished(e: Any) -> Expr:
+            whole = value(e)
             if conv.bias:
-                value = value + tensors["bias"][k + r]
+                whole = whole + tensors["bias"][channel(e)]
             if conv.residual:
-                value = value + tensors["residual"][at + r * stride]
-            return activated(conv.activation, value, "int32")
+                whole = whole + tensors["residual"][at + e]
+            return activated(conv.activation, whole, "int32")
 
-        if stride == 1 and conv.out_channels % self._run == 0:
-            with T.If(k < conv.out_channels), T.Then(), T.vectorized(self._run) as r:
-                T.buffer_store(tensors["output"], finished(r), [at + r])
+        if extent % count == 0:
+            with T.If(first < extent), T.Then(), T.vectorized(count) as e:
+                T.buffer_store(tensors["output"], finished(e), [at + e])
         else:
-            for r in range(self._run):
-                with T.If(k + r < conv.out_channels), T.Then():
-                    T.buffer_store(tensors["output"], finished(r), [at + r * stride])
+            for e in range(count):
+                with T.If(first + e < extent), T.Then():
+                    T.buffer_store(tensors["output"], finished(e), [at + e])

@@ -1,11 +1,12 @@
 """Filters of Winograd's form in int8, transformed and quantised ahead of time, and the arithmetic they are for (numpy only, no compiler).
 
-    V = B^T d B                                 exact integers, at most `STEP` times as large as inputs
-    v = V / STEP, to the nearest, ties to even, at most 127                                         int8, one scale for the tensor
-    u[k] = (G g[k] G^T) / s[k], to the nearest, with s[k] = the largest magnitude / 127             int8, scales by `SCALES`
-    Y[k] = A^T [(STEP s[k] * sum over channels of v u[k])] A, to the nearest, ties to even          sums in int32, the rest in float32
+    V = B^T d B                                                               exact integers, at most STEP times as large as inputs
+    v = V / STEP, to the nearest, ties to even, at most 127                   int8; the scale STEP is that of the tensor
+    u[k] = (G g[k] G^T) / s[k], to the nearest                                int8; s[k] is the channel's largest magnitude / 127
+    Y[k] = STEP s[k] (A^T [sum over channels of v u[k]] A), to the nearest    in int32 up to the scale, which is float32
 
-Nothing overflows, whatever the input: V is from -512 to 510, so that v is from -128 to 128, of which the last is cut off at 127.
+Nothing overflows, whatever the input: V is from -512 to 510, so that v is from -128 to 128, of which the last is cut off at 127; sums of
+14000 channels fit int32, as those of the convolution do. Ties to even leave no bias where inputs have none or are positive.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ outputs would be off by a fifth of the largest (`winograd_report.quantised_table
 STEP = 4  # of V that one of v stands for: the most by which B^T d B of F(2x2, 3x3) grows
 LARGEST = 127
 SCALES = ("tensor", "channel", "position")
-"""What has a scale of its own: all filters; those of an output channel; those of an output channel at one position of the tile."""
+"""What has a scale of its own: all filters; those of an output channel; those of an output channel at one position of the tile, which gains
+next to nothing, and would leave no sum behind the products an integer: it is measured, and not offered."""
 
 
 def quantised(form: Array, scales: str) -> tuple[Array, Array]:
@@ -49,26 +51,26 @@ def quantised(form: Array, scales: str) -> tuple[Array, Array]:
 class QuantisedPack:
     """Quantised filters of a problem of one group and, behind those of each block, what their products are multiplied by.
 
-    A block is [t * t positions, `block` output channels, input channels] of int8, and then [t * t positions, `block`] of float32: STEP
-    times the scale, as bytes in the order of the machine.
+    A block is [t * t positions, `block` output channels, input channels] of int8, and then [`block`] of float32: STEP times the scale, as
+    bytes in the order of the machine.
 
     outputs: m of F(m x m, kernel).
     block: output channels of a block; channels that do not fill the last one are zero filters with the scale 0.
     channels: input channels are filled up with zeros to a multiple of this.
-    scales: one of `SCALES`.
+    scales: "tensor" or "channel", see `SCALES`.
     """
 
     outputs: int
     block: int
     channels: int
-    scales: str = "position"
+    scales: str = "channel"
 
     def __post_init__(self) -> None:
         for name in ("outputs", "block", "channels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"QuantisedPack: `{name}` (={getattr(self, name)}) must be at least 1.")
-        if self.scales not in SCALES:
-            raise ValueError(f"QuantisedPack: `scales` (={self.scales!r}) must be one of {', '.join(SCALES)}.")
+        if self.scales not in SCALES[:2]:
+            raise ValueError(f"QuantisedPack: `scales` (={self.scales!r}) must be one of {', '.join(SCALES[:2])}.")
         if self.block * self.channels % 4:
             raise ValueError(f"QuantisedPack: `block` (={self.block}) times `channels` (={self.channels}) must be a multiple of 4.")
 
@@ -90,7 +92,7 @@ class QuantisedPack:
 
     def shape(self, conv: Conv2d) -> tuple[int, int]:
         """Shape of the packed filters: (blocks, bytes)."""
-        return self.blocks(conv), self.values(conv) + 4 * self.positions(conv) * self.block
+        return self.blocks(conv), self.values(conv) + 4 * self.block
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Transforms, quantises and packs filters of `conv.filter_shape` into `shape(conv)`, int8, contiguous.
@@ -104,6 +106,6 @@ class QuantisedPack:
         fill = (0, self.blocks(conv) * self.block - conv.out_channels)
         blocked = np.pad(values, (fill, (0, self.depth(conv) - values.shape[1]), (0, 0), (0, 0)))
         blocked = blocked.reshape(self.blocks(conv), self.block, *blocked.shape[1:]).transpose(0, 3, 4, 1, 2)
-        factors = np.pad(STEP * scale, (fill, (0, 0), (0, 0))).reshape(self.blocks(conv), self.block, -1).swapaxes(1, 2)
-        behind = np.ascontiguousarray(factors, np.float32).reshape(self.blocks(conv), -1).view(np.int8)
+        factors = np.pad(STEP * scale[:, 0, 0], fill).astype(np.float32)
+        behind = factors.reshape(self.blocks(conv), self.block).view(np.int8)
         return np.ascontiguousarray(np.concatenate([blocked.reshape(self.blocks(conv), -1), behind], axis=1))

@@ -127,13 +127,12 @@ def _quantised_form(form: Transform, tiles: Array, filters: Array, scales: str) 
     step = np.outer(growth, growth)[:, :, None, None]
     inputs = np.clip(np.rint(np.einsum("iu,uvnc,jv->ijnc", b, tiles, b) / step), -LARGEST - 1, LARGEST)
     kernels, scale = quantised(np.einsum("iu,uvck,jv->kcij", g, filters, g), scales)
-    products = np.matmul(inputs, kernels.transpose(2, 3, 1, 0).astype(np.float64)).astype(np.float32)
-    factors = scale.transpose(1, 2, 0)[:, :, None] * step.astype(np.float32)
-    return np.rint(_both_ways(form.at, products * factors))
+    products = np.matmul(inputs, kernels.transpose(2, 3, 1, 0).astype(np.float64))
+    return np.rint(_both_ways(form.at, products * scale.transpose(1, 2, 0)[:, :, None] * step))
 
 
 def measure_quantised(
-    outputs: int, taps: int, channels: int, *, scales: str = "position", spread: float = SPREAD, tiles: int = 64, seed: int = 0
+    outputs: int, taps: int, channels: int, *, scales: str = "channel", spread: float = SPREAD, tiles: int = 64, seed: int = 0
 ) -> Measured:
     """The error of F(outputs x outputs, taps x taps) in int8, on normally distributed whole numbers.
 

@@ -37,7 +37,7 @@ def quantised_table() -> str:
                f"error, inputs of a spread of {less:.0f}", "allowed"]  # fmt: skip
     rows = []
     for outputs, scales in ((m, scales) for m in FORMS[3][:2] for scales in SCALES):
-        form, offered = transform(outputs, 3), outputs in QUANTISED[3] and scales == SCALES[-1]
+        form, offered = transform(outputs, 3), outputs in QUANTISED[3] and scales != SCALES[-1]
         measured = [measure_quantised(outputs, 3, count, scales=scales) for count in CHANNELS]
         small = measure_quantised(outputs, 3, CHANNELS[1], scales=scales, spread=less)
         fewer, growth = (outputs * 3 / form.size) ** 2, float(max(sum(map(abs, row)) for row in form.bt)) ** 2
