@@ -87,13 +87,13 @@ class Choice:
 Expr = Number | Name | Member | Index | Call | Cast | Unary | Binary | Choice
 
 _SCALARS = {
-    "bool": 1, "char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "half_t": 2, "nv_bfloat16": 2,
-    "int16_t": 2, "uint16_t": 2, "int": 4, "uint": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "double": 8, "int64_t": 8,
-    "uint64_t": 8, "longlong": 8, "void": 1, "size_t": 8,
+    "bool": 1, "char": 1, "signed char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "short": 2, "ushort": 2, "half": 2, "half_t": 2,
+    "nv_bfloat16": 2, "int16_t": 2, "uint16_t": 2, "int": 4, "uint": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "double": 8,
+    "int64_t": 8, "uint64_t": 8, "longlong": 8, "void": 1, "size_t": 8,
 }  # fmt: skip
-_LONG = {"unsigned int": "uint", "unsigned char": "uchar", "signed char": "char", "unsigned short": "ushort", "long long": "int64_t",
+_LONG = {"unsigned int": "uint", "unsigned char": "uchar", "char": "signed char", "unsigned short": "ushort", "long long": "int64_t",
          "unsigned long long": "uint64_t", "__half": "half", "__nv_bfloat16": "nv_bfloat16"}  # fmt: skip
-_VECTORS = {f"{name}{lanes}": size * lanes for name, size in _SCALARS.items() for lanes in (1, 2, 3, 4) if name[-1].isalpha()}
+_VECTORS = {f"{name}{lanes}": size * lanes for name, size in _SCALARS.items() for lanes in (1, 2, 3, 4) if name.isalpha()}
 
 
 def plain_type(text: str) -> str:

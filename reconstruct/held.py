@@ -129,10 +129,11 @@ def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Int
 
 
 def _same(before: Access, after: Access, start: Ints, tiles: Tiling) -> bool:
-    """Whether an access goes where its elements are held: all its lanes, and aligned for its width."""
-    place, new, mask = np.broadcast_arrays(
-        before.start // tiles.element - start.reshape(-1, 1), after.start // tiles.element, np.True_ if before.mask is None else before.mask
-    )
-    place, new, lanes = place[mask], new[mask], before.width // tiles.element
+    """Whether an access goes where its elements are held: all its lanes, and aligned as before, up to its width."""
+    mask = np.True_ if before.mask is None else before.mask
+    first, origin, new, mask = np.broadcast_arrays(before.start // tiles.element, start.reshape(-1, 1), after.start // tiles.element, mask)
+    first, new, lanes = first[mask], new[mask], before.width // tiles.element
+    place = first - origin[mask]
     last = tiles.layout.held(place + lanes - 1) == new + lanes - 1
-    return bool(np.all(place >= 0) and np.all(tiles.layout.held(place) == new) and np.all(last) and np.all(new % lanes == 0))
+    aligned = new % np.gcd(first, lanes) == 0
+    return bool(np.all(place >= 0) and np.all(tiles.layout.held(place) == new) and np.all(last) and np.all(aligned))

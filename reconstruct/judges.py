@@ -24,8 +24,8 @@ from im2win.reconstruct.trace import Trace
 from im2win.reconstruct.unit import Unit
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-_NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "char": "int8", "uchar": "uint8",
-          "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
+_NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "signed char": "int8",
+          "uchar": "uint8", "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
 
 
 class Judge(Protocol):

@@ -53,6 +53,10 @@ class Layout:
             found = (np.arange(extent)[:, None] * stride + found).ravel()
         return found
 
+    def spread(self) -> Layout:
+        """The same part with the gaps between its elements, which whoever goes through it by the tensor's strides needs."""
+        return Layout(((1, int(self.places[-1]) + 1),))
+
     def _parts(self) -> list[tuple[int, int, int]]:
         """(stride, how many of it make the next stride or 0 for the last, stride when held by itself)"""
         held, found = 1, []

@@ -44,16 +44,13 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     block, merged = fused_block(found), merged_parameters(found, {found.tensor})
     small = few(found)
     tiles = small.tiling()
-    size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
-    dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
-    static = found.producer.static_bytes + found.consumer.static_bytes
-    total = dynamic + static
-    if static > STATIC_LIMIT:
-        raise NotFused(f"both kernels declare {static} bytes of shared memory; a kernel may declare {STATIC_LIMIT}")
-    if total > limit:
-        raise NotFused(f"{found.tensor} takes {size} bytes of a block's shared memory, with the rest {total}; there are {limit}")
+    try:
+        parts = _held(small, tiles)
+    except NotFused:
+        tiles = replace(tiles, layout=tiles.layout.spread())
+        parts = _held(small, tiles)
+    size, dynamic = _bytes(found, tiles, limit)
     name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
-    parts = [held(small, tiles, kernel, name) for kernel, name in ((small.producer, found.written.name), (small.consumer, found.read.name))]
     made = _producer_part(found, tiles, block, merged, rebased(found.producer, parts[0], size))
     used = as_part(found.consumer, rebased(found.consumer, parts[1], size), "consumer", block, {}, None)
     element = found.read.element
@@ -75,6 +72,25 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     result, matches = replaced(unit, found, launches, head + indented(body) + "}\n", RULE, why)
     workspace = {tensor: shape for tensor, shape in unit.workspace.items() if tensor != found.tensor}
     return replace(result, workspace=workspace), matches
+
+
+def _held(found: Pair, tiles: Tiling) -> list[str]:
+    """The bodies of both kernels with the tensor's part where `tiles` has it."""
+    both = (found.producer, found.written.name), (found.consumer, found.read.name)
+    return [held(found, tiles, kernel, name) for kernel, name in both]
+
+
+def _bytes(found: Pair, tiles: Tiling, limit: int) -> tuple[int, int]:
+    """Of shared memory: what the tensor's part takes, and that with all that the kernels do not declare; NotFused if it is too much."""
+    size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
+    dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
+    static = found.producer.static_bytes + found.consumer.static_bytes
+    total = dynamic + static
+    if static > STATIC_LIMIT:
+        raise NotFused(f"both kernels declare {static} bytes of shared memory; a kernel may declare {STATIC_LIMIT}")
+    if total > limit:
+        raise NotFused(f"{found.tensor} takes {size} bytes of a block's shared memory, with the rest {total}; there are {limit}")
+    return size, dynamic
 
 
 def _origin(tiles: Tiling) -> str:

@@ -43,7 +43,7 @@ _FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|tick
 _REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
 _FRAGMENT = re.compile(
     r"nvcuda::wmma::fragment<nvcuda::wmma::(?P<use>matrix_a|matrix_b|accumulator), (?P<m>\d+), (?P<n>\d+), (?P<k>\d+), "
-    r"\w+(?:, nvcuda::wmma::(?P<layout>row|col)_major)?> (?P<name>\w+)\["
+    r"[\w ]+(?:, nvcuda::wmma::(?P<layout>row|col)_major)?> (?P<name>\w+)\["
 )
 
 

@@ -16,7 +16,7 @@ from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Ind
 
 Values = npt.NDArray[Any]
 
-_RANGES = {"int": (-(2**31), 2**31), "uint": (0, 2**32), "char": (-128, 128), "uchar": (0, 256), "short": (-(2**15), 2**15),
+_RANGES = {"int": (-(2**31), 2**31), "uint": (0, 2**32), "signed char": (-128, 128), "uchar": (0, 256), "short": (-(2**15), 2**15),
            "ushort": (0, 2**16), "bool": (0, 2)}  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Made:
 
 
 _DEFINITION = re.compile(r"_kernel(?:_\d+)?\(([^()]*)\) \{\n")
-_INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr)(?:,|$)")
+_INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr(?:_\d+)?)(?:,|$)")
 
 
 # --- kernels

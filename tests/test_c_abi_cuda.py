@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import quantised
 from compiled_c import COMPILER, constant, empty, pointer, run
 from emulated import ROWS, Kernel, expected, generated, sampled, typed
 from emulated_c import Library, as_noted
@@ -29,6 +30,7 @@ from im2win.emulator import _compile
 from im2win.gpu import H200
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
+from im2win.quantised_packing import SCALES, QuantisedPack
 from im2win.runtime import ArtefactError
 from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.tile import CudaTile
@@ -82,6 +84,8 @@ class Device:
 
 WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 
+SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
+
 CASES = [
     (FULL, "direct", "fma"), (WIDE, "im2win_fused", "f16"), (FULL, "mcfa", "tf32x3"), (NHWC, "im2win", "f16"), (NHWC, "im2col", "f16"),
     (WIDE, "direct", "wg_f16"), (GROUPS, "implicit_gemm", "f16"), (GROUPS, "mec", "f16"), (WHOLE, "mcfa", "s8"),
@@ -109,6 +113,22 @@ def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
     assert (device.y == expected(conv, tensors)).all()
     made = [launch for launch in generated(conv, *kernel).launches if not launch.kernel.startswith("transform_parts")]
     assert library.launches == [as_noted(one) for one in sorted(made, key=lambda one: not one.kernel.startswith("transform"))]
+
+
+QUANTISED = [
+    TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem", product="s8"),
+    TensorCoreTile(2, 16, 16, 64, "16x16x32", "whole", "whole", product="s8"),
+]
+
+
+@pytest.mark.parametrize("tile", QUANTISED, ids=lambda tile: tile.fusion)
+def test_quantised_winograd(tile: TensorCoreTile, tmp_path: Path) -> None:
+    """Its filters are packed with their scales, to the last bit."""
+    tensors = quantised.random_tensors(SUMS, 0)
+    device = Device(Library(exported(tmp_path, SUMS, ("winograd_tc", tile))), SUMS, tensors)
+    np.testing.assert_array_equal(device.packed, tile.pack(SUMS).filter(SUMS, tensors["filter"]).ravel())
+    assert device.call() == 0, device.library.failure
+    np.testing.assert_array_equal(device.y, quantised.expected(SUMS, tensors))
 
 
 def test_status_codes(tmp_path: Path) -> None:
@@ -165,6 +185,8 @@ def packs() -> list[tuple[Conv2d, Any]]:
     whole = [Conv2d.parse(f"n1-c80x9x9-k18x3x2-{dtype}") for dtype in ("float16", "int8")]
     found += [(conv, ChunkPack(64, slabs, run)) for conv in whole for slabs, run in ((1, 1), (2, 2))]
     found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
+    one = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
+    found += [(one, QuantisedPack(2, 16, 16, scales)) for scales in SCALES[:2]]
     return found + [(conv, WinogradPack(2, 16, "bijck", 16)) for conv in square] + [(square[0], WinogradPack(6, 8, "ijbkc", 3))]
 
 

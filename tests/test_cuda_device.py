@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import quantised
 
 import im2win
 from im2win import Conv2d, cuda_ablation, cuda_bench, cuda_sliding
@@ -16,6 +17,7 @@ from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
 from im2win.schedules.cuda import sliding
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
+from im2win.schedules.winograd_tc.tile import TensorCoreTile
 from im2win.suites import Layer, suite
 from im2win.tensors import ArgumentError
 from im2win.tuner.cuda_runner import device_tensors, reference
@@ -73,12 +75,38 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
     tensors = device_tensors(conv, 1)
     for product in dict.fromkeys(tile.product for _, tile in ranked):
         of_product = [tile for _, tile in ranked if tile.product == product]
-        # Winograd's square form with many outputs is offered to the tuner alone, which measures whether it keeps the tolerance here
-        tile = next((tile for tile in of_product if not tile.outputs or tile.in_rows or backend.proven(conv, tile)), None)
+        # Winograd's square form with many outputs is offered to the tuner alone, which measures whether it keeps the tolerance here;
+        # so is that of int8, which is for who asks for it, and keeps its own
+        fit = (tile for tile in of_product if not tile.outputs or tile.in_rows or tile.dtype == "int8" or backend.proven(conv, tile))
+        tile = next(fit, None)
         assert tile is not None, f"{product}: no tile is sure to keep the tolerance"
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy="winograd")
         error = _error(conv, op, tensors)
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
+
+
+QUANTISED = [
+    TensorCoreTile(2, 16, 32, 16, "16x16x16", "sync_free", "none", product="s8"),
+    TensorCoreTile(2, 32, 64, 32, "8x32x16", "sync_free", "shmem", product="s8"),
+    TensorCoreTile(2, 32, 16, 16, "32x8x16", "sync_free", "llc", 16, "s8"),
+    TensorCoreTile(2, 64, 32, 64, "16x16x16", "bgemm", "none", product="s8"),
+    TensorCoreTile(2, 32, 32, 64, "16x8x32", "whole", "whole", product="s8"),
+    TensorCoreTile(2, 16, 64, 64, "16x16x32", "whole", "whole", product="s8"),
+]
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("tile", QUANTISED, ids=str)
+def test_winograd_in_int8_is_its_arithmetic_to_the_last_bit(tile: TensorCoreTile, layout: str) -> None:
+    """Over the whole range of int8, and where inputs are as large as they can be."""
+    conv = Conv2d.parse(f"n2-c68x37x30-k56x3x3-p1-int8-{layout}-bias-add-relu")
+    op = im2win.build(conv, "cuda", algorithm="winograd_tc", tile=tile, accuracy="winograd")
+    for largest in (False, True):
+        host = quantised.random_tensors(conv, 0, largest)
+        tensors = {name: torch.from_numpy(array).cuda() for name, array in host.items()}
+        right = torch.from_numpy(quantised.expected(conv, host)).cuda()
+        for _ in range(5):
+            assert torch.equal(op(tensors["data"], tensors["filter"], tensors["bias"], tensors["residual"]), right)
 
 
 @pytest.mark.parametrize("name", ["im2win", "mcfa"])

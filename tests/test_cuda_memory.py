@@ -51,6 +51,9 @@ def test_formulas(name: str, dtype: str, layout: str) -> None:
             assert least <= stored < least + ALIGNMENT
         elif name == "implicit_gemm_split":
             assert stored == 4 * FORMULAS[name](**letters(conv)), "sums take four bytes, whatever the element type"
+        elif name == "winograd_tc" and dtype == "int8":
+            tiles = conv.batch * math.prod(-(-extent // 2) for extent in conv.output_size)
+            assert stored == 16 * tiles * conv.in_channels, "tiles of int8 have two outputs along a side"
         else:
             assert stored == (FORMULAS[name](**letters(conv)) * conv.itemsize if name in STORED else 0)
 
@@ -144,7 +147,7 @@ def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
         "direct": "measured 4096 bytes, where the formula says 0", "mec": "it does not build",
         "torch_nhwc": "PyTorch has no such convolution.",
         "direct_persistent": "blocks that stay multiply float16 or int8, not float32",
-        "winograd_tc": "Winograd's form on tensor cores multiplies float16, not float32",
+        "winograd_tc": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}
     assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm": 0, "fft": 3 << 20}, "fft")

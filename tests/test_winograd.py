@@ -233,9 +233,9 @@ def test_halves_keep_the_tolerance_of_accuracy_winograd() -> None:
 
 def test_the_tolerance_of_accuracy_winograd_is_for_halves_in_winograds_form_only() -> None:
     half, whole = problem(2, 3, 64, dtype="float16"), problem(2, 3, 64)
-    assert tolerance(half) == tolerance(half, "tf32") < tolerance(half, "winograd") == HALF_MARGIN * expected(half, 4) < 2**-6
-    assert tolerance(whole, "winograd") == tolerance(whole, "tf32") and tolerance(whole.with_(dtype="int8"), "winograd") == 0
     pointwise = Conv2d(1, 8, 4, 4, 8, 1, dtype="float16")
+    assert tolerance(half) == tolerance(half, "tf32") < tolerance(half, "winograd") == HALF_MARGIN * expected(half, 4) < 2**-6
+    assert tolerance(whole, "winograd") == tolerance(whole, "tf32") and tolerance(pointwise.with_(dtype="int8"), "winograd") == 0
     assert half_forms(pointwise) == () and tolerance(pointwise, "winograd") == tolerance(pointwise)
     clipped = [half.with_(activation="relu6"), problem(2, 3, 256, dtype="float16", activation="relu6")]
     assert [half_forms(conv) for conv in clipped] == [(2, 4), (2,)]

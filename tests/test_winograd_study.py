@@ -16,8 +16,8 @@ from conftest import ROOT
 from im2win import cuda_bench, cuda_builds, cuda_fused_study, studies
 from im2win.cuda_bench import Contender
 from im2win.cuda_builds import TileRecipe
-from im2win.cuda_fused_study import FORMS, recipes
-from im2win.fused_report import FUSED, INTEGERS, OTHERS, PROTOTYPE, SYNCHRONOUS, WHOLE
+from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
+from im2win.fused_report import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, SYNCHRONOUS, WHOLE
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.report import fill, plot_all
@@ -25,6 +25,7 @@ from im2win.suites import suite
 
 MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
       "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25}  # fmt: skip
+MS |= {form: 0.125 * place for place, form in enumerate(INT8, 1)}
 REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
 
 
@@ -86,7 +87,8 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
     _script().main()
     study = json.loads(file.read_text())
-    assert {entry["batch"] for entry in study["entries"]} == {1, 16} and len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1)
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16}
+    assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
     assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form in FUSED for entry in here)
     assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
@@ -95,6 +97,8 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     line = "8.000 | 2.000 | 6.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.7500 | 0.5000 | 0.2500 | 8.00 | 4.00 | 4.00 | 2.00 |"
     assert f"| NCHW | 1 | 224x224 | {line}" in text and f"| NHWC | 16 | 224x224 | {line}" in text
     assert "| pkf-shmem | transformed inputs stay in shared memory | NHWC | 4.00 | 4.00 | 4.00 |" in text
+    line = "0.2500 | 0.1250 | 0.2500 | 0.3750 | 0.5000 | 0.6250 | 0.7500 | 2.00 | 0.0 % |"
+    assert f"| NCHW | 1 | 224x224 | {line}" in text and "one kernel ms" in text
     monkeypatch.setattr(cuda_fused_study, "time_layer", None)  # all layers are known: nothing is measured again
     _script().main()
     assert json.loads(file.read_text())["entries"] == study["entries"]
@@ -117,6 +121,16 @@ def test_every_layer_has_tiles_of_every_form(batch: int) -> None:
             assert form not in FUSED or form == f"pkf-{tile.fusion}-{tile.block_m}"
 
 
+def test_int8_has_tiles_of_every_form() -> None:
+    """One kernel for all sizes; the others as far as 32 bits index what lies between them."""
+    for batch, size in ((1, 0), (16, -1)):
+        conv = list(suite("winograd64", batch))[size].conv.with_(dtype="float16", layout="NHWC")
+        found = integers(conv, H200, 2)
+        forms = {form for form, _ in found if form != INTEGERS}
+        assert forms == (set(INT8_FORMS) if batch == 1 else {f"{INTEGERS}-{WHOLE}"}) <= set(INT8)
+        assert all(one.conv.dtype == "int8" for one in found.values() if isinstance(one, TileRecipe))
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -134,7 +148,7 @@ def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pyt
 
 def test_layers_that_the_row_does_not_compute_are_named() -> None:
     with pytest.raises(
-        ValueError, match=r"must be of the row winograd_tc: .* multiplies float16, not float32"
+        ValueError, match=r"must be of the row winograd_tc: .* multiplies float16 or int8, not float32"
     ):
         cuda_fused_study.run(list(suite("winograd64"))[:1])
 

@@ -49,9 +49,11 @@ CONV = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-float16-NHWC")
 
 
 def kernels(outputs: int, fragment: str, block_k: int = 16, ways: Any = WAYS) -> list[Kernel]:
-    """One of every mapping and fusion."""
+    """One of every mapping and fusion, and with twice the warps."""
     block_m, block_n = max(FRAGMENTS[fragment][0], 16), FRAGMENTS[fragment][1]
-    return [("winograd_tc", TensorCoreTile(outputs, block_m, block_n, block_k, fragment, *way)) for way in ways]
+    tiles = [TensorCoreTile(outputs, block_m, block_n, block_k, fragment, *way) for way in ways]
+    tiles += [replace(tile, groups=2) for tile in tiles if tile.mapping == "sync_free" and tile.wave == 0]
+    return [("winograd_tc", tile) for tile in tiles]
 
 
 # --- outputs
@@ -135,7 +137,7 @@ def right_everywhere(conv: Conv2d, chosen: Kernel, edit: Any, tensors: Any, righ
 
 def test_rules_that_do_not_match_are_errors() -> None:
     small = replace(H200, block_shared=8192)
-    with pytest.raises(ReconstructError, match=r"^pkf-shmem does not apply: tiles takes 32768 bytes of a block's shared memory"):
+    with pytest.raises(ReconstructError, match=r"^pkf-shmem does not apply: tiles takes 36864 bytes of a block's shared memory"):
         cuda_fused.lower(CONV, FUSED, small)
     with pytest.raises(ReconstructError, match=r"^pkf-llc does not apply: `wave` \(=-1\) must be at least 0"):
         cuda_fused.lower(CONV, replace(FUSED, fusion="llc", wave=-1), H200)
@@ -155,7 +157,7 @@ def _shared_by_warps(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: 
 def test_a_rule_that_does_not_match_is_an_outcome_of_the_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(legality, "_fits", lambda conv, tile, gpu: [])
     built = build(BuildJob(CONV, "winograd_tc", FUSED, replace(H200, block_shared=8192), tmp_path / "kernel.so"))
-    assert built.outcome == "build_error" and built.message.startswith("pkf-shmem does not apply: tiles takes 32768 bytes")
+    assert built.outcome == "build_error" and built.message.startswith("pkf-shmem does not apply: tiles takes 36864 bytes")
 
 
 def test_few_blocks_stand_for_all() -> None:
@@ -177,7 +179,7 @@ def test_a_grid_that_nobody_could_enumerate() -> None:
     conv = Conv2d.parse("n16-c64x960x960-k64x3x3-p1-float16-NHWC")
     tile = replace(FUSED, outputs=4, block_m=32, block_n=64)
     launches = generated(conv, "winograd_tc", tile).launches
-    assert (launches[0].grid, launches[0].dynamic_bytes) == ((28800, 1, 1), 36 * 32 * 64 * 2)
+    assert (launches[0].grid, launches[0].dynamic_bytes) == ((28800, 1, 1), 36 * 32 * (64 + 8) * 2)
 
 
 # --- tiles
@@ -188,7 +190,8 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"fragment": "16x16x8"}, "`fragment` (=16x16x8) must be one of 16x16x16, 32x8x16, 8x32x16"),
     ({"mapping": "free"}, "`mapping` (=free) must be one of bgemm, sync_free"),
     ({"fusion": "pkf"}, "`fusion` (=pkf) must be one of none, shmem, llc"),
-    *(({name: 0}, f"`{name}` (=0) must be at least 1") for name in ("block_m", "block_n", "block_k")),
+    *(({name: 0}, f"`{name}` (=0) must be at least 1") for name in ("block_m", "block_n", "block_k", "groups")),
+    ({"groups": 4}, "`groups` (=4) must divide the tile's 6 rows, and be 1 but with `mapping` sync_free"),
     ({"fusion": "llc", "wave": -1}, "`wave` (=-1) must be at least 0"),
     ({"fusion": "llc", "wave": 400}, "`wave` (=400) must be less than the 392 blocks of tiles"),
     ({"block_m": 24}, "`block_m` (=24) must be a multiple of the fragment's 16"),
@@ -198,12 +201,12 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"wave": 16}, "`wave` (=16) must be 0 without `fusion` llc"),
     ({"block_n": 80}, "`block_n` (=80) must not hold 16 filters or more beyond the 64"),
     ({"block_k": 80}, "`block_k` (=80) must not hold 16 channels or more beyond the 64"),
-    ({"mapping": "bgemm", "fusion": "none", "block_m": 128}, "the block's 1024 threads must be at most 512"),
+    ({"mapping": "bgemm", "fusion": "none", "block_m": 128}, "the block's 1024 threads must be at most 768"),
     ({"block_m": 96}, "the 192 sums of a thread must be at most 168"),
-    ({"fusion": "none", "block_m": 64, "block_k": 64}, "the block's 98304 bytes of operands must be at most 49152"),
+    ({"fusion": "none", "block_m": 64, "block_k": 64}, "the block's 110592 bytes of operands must be at most 49152"),
     (
         {"block_m": 48},
-        "a block's 221184 bytes of transformed tiles and 24576 of filters must be at most 232448 of shared memory",
+        "a block's 248832 bytes of transformed tiles and 27648 of filters must be at most 232448 of shared memory",
     ),
     (
         {"fusion": "llc", "block_m": 64, "block_k": 16},
@@ -235,7 +238,7 @@ def test_elements_are_indexed_by_32_bits() -> None:
     [
         ("n1-c64x9x9-k64x5x5-p2-float16", "winograd", "Winograd's form on tensor cores is for kernels of 3x3, not 5x5"),
         ("n1-c64x9x9-k64x3x3-s2-float16", "winograd", "Winograd's form is for stride 1 and dilation 1"),
-        ("n1-c64x9x9-k64x3x3", "winograd", "Winograd's form on tensor cores multiplies float16, not float32"),
+        ("n1-c64x9x9-k64x3x3", "winograd", "Winograd's form on tensor cores multiplies float16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-g2-float16", "winograd", "Winograd's form on tensor cores is for one group, not 2"),
         ("n1-c64x9x9-k64x3x3-float16", "exact", "it rounds more than a sum of products, which accuracy 'exact' leaves out"),
         (

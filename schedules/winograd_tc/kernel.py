@@ -9,21 +9,23 @@ All three are launched once, whatever the sizes. Barriers are not written here: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
+from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated, output_dtype
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Expr, local, named
-from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.tile import THREADS, WARP, WORD, Sizes, TensorCoreTile
 from im2win.straight_line import Program, program
 from im2win.winograd import transform
 
-THREADS = 256  # of a block of a transform that is a kernel of its own
+NEAR = 4  # neighbouring tiles of a warp that transforms inputs channels first
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
@@ -37,7 +39,7 @@ def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
         source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
         tensors = arguments(conv, tile.pack(conv), (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
         tiles = named("tiles", T.alloc_buffer((sizes.transformed,), conv.dtype, scope="global"))
-        products = named("products", T.alloc_buffer((sizes.multiplied,), "float32", scope="global"))
+        products = named("products", T.alloc_buffer((sizes.multiplied,), tile.arithmetic.sum_dtype, scope="global"))
         launch_input_transform(sizes, source, tiles)
         launch_products(sizes, tiles, tensors["filter"], products)
         launch_output_transform(sizes, products, tensors)
@@ -58,37 +60,38 @@ def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
 # --- transforms
 
 
-def _run(steps: Program, given: list[Expr]) -> list[Expr]:
-    """Emits a matrix times a vector of float32; registers with the result."""
-    values = local("steps", (max(len(steps.steps), 1),), "float32")
+def _run(steps: Program, given: list[Expr], dtype: str) -> list[Expr]:
+    """Emits a matrix times a vector, of float32, or of int32 for a matrix of integers; registers with the result."""
+    values = local("steps", (max(len(steps.steps), 1),), dtype)
     known = list(given)
     for place, step in enumerate(steps.steps):
-        factor, right = float(step.factor), known[step.right]
-        term = right if abs(factor) == 1 else right * tirx.const(abs(factor), "float32")
+        factor, right = step.factor, known[step.right]
+        assert dtype == "float32" or factor.denominator == 1, f"{factor} is no integer"
+        term = right if abs(factor) == 1 else right * tirx.const(float(abs(factor)), dtype)
         if step.left is not None:
             term = known[step.left] + term if factor > 0 else known[step.left] - term
         elif factor < 0:
-            term = tirx.const(0, "float32") - term
+            term = tirx.const(0, dtype) - term
         T.buffer_store(values, term, [place])
         known.append(values[place])
     return [known[place] for place in steps.outputs]
 
 
-def _both_ways(steps: Program, given: Any, name: str) -> Any:
+def both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") -> Any:
     """Registers with matrix * given * matrix^T."""
     rows = len(steps.outputs)
-    half = local(f"{name}_half", (rows, steps.inputs), "float32")
-    whole = local(name, (rows, rows), "float32")
+    half = local(f"{name}_half", (rows, steps.inputs), dtype)
+    whole = local(name, (rows, rows), dtype)
     with T.unroll(steps.inputs) as j:
-        for i, value in enumerate(_run(steps, [given[i, j] for i in range(steps.inputs)])):
+        for i, value in enumerate(_run(steps, [given[i, j] for i in range(steps.inputs)], dtype)):
             T.buffer_store(half, value, [i, j])
     with T.unroll(rows) as i:
-        for j, value in enumerate(_run(steps, [half[i, j] for j in range(steps.inputs)])):
+        for j, value in enumerate(_run(steps, [half[i, j] for j in range(steps.inputs)], dtype)):
             T.buffer_store(whole, value, [i, j])
     return whole
 
 
-def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
+def each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
     """body(number) for `count` numbers, neighbours by neighbouring threads."""
     with T.serial(-(-count // threads)) as turn:
         at = turn * threads + thread
@@ -99,32 +102,68 @@ def _each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) 
             body(at)
 
 
+def quantised(value: Expr) -> Expr:
+    """An int32 in units of STEP, to the nearest, ties to even."""
+    bits = STEP.bit_length() - 1
+    odd = T.bitwise_and(T.shift_right(value, bits), 1)
+    return T.shift_right(value + (STEP // 2 - 1) + odd, bits)
+
+
+def _stored(value: Expr, dtype: str) -> Expr:
+    """A transformed input as products take it: int8 stands for units of STEP, at most LARGEST."""
+    return T.min(quantised(value), LARGEST).astype("int8") if dtype == "int8" else value.astype(dtype)
+
+
 def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
     """Emits a launch: V, a block of tiles and all its channels by a thread block of the shape that products have if they are fused."""
     conv, tile = sizes.conv, sizes.tile
     m, t, depth = tile.outputs, tile.size, sizes.depth
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
+    dtype = "int32" if conv.dtype == "int8" else "float32"  # in which transforms of either are exact, or nearly so
+    width = WORD // conv.itemsize  # channels of a thread, as many as it loads at once
+    if conv.layout == "NCHW" or conv.in_channels % width:
+        width = 1
     steps = program(transform(m, conv.kernel[0]).bt)
     threads = ("threadIdx.x", WARP), ("threadIdx.y", warps)
     with T.launch_thread("blockIdx.x", sizes.blocks) as bx, T.launch_thread(*threads[0]) as lane, T.launch_thread(*threads[1]) as warp:
 
-        def one(at: Expr) -> None:
-            place, c = (at // depth, at % depth) if conv.layout == "NHWC" else (at % tile.block_m, at // tile.block_m)
+        def some(at: Expr) -> None:
+            place, c = _tile_and_channel(sizes, at, width)
             number = bx * tile.block_m + place
             n, y, x = number // (rows * cols), number // cols % rows * m - top, number % cols * m - left
-            given = local("given", (t, t), "float32")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                h, w = y + i, x + j
-                inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
-                value = data[n, c, h, w] if conv.layout == "NCHW" else data[n, h, w, c]
-                T.buffer_store(given, T.if_then_else(inside, value.astype("float32"), tirx.const(0, "float32")), [i, j])
-            found = _both_ways(steps, given, "transformed")
-            with T.unroll(t) as i, T.unroll(t) as j:
-                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * depth + c
-                T.buffer_store(out, found[i, j].astype(conv.dtype), [at_v])
+            loaded, made = (local(name, (t, t, width), conv.dtype) for name in ("loaded", "made"))
+            near_n, near_c = T.min(n, conv.batch - 1), T.min(c, conv.in_channels - width)
+            with T.unroll(t) as i, T.unroll(t) as j, T.vectorized(width) as e:
+                near_h, near_w = T.max(T.min(y + i, conv.height - 1), 0), T.max(T.min(x + j, conv.width - 1), 0)
+                near = (near_n, near_c + e, near_h, near_w) if conv.layout == "NCHW" else (near_n, near_h, near_w, near_c + e)
+                T.buffer_store(loaded, data[near], [i, j, e])
+            for channel in range(width):
+                given = local("given", (t, t), dtype)
+                with T.unroll(t) as i, T.unroll(t) as j:
+                    h, w = y + i, x + j
+                    inside = tirx.all(n < conv.batch, c < conv.in_channels, h >= 0, h < conv.height, w >= 0, w < conv.width)
+                    T.buffer_store(given, T.if_then_else(inside, loaded[i, j, channel].astype(dtype), tirx.const(0, dtype)), [i, j])
+                found = both_ways(steps, given, "transformed", dtype)
+                with T.unroll(t) as i, T.unroll(t) as j:
+                    T.buffer_store(made, _stored(found[i, j], conv.dtype), [i, j, channel])
+            with T.unroll(t) as i, T.unroll(t) as j, T.vectorized(width) as e:
+                at_v = ((bx * tile.positions + i * t + j) * tile.block_m + place) * sizes.pitch + c
+                T.buffer_store(out, made[i, j, e], [at_v + e])
 
-        _each(tile.block_m * depth, WARP * warps, warp * WARP + lane, one)
+        each(tile.block_m * depth // width, WARP * warps, warp * WARP + lane, some)
+
+
+def _tile_and_channel(sizes: Sizes, at: Expr, width: int) -> tuple[Expr, Expr]:
+    """Which tile of the block and first of its channels the at-th part of a transform is: neighbours in the input are neighbouring threads.
+
+    Channels first a warp has NEAR tiles of eight channels: as many sectors of 32 bytes as that are read, and half as many written.
+    """
+    if sizes.conv.layout == "NHWC":
+        parts = sizes.depth // width
+        return at // parts, at % parts * width
+    channels, rows = WARP // NEAR, sizes.tile.block_m
+    return at % NEAR + at // WARP % (rows // NEAR) * NEAR, at // NEAR % channels + at // (channels * rows) * channels
 
 
 def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:
@@ -136,6 +175,9 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
     m, t, channels = tile.outputs, tile.size, conv.out_channels
     (rows, cols), (out_h, out_w) = sizes.counts, conv.output_size
     steps, count = program(transform(m, conv.kernel[0]).at), sizes.tiles * channels
+    pack, (down, right) = tile.pack(conv), sizes.product_strides
+    scale = scales_of(pack, conv, tensors["filter"]) if isinstance(pack, QuantisedPack) else None
+    between = "float32" if scale is None else "int32"
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as thread:
         at = bx * THREADS + thread
         with T.If(at < count), T.Then():
@@ -146,22 +188,34 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
                 number = at // (rows * cols * channels) * (rows * cols) + at % (rows * cols)
             n, y, x = number // (rows * cols), number // cols % rows * m, number % cols * m
             block = (number // tile.block_m * sizes.filter_blocks + k // tile.block_n) * tile.positions
-            inner = number % tile.block_m * tile.block_n + k % tile.block_n
-            given = local("given", (t, t), "float32")
+            inner = number % tile.block_m * down + k % tile.block_n * right
+            given = local("given", (t, t), between)
             with T.unroll(t) as i, T.unroll(t) as j:
                 T.buffer_store(given, products[(block + i * t + j) * (tile.block_m * tile.block_n) + inner], [i, j])
-            found = _both_ways(steps, given, "outputs")
+            found = both_ways(steps, given, "outputs", between)
             with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(y + i < out_h, x + j < out_w)), T.Then():
                 if conv.layout == "NCHW":
                     to = ((n * channels + k) * out_h + y + i) * out_w + x + j
                 else:
                     to = ((n * out_h + y + i) * out_w + x + j) * channels + k
-                value = found[i, j]
+                value = found[i, j] if scale is None else rounded(found[i, j], scale(k))
                 if conv.bias:
-                    value = value + tensors["bias"][k].astype("float32")
+                    value = value + tensors["bias"][k].astype(between)
                 if conv.residual:
-                    value = value + tensors["residual"][to].astype("float32")
-                T.buffer_store(tensors["output"], activated(conv.activation, value, "float32").astype(output_dtype(conv)), [to])
+                    value = value + tensors["residual"][to].astype(between)
+                T.buffer_store(tensors["output"], activated(conv.activation, value, between).astype(output_dtype(conv)), [to])
+
+
+def rounded(value: Expr, scale: Expr) -> Expr:
+    """An output of int8: a sum of quantised products times its scale, to the nearest, ties to even."""
+    return T.nearbyint(value.astype("float32") * scale).astype("int32")
+
+
+def scales_of(pack: QuantisedPack, conv: Conv2d, filters: Any) -> Callable[[Expr], Expr]:
+    """Output channel -> what sums of its products are multiplied by, from behind the filters of its block."""
+    (blocks, size), values = pack.shape(conv), pack.values(conv)
+    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # one tensor by one name, as launches want
+    return lambda k: scales[k // pack.block * (size // 4) + values // 4 + k % pack.block]
 
 
 # --- products
@@ -173,51 +227,89 @@ class _Fragments:
     def __init__(self, tile: TensorCoreTile, across: int, along: int) -> None:
         self.tile, self.across, self.along, self._shape = tile, across, along, tile.shape
         m, n, k = self._shape
-        self._a = named("tiles_fragment", T.alloc_buffer((across * m * k,), "float16", scope="wmma.matrix_a"))
-        self._b = named("filter_fragment", T.alloc_buffer((along * k * n,), "float16", scope="wmma.matrix_b"))
-        self._sums = named("sums", T.alloc_buffer((across * along * m * n,), "float32", scope="wmma.accumulator"))
+        self._sum_dtype = tile.arithmetic.sum_dtype
+        self._a = named("tiles_fragment", T.alloc_buffer((across * m * k,), tile.dtype, scope="wmma.matrix_a"))
+        self._b = named("filter_fragment", T.alloc_buffer((along * k * n,), tile.dtype, scope="wmma.matrix_b"))
+        self._sums = named("sums", T.alloc_buffer((across * along * m * n,), self._sum_dtype, scope="wmma.accumulator"))
 
     def clear(self) -> None:
         """Sums of nothing."""
         with T.unroll(self.across * self.along) as i:
-            T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, "float32")))
+            T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, self._sum_dtype)))
 
     def multiply(self, a: Callable[[Expr], Expr], b: Callable[[Expr], Expr], leading: tuple[int, int]) -> None:
         """Adds products; `a` and `b` say where a fragment begins, `leading` how many elements their rows are apart."""
         with T.unroll(self.across) as i:
             T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
+        order = "col_major" if self.tile.turned else "row_major"
         with T.unroll(self.along) as j:
-            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], "row_major"))
+            T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], order))
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
             at = i * self.along + j
             T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))
 
-    def store(self, place: Callable[[Expr, Expr], Expr], leading: int) -> None:
-        """Writes the sums; place(i, j) is where a fragment's begin."""
+    def store(self, sizes: Sizes, products: Any, start: Expr, first: tuple[Expr, Expr] = (0, 0)) -> None:
+        """Writes the sums to M, where those of a block and position begin at `start`; first: which fragment of the block is the first."""
+        (m, n, _), (down, right) = self._shape, sizes.product_strides
+        order = "row_major" if right == 1 else "col_major"
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
-            at = i * self.along + j
-            T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, at, place(i, j), leading, "row_major"))
+            to = T.address_of(products[start + (first[0] + i) * (m * down) + (first[1] + j) * (n * right)])
+            T.evaluate(T.tvm_store_matrix_sync(self._sums.data, *self._shape, i * self.along + j, to, max(down, right), order))
 
 
-def _staged(name: str, count: int) -> Any:
-    return named(name, T.alloc_buffer((count,), "float16", scope="shared"))
+def _staged(name: str, count: int, dtype: str) -> Any:
+    return named(name, T.alloc_buffer((count,), dtype, scope="shared"))
 
 
 def _inside(buffer: Any, start: Expr, extent: int) -> Expr:
     """The address of a part of shared memory that is read: TVM inserts barriers by what such addresses say."""
-    return T.tvm_access_ptr(T.type_annotation("float16"), buffer.data, start, extent, 1)
+    return T.tvm_access_ptr(T.type_annotation(buffer.dtype), buffer.data, start, extent, 1)
 
 
-def _copy(to: Any, start: Expr, source: Any, count: int, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
-    """Copies `count` elements to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
-    width = CHUNK // 2
+class _Rows(NamedTuple):
+    """Of a step's operand in shared memory: how many, elements of one, and from one to the next."""
+
+    many: int
+    row: int
+    pitch: int
+
+
+def _staged_rows(tile: TensorCoreTile) -> tuple[_Rows, _Rows]:
+    """Of tiles, a step's channels each, and of filters, by channel or turned."""
+    filters = (tile.block_n, tile.block_k) if tile.turned else (tile.block_k, tile.block_n)
+    found = [_Rows(many, row, row + tile.spare) for many, row in ((tile.block_m, tile.block_k), filters)]
+    return found[0], found[1]
+
+
+def _copy(to: Any, start: Expr, source: Any, rows: _Rows, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
+    """Copies rows to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
+    width = CHUNK // np.dtype(str(to.dtype)).itemsize
 
     def chunk(number: Expr) -> None:
         at = number * width
         with T.vectorized(width) as part:
-            T.buffer_store(to, source[where(at) + part], [start + at + part])
+            T.buffer_store(to, source[where(at) + part], [start + at // rows.row * rows.pitch + at % rows.row + part])
 
-    _each(count // width, threads, thread, chunk)
+    each(rows.many * rows.row // width, threads, thread, chunk)
+
+
+def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], Callable[[Expr], Expr]]:
+    """(block, position, step) -> the places of U that a step takes, as they lie in shared memory: by channel, turned by filter."""
+    tile, depth, block_k, block_n = sizes.tile, sizes.depth, sizes.tile.block_k, sizes.tile.block_n
+    if not tile.turned:
+
+        def by_channel(by: Expr, position: Expr, step: Expr) -> Callable[[Expr], Expr]:
+            start = ((by * tile.positions + position) * depth + step * block_k) * block_n
+            return lambda at: start + at
+
+        return by_channel
+    size = sizes.tile.pack(sizes.conv).shape(sizes.conv)[-1]
+
+    def by_filter(by: Expr, position: Expr, step: Expr) -> Callable[[Expr], Expr]:
+        start = by * size + position * (block_n * depth) + step * block_k
+        return lambda at: start + at // block_k * depth + at % block_k
+
+    return by_filter
 
 
 def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> None:
@@ -234,62 +326,69 @@ def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> No
 
 
 def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:
-    """A warp has the positions of a column of the tile: what it multiplies, nobody else touches."""
+    """A warp has the positions of a column of the tile, in all rows or in every so many: what it multiplies, nobody else touches."""
     tile, depth = sizes.tile, sizes.depth
-    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given = _staged("tiles_shared", tile.size * block_m * block_k) if tile.staged else None
-    used = _staged("filter_shared", tile.size * block_k * block_n)
-    fragments = _Fragments(tile, *tile.fragments)
-    with T.serial(tile.size) as row:
-        position = row * tile.size + warp
-        first = (bx * tile.positions + position) * (block_m * depth)
+    (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    given = _staged("tiles_shared", tile.warps * sizes.staged_tiles, tile.dtype) if tile.staged else None
+    used = _staged("filter_shared", tile.warps * sizes.staged_filters, tile.dtype)
+    fragments, (of_tiles, of_filters) = _Fragments(tile, *tile.fragments), _staged_rows(tile)
+    pitch = of_tiles.pitch if tile.staged else sizes.pitch
+    from_filters = _filter_places(sizes, filters)
+    with T.serial(tile.positions // tile.warps) as turn:
+        position = turn * tile.warps + warp
+        first = (bx * tile.positions + position) * (block_m * sizes.pitch)
         fragments.clear()
         with T.serial(depth // block_k) as step:
             if given is not None:
-                _copy(given, warp * (block_m * block_k), tiles, block_m * block_k, WARP, lane,
+                _copy(given, warp * sizes.staged_tiles, tiles, of_tiles, WARP, lane,
                       lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-            start = ((by * tile.positions + position) * depth + step * block_k) * block_n
-            _copy(used, warp * (block_k * block_n), filters, block_k * block_n, WARP, lane, lambda at: start + at)
+            _copy(used, warp * sizes.staged_filters, filters, of_filters, WARP, lane, from_filters(by, position, step))
             for inner in range(0, block_k, k):
 
                 def operand(i: Expr, inner: int = inner) -> Expr:
                     if given is None:
-                        return T.address_of(tiles[first + i * (m * depth) + step * block_k + inner])
-                    return _inside(given, warp * (block_m * block_k) + i * (m * block_k) + inner, m * block_k - inner)
+                        return T.address_of(tiles[first + i * (m * pitch) + step * block_k + inner])
+                    return _inside(given, warp * sizes.staged_tiles + i * (m * pitch) + inner, (m - 1) * pitch + k)
 
                 def factor(j: Expr, inner: int = inner) -> Expr:
-                    return _inside(used, warp * (block_k * block_n) + inner * block_n + j * n, k * block_n)
+                    start, extent = _factor(tile, of_filters.pitch, j, inner)
+                    return _inside(used, warp * sizes.staged_filters + start, extent)
 
-                fragments.multiply(operand, factor, (block_k if tile.staged else depth, block_n))
-        to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
-        fragments.store(lambda i, j: T.address_of(products[to + i * (m * block_n) + j * n]), block_n)
+                fragments.multiply(operand, factor, (pitch, of_filters.pitch))
+        fragments.store(sizes, products, ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n))
+
+
+def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr, int]:
+    """Where the fragment of the j-th filters begins among those of a step, `inner` channels on, and over how many elements it goes."""
+    _, n, k = tile.shape
+    return (j * (n * pitch) + inner, (n - 1) * pitch + k) if tile.turned else (inner * pitch + j * n, (k - 1) * pitch + n)
 
 
 def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:
     """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
     tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
-    (m, n, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
-    given, used = _staged("tiles_shared", block_m * block_k), _staged("filter_shared", block_k * block_n)
-    fragments, thread = _Fragments(tile, 1, 1), warp * WARP + lane
+    (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
+    given, used = _staged("tiles_shared", sizes.staged_tiles, tile.dtype), _staged("filter_shared", sizes.staged_filters, tile.dtype)
+    fragments, thread, (of_tiles, of_filters) = _Fragments(tile, 1, 1), warp * WARP + lane, _staged_rows(tile)
+    from_filters = _filter_places(sizes, filters)
     across, along = warp // tile.fragments[1], warp % tile.fragments[1]
     first = (bx * tile.positions + position) * (block_m * depth)
     fragments.clear()
     with T.serial(depth // block_k) as step:
-        _copy(given, 0, tiles, block_m * block_k, tile.threads, thread,
+        _copy(given, 0, tiles, of_tiles, tile.threads, thread,
               lambda at: first + at // block_k * depth + step * block_k + at % block_k)  # fmt: skip
-        start = ((by * tile.positions + position) * depth + step * block_k) * block_n
-        _copy(used, 0, filters, block_k * block_n, tile.threads, thread, lambda at: start + at)
+        _copy(used, 0, filters, of_filters, tile.threads, thread, from_filters(by, position, step))
         for inner in range(0, block_k, k):
 
             def operand(i: Expr, inner: int = inner) -> Expr:
-                return _inside(given, across * (m * block_k) + inner, m * block_k - inner)
+                return _inside(given, across * (m * of_tiles.pitch) + inner, (m - 1) * of_tiles.pitch + k)
 
             def factor(j: Expr, inner: int = inner) -> Expr:
-                return _inside(used, inner * block_n + along * n, (k - 1) * block_n + n)
+                return _inside(used, *_factor(tile, of_filters.pitch, along, inner))
 
-            fragments.multiply(operand, factor, (block_k, block_n))
-    to = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n) + across * (m * block_n) + along * n
-    fragments.store(lambda i, j: T.address_of(products[to]), block_n)
+            fragments.multiply(operand, factor, (of_tiles.pitch, of_filters.pitch))
+    start = ((bx * sizes.filter_blocks + by) * tile.positions + position) * (block_m * block_n)
+    fragments.store(sizes, products, start, (across, along))
 
 
 def functions(conv: Conv2d, tile: TensorCoreTile, symbol: str, transform_symbol: str) -> dict[str, Any]:

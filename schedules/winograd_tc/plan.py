@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.reference import Accuracy, allows
 from im2win.schedules.cuda_family import CudaFamily
-from im2win.winograd_tiles import Tiles, square_refusal
+from im2win.winograd_error import quantised_forms
+from im2win.winograd_tiles import Tiles, spread, square_refusal
 
 if TYPE_CHECKING:
     import tvm
@@ -20,14 +21,29 @@ if TYPE_CHECKING:
     from im2win.schedules.winograd_tc.tile import TensorCoreTile
 
 
+DTYPES = ("float16", "int8")
+
+
+def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
+    """Why no tile computes a problem of int8 with 3x3 kernels and that accuracy; None if one does."""
+    if (reason := spread(conv)) is not None:
+        return reason
+    if not allows(accuracy, "winograd"):
+        return "int8 does not hold transformed tiles exactly; accuracy 'winograd' allows it"
+    if not quantised_forms(conv):
+        return f"{conv.activation} cuts off outputs of such sums, but not the errors of transformed tiles in {conv.dtype}"
+    return None
+
+
 @dataclass(frozen=True)
 class TensorCorePlan(CudaFamily):
     """The only plan whose tiles are `TensorCoreTile`."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of V with four outputs along a tile's side, t * t * Ci * tiles, wherever it is held."""
-        down, across = Tiles(conv, 4, 1, 1).counts
-        return 36 * conv.batch * down * across * conv.in_channels * conv.itemsize
+        """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
+        outputs = 2 if conv.dtype == "int8" else 4
+        down, across = Tiles(conv, outputs, 1, 1).counts
+        return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
     def made_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes between the kernels: what is not in shared memory of V, and M."""
@@ -39,11 +55,11 @@ class TensorCorePlan(CudaFamily):
         """Why no tile computes a convolution with that accuracy; None if one does."""
         if conv.kernel != (3, 3):
             return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
-        if conv.dtype != "float16":
-            return f"Winograd's form on tensor cores multiplies float16, not {conv.dtype}"
+        if conv.dtype not in DTYPES:
+            return f"Winograd's form on tensor cores multiplies {' or '.join(DTYPES)}, not {conv.dtype}"
         if conv.groups != 1:
             return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
-        return square_refusal(conv, accuracy)
+        return _quantised_refusal(conv, accuracy) if conv.dtype == "int8" else square_refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
         """A tile from its plain values; ValueError if they are none."""
@@ -83,4 +99,10 @@ class TensorCorePlan(CudaFamily):
         """The kernels to compile, reconstructed; ReconstructError if a rule of the tile's does not match."""
         from im2win import cuda_fused
 
+        if tile.fusion == "whole":
+            from im2win.codegen import SYMBOL
+            from im2win.cuda_codegen import kernel_module
+            from im2win.schedules.winograd_tc.whole import whole_kernel
+
+            return kernel_module({SYMBOL: whole_kernel(conv, tile, SYMBOL)})
         return cuda_fused.lower(conv, tile, gpu)

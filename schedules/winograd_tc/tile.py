@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-from im2win.problem import Conv2d
+from im2win.problem import DTYPES, Conv2d
+from im2win.quantised_packing import QuantisedPack
 from im2win.schedules.cuda.tile import PRODUCTS, Product
 from im2win.winograd_packing import WinogradPack
 
-Mapped = Literal["bgemm", "sync_free"]
-Fusion = Literal["none", "shmem", "llc"]
+Mapped = Literal["bgemm", "sync_free", "whole"]
+Fusion = Literal["none", "shmem", "llc", "whole"]
 MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
 FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
-"""Tiles, filters and channels of WMMA's products of float16."""
+"""Tiles, filters and channels of WMMA's products of float16 and of int8."""
+WHOLE = {"16x8x32": (16, 8, 32), "16x16x32": (16, 16, 32)}
+"""The same of a warp's products of int8 (`mma.sync`), for one position, where one kernel does everything."""
+SLAB = 64  # channels of int8 that it takes at a time
+ARITHMETIC = {"float16": "f16", "int8": "s8"}
+"""By a problem's element type: the arithmetic of its products."""
 WARP = 32
+THREADS = 256  # of a block of a transform that is a kernel of its own
+WORD = 4  # bytes of an input's neighbouring channels that a thread of a transform loads
+SPARE = 16  # bytes between rows in shared memory: those that a fragment takes at once then lie in different banks
 
 
 @dataclass(frozen=True)
@@ -24,12 +34,15 @@ class TensorCoreTile:
 
     outputs: along each side of a tile of the output, m of F(m x m, 3x3).
     block_m, block_n, block_k: tiles of the input and filters of a thread block, and channels of a step: TB_M, TB_N, TB_K of the document.
-    fragment: one product of a warp, a name in `FRAGMENTS`.
+    fragment: one product of a warp, a name in `FRAGMENTS`; with mapping "whole" all that it has of a position, a name in `WHOLE`.
     mapping: "bgemm" gives a thread block one position, and its warps a fragment each of what they load together; with "sync_free" a thread
-        block has all positions and a warp those of one column of the tile, one after the other, and loads itself what it multiplies.
+        block has all positions and a warp some, one after the other, and loads itself what it multiplies; with "whole" a warp has all
+        positions of its tiles and filters at once, in registers.
     fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
-        last-level cache, in one launch.
+        last-level cache, in one launch. "whole": of these and of the output transform, see `whole`.
     wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
+    product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (see `quantised_packing`), sums are int32.
+    groups: with "sync_free", rows of the tile whose positions are multiplied at the same time, by as many warps as a row has columns each.
     """
 
     outputs: int
@@ -40,6 +53,8 @@ class TensorCoreTile:
     mapping: str
     fusion: str = "none"
     wave: int = 0
+    product: str = "f16"
+    groups: int = 1
 
     @property
     def size(self) -> int:
@@ -54,7 +69,7 @@ class TensorCoreTile:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Tiles, filters and channels of a fragment."""
-        return FRAGMENTS[self.fragment]
+        return (FRAGMENTS | WHOLE)[self.fragment]
 
     @property
     def fragments(self) -> tuple[int, int]:
@@ -64,7 +79,7 @@ class TensorCoreTile:
     @property
     def warps(self) -> int:
         """Of a block of the products."""
-        return self.size if self.mapping == "sync_free" else self.fragments[0] * self.fragments[1]
+        return self.size * self.groups if self.mapping == "sync_free" else math.prod(self.fragments)
 
     @property
     def threads(self) -> int:
@@ -74,30 +89,40 @@ class TensorCoreTile:
     @property
     def staged(self) -> bool:
         """Whether transformed tiles are copied to shared memory before they are multiplied: not those that are there already."""
-        return self.fusion != "shmem"
+        return self.fusion not in ("shmem", "whole")
+
+    @property
+    def turned(self) -> bool:
+        """Whether a filter's channels lie side by side: int8 reaches the multipliers as words of four of them."""
+        return self.dtype == "int8"
+
+    @property
+    def spare(self) -> int:
+        """Elements between rows in shared memory."""
+        return SPARE // self.itemsize
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The reconstructor's rule sets that make the kernels, in order."""
-        fusion = () if self.fusion == "none" else (f"pkf-{self.fusion}",)
+        fusion = () if self.fusion in ("none", "whole") else (f"pkf-{self.fusion}",)
         return (("barriers",) if self.mapping == "sync_free" else ()) + fusion
 
     @property
     def arithmetic(self) -> Product:
-        """Products of float16 by warps, summed in float32."""
-        return PRODUCTS["f16"]
+        """Products by warps: of float16, summed in float32, or of int8, summed in int32."""
+        return PRODUCTS[self.product]
 
     @property
     def dtype(self) -> str:
         """Element type of input and filter."""
         return self.arithmetic.dtype
 
-    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
-
     @property
-    def product(self) -> str:
-        """The arithmetic's name."""
-        return "f16"
+    def itemsize(self) -> int:
+        """Bytes of one of them."""
+        return DTYPES[self.dtype]
+
+    # What `schedules.cuda.tile.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
     @property
     def in_rows(self) -> bool:
@@ -117,7 +142,7 @@ class TensorCoreTile:
     @property
     def sums(self) -> int:
         """Sums that a thread holds."""
-        return self.warp_m * self.warp_n // WARP
+        return self.warp_m * self.warp_n // WARP * (self.positions if self.mapping == "whole" else 1)
 
     @property
     def slabs(self) -> int:
@@ -126,8 +151,10 @@ class TensorCoreTile:
 
     stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
 
-    def pack(self, conv: Conv2d) -> WinogradPack:
+    def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
         """How filters are packed: what a block needs of a position is contiguous."""
+        if self.dtype == "int8":
+            return QuantisedPack(self.outputs, self.block_n, self.block_k)
         return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
 
     def as_dict(self) -> dict[str, Any]:
@@ -155,8 +182,8 @@ class TensorCoreTile:
 class Sizes:
     """A convolution as batched products of this tile's blocks.
 
-    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n]: what a
-    thread block makes or reads of either lies in one piece, and pieces follow one another.
+    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n], channels
+    first [..., block_n, block_m] as outputs lie: what a thread block makes or reads of either is one piece, and pieces follow one another.
     """
 
     conv: Conv2d
@@ -190,35 +217,60 @@ class Sizes:
 
     @property
     def transformed(self) -> int:
-        """Elements of V: float16."""
+        """Elements of V, of the problem's type."""
         return self.blocks * self.block_transformed
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a row of V to the next: its channels, and spare ones where V stays in shared memory."""
+        return self.depth + (self.tile.spare if self.tile.fusion == "shmem" else 0)
 
     @property
     def block_transformed(self) -> int:
         """Those of one block."""
-        return self.tile.positions * self.tile.block_m * self.depth
+        return self.tile.positions * self.tile.block_m * self.pitch
 
     @property
     def multiplied(self) -> int:
-        """Elements of M: float32."""
+        """Elements of M: float32 or int32."""
         return self.blocks * self.filter_blocks * self.tile.positions * self.tile.block_m * self.tile.block_n
+
+    @property
+    def product_strides(self) -> tuple[int, int]:
+        """Elements of M from a tile, and from a filter, to the next."""
+        return (self.tile.block_n, 1) if self.conv.layout == "NHWC" else (1, self.tile.block_m)
 
     @property
     def staged_bytes(self) -> int:
         """Bytes of shared memory that a block's copies of operands take."""
-        many = self.tile.size if self.tile.mapping == "sync_free" else 1
-        return 2 * many * self.tile.block_k * (self.tile.block_n + (self.tile.block_m if self.tile.staged else 0))
+        if self.tile.mapping == "whole":
+            return 0
+        many = self.tile.warps if self.tile.mapping == "sync_free" else 1
+        return self.tile.itemsize * many * (self.staged_filters + (self.staged_tiles if self.tile.staged else 0))
+
+    @property
+    def staged_tiles(self) -> int:
+        """Elements of V of one step in shared memory, rows of a step's channels."""
+        return self.tile.block_m * (self.tile.block_k + self.tile.spare)
+
+    @property
+    def staged_filters(self) -> int:
+        """Elements of U of one step in shared memory, rows of a block's filters, or of a step's channels where U is turned."""
+        rows, row = (self.tile.block_n, self.tile.block_k) if self.tile.turned else (self.tile.block_k, self.tile.block_n)
+        return rows * (row + self.tile.spare)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth * 2."""
-        return 2 * self.block_transformed
+        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth elements."""
+        return self.tile.itemsize * self.block_transformed
 
     @property
     def made_bytes(self) -> int:
         """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
+        if self.tile.fusion == "whole":
+            return 0
         counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
-        spaces = (2 * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
+        spaces = (self.tile.itemsize * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
         return sum(map(aligned, spaces))
 
 

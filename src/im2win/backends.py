@@ -156,7 +156,7 @@ class CudaBackend:
 
     Args:
         accuracy: "exact" keeps to IEEE float32; "float32" allows sums of TF32 products that are as accurate; "tf32" TF32 itself;
-            "winograd" tiles transformed in float16, too, where problems otherwise have one arithmetic only.
+            "winograd" tiles transformed in float16 and int8, too, where problems otherwise have one arithmetic only.
     """
 
     target = "cuda"

@@ -31,6 +31,7 @@ from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.instructions import shared_products
+from im2win.schedules.winograd_tc.instructions import tile_transforms
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `cuda_runtime.Kernels`
@@ -109,7 +110,7 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
         if made is not None:
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
-        functions = device_functions() + "\n" + warpgroup_products(kernels) + shared_products(kernels)
+        functions = device_functions() + "\n" + warpgroup_products(kernels) + shared_products(kernels) + tile_transforms(kernels)
         return head + functions + reconstruct(mark + kernels, rules).source
 
     with registered(_POSTPROCESS, lambda before: rewrite):

@@ -1,4 +1,4 @@
-"""The document's experiment: Winograd's form on tensor cores, unfused and fused both ways, against cuDNN, in one run.
+"""The document's experiment: Winograd's form on tensor cores, in float16 and int8, unfused and fused, against cuDNN, in one run.
 
 Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
 Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,13 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 """What tiles of each form have in common; the number is the document's TB_M.
 
-The prototype's thread blocks each load what their warps multiply; in the synchronous one a block's warps wait for each other's loads.
+The prototype's warps each load what they multiply; in the synchronous one a thread block's warps wait for each other's loads.
 """
+INT8_FORMS: dict[str, dict[str, Any]] = {
+    **{f"{INTEGERS}-{form}": common for form, common in FORMS.items() if form != SYNCHRONOUS},
+    f"{INTEGERS}-{WHOLE}": {"mapping": "whole", "fusion": "whole"},
+}
+"""The same in int8, and one kernel that does everything."""
 
 Try = tuple[str, int]
 """(form, place of the tile in the model's order)"""
@@ -85,13 +90,24 @@ class Entry:
 
 def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
     """Ours for a problem: the first tiles of every form; in one kernel, and without Winograd's form, what the records or the model have."""
+    whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
+    others = TileRecipe(conv, "auto", gpu, recorded=True)
+    return {**_first_tiles(conv, gpu, tries, FORMS), (WHOLE, 0): whole, (OTHERS, 0): others}
+
+
+def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """The same for the problem of int8, where what is without Winograd's form is exact; cuDNN's algorithms by name know no such type."""
+    whole = conv.with_(dtype="int8")
+    return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
+
+
+def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
     ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
     found: dict[Try, Recipe] = {}
-    for form, common in FORMS.items():
+    for form, common in forms.items():
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
         found |= {(form, place): TileRecipe(conv, ROW, gpu, ACCURACY, tile=tile) for place, tile in enumerate(tiles[:tries])}
-    whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
-    return {**found, (WHOLE, 0): whole, (OTHERS, 0): TileRecipe(conv, "auto", gpu, recorded=True)}
+    return found
 
 
 def run(
@@ -144,11 +160,11 @@ def run(
             continue
         with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
             ours = recipes(layer.conv, gpu, tries)
-            small = integers(layer.conv, gpu)
+            small = integers(layer.conv, gpu, tries)
             built = build_all({**ours, **small}, Path(folder))
             searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if tvm_trials and layer.conv.layout == "NCHW" else {}
             found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
-            found += [time_integers(layer.conv, built[one], rounds, seconds) for one in small]
+            found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
         entries += found
         if progress is not None:
             progress(done, len(layers), found)
@@ -161,20 +177,6 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one.get(name) == other[name] for name in ("study", "device", "versions"))
 
 
-def integers(conv: Conv2d, gpu: Gpu) -> dict[Try, Recipe]:
-    """The same problem of int8, as the records or the model have it; cuDNN's algorithms by name know no such type."""
-    return {(INTEGERS, 0): TileRecipe(conv.with_(dtype="int8"), "auto", gpu, recorded=True)}
-
-
-def time_integers(conv: Conv2d, library: Library | str, rounds: int, seconds: float) -> Entry:
-    """Checks and times the problem of int8, by itself: its tensors are others."""
-    bench = Bench(conv.with_(dtype="int8"), SEED)
-    ready, failed = prepared([(INTEGERS, partial(_contender, bench, library, 0.0))])
-    found = spreads(interleaved(bench, ready, rounds, seconds))
-    entry = Entry(str(bench.conv), conv.height, conv.batch, conv.layout, INTEGERS)
-    return _entry(entry, found.get(INTEGERS), ready.get(INTEGERS), failed.get(INTEGERS))
-
-
 def time_layer(
     conv: Conv2d,
     ours: Mapping[Try, Recipe],
@@ -185,18 +187,39 @@ def time_layer(
 ) -> list[Entry]:
     """Checks and times every tile, cuDNN, and what else is to be prepared for the tensors, on one problem."""
     bench = Bench(conv, SEED)
-    names = {f"{form} {place}": (form, place) for form, place in libraries}
-    allowed = {name: tolerance(conv, "float32" if form == OTHERS else ACCURACY) for name, (form, _) in names.items()}
     with _peers(bench) as peers:
-        mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
         others = [(name, partial(prepare, bench)) for name, prepare in (searched or {}).items()]
-        ready, failed = prepared([*mine, *peers, *others])
-        samples = interleaved(bench, ready, rounds, seconds)
-        for name in names.keys() & ready.keys():
-            message, _ = verify(bench, ready[name].call, allowed[name])
-            if message:
-                failed[name] = f"after timing: {message}"
-                del samples[name]
+        return _time(bench, ours, libraries, [*peers, *others], FORMS, rounds, seconds)
+
+
+def time_integers(
+    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
+) -> list[Entry]:
+    """The same for the problem of int8, by itself: its tensors are others."""
+    return _time(Bench(conv.with_(dtype="int8"), SEED), ours, libraries, [], INT8_FORMS, rounds, seconds)
+
+
+def _time(
+    bench: Bench,
+    ours: Mapping[Try, Recipe],
+    libraries: Mapping[Try, Library | str],
+    peers: Sequence[tuple[str, Callable[[], Contender]]],
+    forms: Iterable[str],
+    rounds: int,
+    seconds: float,
+) -> list[Entry]:
+    """Checks and times tiles and peers; ours are checked again behind. `forms`: of which every one has an entry."""
+    conv = bench.conv
+    names = {f"{form} {place}": (form, place) for form, place in libraries}
+    allowed = {name: tolerance(conv, "float32" if form in (OTHERS, INTEGERS) else ACCURACY) for name, (form, _) in names.items()}
+    mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
+    ready, failed = prepared([*mine, *peers])
+    samples = interleaved(bench, ready, rounds, seconds)
+    for name in names.keys() & ready.keys():
+        message, _ = verify(bench, ready[name].call, allowed[name])
+        if message:
+            failed[name] = f"after timing: {message}"
+            del samples[name]
     found = spreads(samples)
     every = {**{name: form for name, (form, _) in names.items()}, **{name: name for name in (*ready, *failed) if name not in names}}
     entries = []
@@ -205,7 +228,7 @@ def time_layer(
         tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
         entry = Entry(str(conv), conv.height, conv.batch, conv.layout, form, tile)
         entries.append(_entry(entry, found.get(name), ready.get(name), failed.get(name)))
-    missing = [form for form in FORMS if form not in every.values()]
+    missing = [form for form in forms if form not in every.values()]
     reason = "no tile of it is legal for the layer"
     return [*entries, *(Entry(str(conv), conv.height, conv.batch, conv.layout, form, failed=reason) for form in missing)]
 

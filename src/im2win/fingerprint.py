@@ -18,6 +18,7 @@ from im2win import (
     codegen,
     cuda_packing,
     packing,
+    quantised_packing,
     reconstruct,
     split_packing,
     straight_line,
@@ -96,14 +97,16 @@ def _cuda_sources(algorithm: str) -> dict[str, str]:
 
 
 def _fused_sources() -> dict[str, str]:
-    """Sources of kernels that are scheduled with TVM and made what they are by the reconstructor, by module name."""
+    """Sources of kernels that the reconstructor makes what they are, or that do everything at once, by module name; see `_cuda_sources`."""
     shared = Path(cuda.__file__).parent
     own, rules = shared.parent / "winograd_tc", Path(reconstruct.__file__).parent
     paths = {f"winograd_tc.{path.stem}": path for path in own.glob("*.py") if path.stem not in _NOT_TUNED}
     paths |= {f"cuda.{stem}": shared / f"{stem}.py" for stem in ("epilogue", "kernel", "pipeline", "shared")}
     paths |= {f"reconstruct.{path.stem}": path for path in rules.glob("*.py") if path.stem not in ("hip", "judges")}
     paths |= {stem: Path(__file__).parent / f"{stem}.py" for stem in ("cuda_fused", "cuda_reconstruct")}
-    return {name: path.read_text() for name, path in paths.items()} | {one.__name__: inspect.getsource(one) for one in _FORM}
+    sources = {name: path.read_text() for name, path in paths.items()}
+    sources["device"] = f"DEVICE = {(shared / 'device.hpp').read_text()!r}"
+    return sources | {one.__name__: inspect.getsource(one) for one in (*_FORM, cuda_packing, quantised_packing)}
 
 
 def _persistent_sources() -> dict[str, str]:

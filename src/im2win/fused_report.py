@@ -10,8 +10,9 @@ from typing import Any
 from im2win import markdown
 
 STUDY = "winograd-tensor-cores"  # the study's name in its file
-PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "full-fusion", "others", "int8", "tvm"
+PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
+INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED, WHOLE))  # Winograd's form in int8
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _COLOURS = {PROTOTYPE: "#E69F00", FUSED[0]: "#0072B2", FUSED[1]: "#56B4E9", FUSED[2]: "#D55E00", FUSED[3]: "#CC79A7", OTHERS: "#009E73",
@@ -33,7 +34,7 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parts(study: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
-    return [_layers(entries), _rules(entries), *_failures(entries), _caption(study)]
+    return [_layers(entries), _rules(entries), *_integers(entries), *_failures(entries), _caption(study)]
 
 
 Problem = tuple[str, int, int]
@@ -51,7 +52,7 @@ def _problems(entries: Sequence[Entry]) -> list[Problem]:
 def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
     """The fastest of each form on a problem, and of cuDNN: of all in the layout; in Winograd's form, which it has channels first."""
     here = [entry for entry in entries if _problem(entry) == problem]
-    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM)}
+    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM, *INT8)}
     either = [entry for entry in entries if _problem(entry)[1:] == problem[1:]]
     found["winograd"] = _fastest(entry for entry in either if entry["form"] in CUDNN_WINOGRAD)
     torch = f"torch_{problem[0].lower()}"
@@ -101,6 +102,22 @@ def _rules(entries: Sequence[Entry]) -> str:
     return markdown.table(["rule", "what it does", "layout", "gain, geometric mean", "least", "most"], rows, words=3)
 
 
+def _integers(entries: Sequence[Entry]) -> list[str]:
+    """A line a problem for Winograd's form in int8, beside exact int8 sums; nothing where it was not measured."""
+    if not any(entry["form"] in INT8 for entry in entries):
+        return []
+    rows = []
+    for problem in _problems(entries):
+        found = _times(entries, problem)
+        best = _fastest(entry for form in INT8 if (entry := found[form]) is not None)
+        error = "-" if best is None or best["error"] is None else f"{100 * best['error']:.1f} %"
+        cells = [_ms(found[form]) for form in (INTEGERS, *INT8)]
+        rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, _ratio(found[INTEGERS], best), error])
+    columns = ["layout", "images", "map", "int8 without Winograd ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
+               "one kernel ms", "best Winograd over without", "its error"]  # fmt: skip
+    return ["In int8:", markdown.table(columns, rows, words=3)]
+
+
 def _title(form: str) -> str:
     _, fusion, block = form.split("-")
     return f"PKF-{ {'shmem': 'Shmem', 'llc': 'LLC'}[fusion] }-{block}"
@@ -111,7 +128,7 @@ def _failures(entries: Sequence[Entry]) -> list[str]:
     lines: dict[str, None] = {}
     for problem in _problems(entries):
         for form, entry in _times(entries, problem).items():
-            if entry is None and form in _OURS:
+            if entry is None and form in (*_OURS, *INT8):
                 here = [one for one in entries if _problem(one) == problem and one["form"] == form]
                 lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
     return ["Failed: " + "; ".join(lines) + "."] if lines else []

@@ -9,12 +9,20 @@ from typing import Any
 from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
+from im2win.quantised_packing import QuantisedPack
 from im2win.split_packing import SplitPack
 from im2win.winograd_packing import WinogradPack
 
-Pack = FilterPack | CudaPack | WinogradPack | ChunkPack | SplitPack
+Pack = FilterPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack
 
-KINDS: dict[str, type[Pack]] = {"filters": FilterPack, "cuda": CudaPack, "winograd": WinogradPack, "chunks": ChunkPack, "split": SplitPack}
+KINDS: dict[str, type[Pack]] = {
+    "filters": FilterPack,
+    "cuda": CudaPack,
+    "winograd": WinogradPack,
+    "chunks": ChunkPack,
+    "split": SplitPack,
+    "quantised": QuantisedPack,
+}
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def from_dict(values: Any) -> Pack:
     if set(numbers) != set(names):
         raise ValueError(f"pack: fields {sorted(numbers)} must be {sorted(names)}.")
     for name, value in numbers.items():
-        wanted = str if name in ("form", "order") else int
+        wanted = str if name in ("form", "order", "scales") else int
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(f"pack: `{name}` (={value!r}) must be of type {wanted.__name__}.")
     return kind(**numbers)

@@ -83,10 +83,13 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
     few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
 
-    With accuracy "winograd" a float16 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`.
+    With accuracy "winograd" a float16 or int8 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`
+    and `quantised_tolerance`. int8 tensors are normally distributed with a spread of 32.
     """
     if conv.dtype == "int8":
-        return 0.0
+        from im2win.winograd_error import quantised_tolerance
+
+        return quantised_tolerance(conv) if accuracy == "winograd" else 0.0
     if conv.dtype == "float16":
         from im2win.winograd_error import half_tolerance
 

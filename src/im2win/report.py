@@ -3,7 +3,7 @@
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
 the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
-(``device/memory-...``) have results of their own kind; ``winograd-float16`` is computed anew.
+(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def fill(
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
     tables["winograd-float16"] = winograd_report.half_table
+    tables["winograd-int8"] = winograd_report.quantised_table
     tables |= {name: partial(memory_report.tables, measured) for name, measured in (memory or {}).items()}
 
     def replaced(match: re.Match[str]) -> str:

@@ -22,6 +22,7 @@ from im2win import packs
 from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
 from im2win.problem import Conv2d, ConvError
+from im2win.quantised_packing import QuantisedPack
 from im2win.split_packing import SplitPack
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 from im2win.weights import weights_file, weights_path
@@ -255,7 +256,7 @@ class Layer:
 
     def _pack(self, w: Any, bias: Any) -> list[Any]:
         conv, pack = self.op.conv, self.op.manifest.pack
-        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack)  # no CPU library has one
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has one
         packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype))]
         if conv.bias:
             packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype)))

@@ -1,12 +1,14 @@
-"""What Winograd's form costs in float16, as a table: errors measured in numpy, in the arithmetic of the kernels."""
+"""What Winograd's form costs in float16 and in int8, as tables: errors measured in numpy, in the arithmetic of the kernels."""
 
 from __future__ import annotations
 
 from im2win import markdown
 from im2win.problem import Conv2d
+from im2win.quantised_packing import FORMS as QUANTISED
+from im2win.quantised_packing import SCALES
 from im2win.reference import tolerance
 from im2win.winograd import transform
-from im2win.winograd_error import HALVES, measure
+from im2win.winograd_error import HALVES, SPREAD, measure, measure_quantised
 from im2win.winograd_tiles import FORMS
 
 CHANNELS = (16, 64, 512)
@@ -26,3 +28,21 @@ def half_table() -> str:
             [name, "yes" if offered else "no", f"{fewer:.2f}", f"{growth:.1f}", *errors, f"{100 * allowed:.2f} %" if offered else ""]
         )
     return markdown.table(columns, rows, words=2)
+
+
+def quantised_table() -> str:
+    """One row a form of kernels of 3x3 and what has a scale: as above, and the error if inputs are smaller."""
+    less = SPREAD / 4
+    columns = ["form", "a scale for", "offered", "fewer products", "inputs grow", *(f"error, {count} channels" for count in CHANNELS),
+               f"error, inputs of a spread of {less:.0f}", "allowed"]  # fmt: skip
+    rows = []
+    for outputs, scales in ((m, scales) for m in FORMS[3][:2] for scales in SCALES):
+        form, offered = transform(outputs, 3), outputs in QUANTISED[3] and scales != SCALES[-1]
+        measured = [measure_quantised(outputs, 3, count, scales=scales) for count in CHANNELS]
+        small = measure_quantised(outputs, 3, CHANNELS[1], scales=scales, spread=less)
+        fewer, growth = (outputs * 3 / form.size) ** 2, float(max(sum(map(abs, row)) for row in form.bt)) ** 2
+        errors = [f"{100 * one.error:.2f} %" for one in (*measured, small)]
+        what = {"tensor": "all filters", "channel": "a channel", "position": "a channel's position"}[scales]
+        allowed = f"{100 * measured[0].tolerance:.2f} %" if offered else ""
+        rows.append([f"F({outputs}x{outputs}, 3x3)", what, "yes" if offered else "no", f"{fewer:.2f}", f"{growth:.1f}", *errors, allowed])
+    return markdown.table(columns, rows, words=3)

@@ -25,6 +25,7 @@ from im2win.emulator.generate import Generated
 from im2win.gpu import Gpu
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
+from im2win.quantised_packing import LARGEST, SCALES, STEP, QuantisedPack
 from im2win.split_packing import SplitPack, parts_problem
 from im2win.winograd import transform
 from im2win.winograd_packing import WinogradPack, floats
@@ -200,6 +201,9 @@ def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
     if isinstance(pack, WinogradPack):
         tables, form = _form(conv, pack.outputs, _strides(pack.order, pack.shape(conv)), pack.block)
         body = [f"  std::memset(packed, 0, {interface.packed} * sizeof *packed);", f"  transform({form}, w, packed);"]
+    elif isinstance(pack, QuantisedPack):
+        tables, form = _quantised(conv, pack)
+        body = [f"  std::memset(packed, 0, {interface.packed});", f"  quantise({form}, w, packed);"]
     elif isinstance(pack, CudaPack) and pack.outputs:
         problem, tables, form = _as_products(conv, pack)
         places, slabs = _slabs(problem, replace(pack, outputs=0))
@@ -251,6 +255,13 @@ def _form(conv: Conv2d, outputs: int, strides: dict[str, int], block: int, rows:
     sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, 1 if block == conv.out_channels else conv.groups, block
     tile = len(down) if rows else conv.kernel[0], len(across)
     return tables, f"Form{_values((*sizes, *tile, _values(strides[axis] for axis in 'bkcij'), 'down' if rows else 'nullptr', 'across'))}"
+
+
+def _quantised(conv: Conv2d, pack: QuantisedPack) -> tuple[list[str], str]:
+    """Tables and an expression of type Quantised."""
+    g = floats(transform(pack.outputs, conv.kernel[0]).g)
+    sizes = conv.out_channels, conv.in_channels, pack.block, pack.depth(conv), *g.shape, SCALES.index(pack.scales), LARGEST, STEP
+    return [f"static const double g[] = {_values(float(value).hex() for value in g.ravel())};"], f"Quantised{_values((*sizes, 'g'))}"
 
 
 def _slabs(

@@ -1,4 +1,5 @@
-// Packing filters on the host for CUDA kernels; the layouts are those of im2win/cuda_packing.py and im2win/winograd_packing.py.
+// Packing filters on the host for CUDA kernels; the layouts are those of im2win/cuda_packing.py, im2win/winograd_packing.py and
+// im2win/quantised_packing.py.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -130,6 +131,49 @@ void transform(const Form& form, const Element* w, Element* result) {
           store(sum, to + i * form.strides[3] + j * form.strides[4]);
         }
     }
+  }
+}
+
+// Filters of int8 in Winograd's form, rounded to int8 again, with what products are multiplied by behind each block. g: [side][taps]; depth:
+// channels, filled up; scales: 0 one for all filters, 1 for an output channel.
+struct Quantised {
+  int out_channels, in_channels, block, depth, side, taps, scales, largest, step;
+  const double* g;
+};
+
+inline double element_of(const Quantised& form, const int8_t* w, int k, int c, int position) {
+  const int8_t* from = w + (static_cast<std::size_t>(k) * form.in_channels + c) * form.taps * form.taps;
+  const double *down = form.g + position / form.side * form.taps, *across = form.g + position % form.side * form.taps;
+  double sum = 0;
+  for (int u = 0; u < form.taps; ++u)
+    for (int v = 0; v < form.taps; ++v) sum += down[u] * across[v] * from[u * form.taps + v];
+  return sum;
+}
+
+inline float scale_of(const Quantised& form, const int8_t* w, int k, int end) {
+  double most = 0;
+  for (; k < end; ++k)
+    for (int c = 0; c < form.in_channels; ++c)
+      for (int at = 0; at < form.side * form.side; ++at) most = std::fmax(most, std::fabs(element_of(form, w, k, c, at)));
+  return static_cast<float>(most / form.largest);
+}
+
+inline void quantise(const Quantised& form, const int8_t* w, int8_t* packed) {
+  const int positions = form.side * form.side;
+  const std::size_t values = static_cast<std::size_t>(positions) * form.block * form.depth, bytes = values + sizeof(float) * form.block;
+  float scale = form.scales == 0 ? scale_of(form, w, 0, form.out_channels) : 0;
+  for (int k = 0; k < form.out_channels; ++k) {
+    int8_t* block = packed + k / form.block * bytes;
+    if (form.scales == 1) scale = scale_of(form, w, k, k + 1);
+    for (int position = 0; position < positions; ++position) {
+      const std::size_t row = static_cast<std::size_t>(position) * form.block + k % form.block;
+      for (int c = 0; c < form.in_channels; ++c) {
+        const double whole = std::nearbyint(element_of(form, w, k, c, position) / (scale == 0 ? 1.0 : static_cast<double>(scale)));
+        block[row * form.depth + c] = static_cast<int8_t>(std::fmax(std::fmin(whole, form.largest), -form.largest));
+      }
+    }
+    const float factor = form.step * scale;
+    std::memcpy(block + values + k % form.block * sizeof factor, &factor, sizeof factor);
   }
 }
 

@@ -10,7 +10,7 @@ import typer
 DEFAULT_LOGS = Path("tuning_logs")
 ACCURACY = (
     "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts), tf32 (on a GPU) "
-    "or winograd (on a GPU: Winograd in float16, too)."
+    "or winograd (on a GPU: Winograd in float16 and int8, too)."
 )
 
 WHAT = "A named suite, an ONNX file, a file of captured layers or the key of one layer."
