@@ -11,6 +11,7 @@ from im2win.winograd_tiles import forms
 
 MAX_THREADS = 768  # of a block: each has 85 registers then
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
+TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number
 OTHER_REGISTERS = 24  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
@@ -78,11 +79,12 @@ def _fits(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[tuple[bool, str]
     sizes = Sizes(conv, tile)
     stored = 0 if tile.fusion in ("shmem", "whole") else sizes.transformed
     multiplied = 0 if tile.fusion == "whole" else sizes.multiplied
+    declared = STATIC_BYTES - (TICKET_BYTES if tile.fusion == "llc" else 0)
     rules = [
         (tile.wave < sizes.blocks, f"`wave` (={tile.wave}) must be less than the {sizes.blocks} blocks of tiles"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
-        (sizes.staged_bytes <= STATIC_BYTES, f"the block's {sizes.staged_bytes} bytes of operands must be at most {STATIC_BYTES}"),
+        (sizes.staged_bytes <= declared, f"the block's {sizes.staged_bytes} bytes of operands must be at most {declared}"),
         (stored <= MAX_ELEMENTS, f"the {stored} elements of transformed tiles must be at most {MAX_ELEMENTS}"),
         (multiplied <= MAX_ELEMENTS, f"the {multiplied} elements of products must be at most {MAX_ELEMENTS}"),
     ]
