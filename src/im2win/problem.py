@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -169,18 +170,18 @@ class Conv2d:
 
     # --- derived sizes -------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def window(self) -> tuple[int, int]:
         """Input rows and columns that one output sees: (kernel - 1) * dilation + 1."""
         return (self.kernel[0] - 1) * self.dilation[0] + 1, (self.kernel[1] - 1) * self.dilation[1] + 1
 
-    @property
+    @functools.cached_property
     def padded_size(self) -> tuple[int, int]:
         """Height and width of the input with its padding."""
         top, left, bottom, right = self.padding
         return self.height + top + bottom, self.width + left + right
 
-    @property
+    @functools.cached_property
     def output_size(self) -> tuple[int, int]:
         """Height and width of the output."""
         return tuple((self.padded_size[i] - self.window[i]) // self.stride[i] + 1 for i in (0, 1))  # type: ignore[return-value]
@@ -188,17 +189,17 @@ class Conv2d:
     def _laid_out(self, channels: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
         return (self.batch, channels, *size) if self.layout == "NCHW" else (self.batch, *size, channels)
 
-    @property
+    @functools.cached_property
     def input_shape(self) -> tuple[int, int, int, int]:
         """Shape of x in this problem's layout."""
         return self._laid_out(self.in_channels, (self.height, self.width))
 
-    @property
+    @functools.cached_property
     def output_shape(self) -> tuple[int, int, int, int]:
         """Shape of y and of the residual in this problem's layout."""
         return self._laid_out(self.out_channels, self.output_size)
 
-    @property
+    @functools.cached_property
     def filter_shape(self) -> tuple[int, int, int, int]:
         """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w], whatever the layout."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
@@ -236,7 +237,10 @@ class Conv2d:
 
     def with_(self, **changes: Any) -> Conv2d:
         """A copy with some fields changed (validated again)."""
-        return replace(self, **changes)
+        try:
+            return _changed(self, tuple((name, type(value), value) for name, value in changes.items()))  # True is not 1
+        except TypeError:  # a list, say, where a tuple would do
+            return replace(self, **changes)
 
     # --- the key -------------------------------------------------------------------------------------------------
 
@@ -302,3 +306,8 @@ class Conv2d:
 
 
 _HEAD = re.compile(r"n(\d+)-c(\d+)x(\d+)x(\d+)-k(\d+)x(\d+)x(\d+)((?:-[A-Za-z0-9.]+)*)")
+
+
+@functools.lru_cache(maxsize=4096)
+def _changed(conv: Conv2d, changes: tuple[tuple[str, type, Any], ...]) -> Conv2d:
+    return replace(conv, **{name: value for name, _, value in changes})

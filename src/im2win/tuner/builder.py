@@ -1,4 +1,4 @@
-"""The building worker: one candidate to one shared library."""
+"""The building worker: one candidate to one shared library, and before there are candidates, an algorithm's space put in order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from im2win.backends import Device, Tile
 from im2win.problem import Conv2d
+from im2win.reference import Accuracy
 from im2win.tuner.workers import serve
 
 
@@ -19,6 +20,16 @@ class BuildJob:
     tile: Tile
     device: Device
     path: Path
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """Put the tiles of `algorithm` in order, as the backend's `ranked` does."""
+
+    conv: Conv2d
+    algorithm: str
+    device: Device
+    accuracy: Accuracy
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,19 @@ def build(job: BuildJob) -> Built:
     return Built("ok", allocated=allocated)
 
 
+def rank(job: RankJob) -> list[tuple[float, Tile]]:
+    """The model's estimates with their tiles, best first."""
+    from im2win.algorithms import algorithm
+    from im2win.backends import backend_for
+
+    return backend_for(job.device, job.accuracy).ranked(job.conv, algorithm(job.algorithm))
+
+
+def handle(job: BuildJob | RankJob) -> Built | list[tuple[float, Tile]]:
+    """Does a job."""
+    return rank(job) if isinstance(job, RankJob) else build(job)
+
+
 def main(job_fd: int, result_fd: int) -> None:
     """Entry of the worker process."""
-    serve(build, job_fd, result_fd)
+    serve(handle, job_fd, result_fd)

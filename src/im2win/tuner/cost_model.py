@@ -7,6 +7,7 @@ other layers on the same device count too, which makes it useful before the laye
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ Features = npt.NDArray[np.float64]
 
 LEAST = 8  # measurements before anything is learned
 ROUNDS = 120  # trees
+KEPT = 1 << 16  # candidates whose estimate and features are remembered: every layer of a suite learns from the records of all others
 OTHERS_WEIGHT = 0.25  # of a record of another layer, beside this layer's 1
 
 
@@ -39,6 +41,7 @@ class Choice:
         return self.algorithm, self.tile
 
 
+@functools.lru_cache(maxsize=KEPT)
 def features(conv: Conv2d, choice: Choice, device: Device) -> list[float]:
     """Numbers that tell candidates apart; see the backends."""
     return backend_for(device).features(conv, ALGORITHMS[choice.algorithm], choice.tile, choice.cycles)
@@ -86,6 +89,7 @@ def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], device: Devi
     return (np.array(rows), np.array(ratios)) if rows else None
 
 
+@functools.lru_cache(maxsize=KEPT)
 def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, device: Device) -> Choice:
     """A candidate with its estimate."""
     choice = Choice(algorithm, tile, 0.0)

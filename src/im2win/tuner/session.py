@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,20 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
-from im2win.backends import Device, backend_for, device_for
+from im2win.backends import Device, Tile, backend_for, device_for
 from im2win.logs import Log
 from im2win.lookup import stale, tile_problems
 from im2win.problem import Conv2d
 from im2win.records import Record, utc_now
 from im2win.reference import Accuracy, checked_accuracy, tolerance
-from im2win.tuner.builder import BuildJob, Built
+from im2win.tuner.builder import BuildJob, Built, RankJob
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
 from im2win.tuner.runner import Candidate, Outcome, RunJob
 from im2win.tuner.search import BATCH, Search
 from im2win.tuner.workers import Worker, WorkerError
 
 BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
+RANK_S = 300.0  # of putting one algorithm's tiles in order
 HINTS = 6  # of other versions of the code, tried right behind the default
 FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins
 PATIENCE = 24  # trials
@@ -54,18 +55,21 @@ class Progress:
     seconds_left: float | None
 
 
+Ranking = Mapping[str, list[tuple[float, Tile]]]
+"""By algorithm: its tiles with the model's estimates, best first."""
+
+
 class Session:
     """The state of tuning one problem: what was tried, with which outcome, and what that cost."""
 
     def __init__(
         self, conv: Conv2d, names: list[str], device: Device, log: Log, trials: int, seed: int, patience: int | None = PATIENCE,
-        accuracy: Accuracy = "float32",
+        accuracy: Accuracy = "float32", ranking: Ranking | None = None,
     ) -> None:  # fmt: skip
         self.conv, self.device, self.log, self.trials, self.seed, self.patience = conv, device, log, trials, seed, patience
         self.backend = backend_for(device, accuracy)
-        ranked = {
-            name: [Choice(name, tile, cycles) for cycles, tile in self.backend.ranked(conv, ALGORITHMS[name])] for name in names
-        }
+        found = {name: self.backend.ranked(conv, ALGORITHMS[name]) for name in names} if ranking is None else ranking
+        ranked = {name: [Choice(name, tile, cycles) for cycles, tile in found[name]] for name in names}
         if not any(ranked.values()):
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
@@ -190,6 +194,20 @@ class Crew:
         builders = max(1, backend.workers // share)
         self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.places()[place])
+
+    def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:
+        """The spaces of algorithms in order, each by a process of its own as far as there are any.
+
+        Raises:
+            WorkerError: a process died, or took longer than `RANK_S`.
+        """
+        found: dict[str, list[tuple[float, Tile]]] = {}
+        for start in range(0, len(names), len(self.builders)):
+            wave = list(zip(self.builders, names[start : start + len(self.builders)], strict=False))
+            for worker, name in wave:
+                worker.submit(RankJob(conv, name, device, accuracy))
+            found |= {name: worker.result(RANK_S) for worker, name in wave}
+        return found
 
     def __enter__(self) -> Crew:
         return self
@@ -348,9 +366,11 @@ def tune(
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
     names = [row.name for row in candidates(algorithm, conv, target, accuracy)]
-    session = Session(conv, names, device, Log(logs), trials, seed, patience, accuracy)
+    log = Log(logs)
     with contextlib.ExitStack() as stack:
-        measurement = Measurement(session, crew or stack.enter_context(Crew(device)))
+        crew = crew or stack.enter_context(Crew(device))
+        session = Session(conv, names, device, log, trials, seed, patience, accuracy, crew.ranked(conv, names, device, accuracy))
+        measurement = Measurement(session, crew)
         stack.callback(measurement.close)
         while batch := session.next_batch():
             for choice, failed in measurement.each_built(batch):
