@@ -8,21 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_graphs import classifier, dense, graph, integers, node, norm, peer
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-
-from test_models import classifier, dense, graph, integers, node, norm, peer  # noqa: E402
-
-from im2win import cuda_codegen  # noqa: E402
-from im2win.emulator import Emulation  # noqa: E402
-from im2win.emulator.generate import generate  # noqa: E402
-from im2win.gpu import H200  # noqa: E402
-from im2win.models.assembly import Assembly  # noqa: E402
-from im2win.models.compiler import write_model  # noqa: E402
-from im2win.models.cuda import CudaKernels  # noqa: E402
-from im2win.models.driver import Step  # noqa: E402
-from im2win.models.source import at_batch, read  # noqa: E402
+from im2win import cuda_codegen
+from im2win.emulator import Emulation
+from im2win.emulator.generate import generate
+from im2win.gpu import H200
+from im2win.models.assembly import Assembly
+from im2win.models.compiler import write_model
+from im2win.models.cuda import CudaKernels
+from im2win.models.driver import Step
+from im2win.models.source import at_batch, read
 
 
 def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None:
