@@ -173,6 +173,10 @@ def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytes
     data, scratch, filters, biases, added, output = seen
     assert (data is x, added is residual, output is out) == (True, True, True)
     assert scratch is None if algorithm == "direct" else scratch.numel() == made > 0
+    seen.clear()
+    layer.run("x", "residual", "out", x)  # by address
+    assert (seen[0], seen[-2], seen[-1]) == ("x", "residual", "out")
+    assert seen[1] is None if algorithm == "direct" else (seen[1].dtype, seen[1].numel()) == (torch.float16, made)
     address = filters.data_ptr()
     layer.rebind(-w, -bias)
     assert filters.data_ptr() == address and torch.equal(filters, other._packed[0]) and torch.equal(biases, -bias)
