@@ -193,6 +193,15 @@ def test_outputs_of_every_kind() -> None:
     check(graph(nodes, {"x": (1, 3, 4, 4)}, constants, "same fixed flat a b again c d e"), exact=False)
 
 
+def test_an_output_that_is_constant_is_written() -> None:
+    """Also where nothing else reads it."""
+    k = integers(2, 2)
+    made = compiled(graph([node("Identity", "k", "fixed"), node("Relu", "x", "y")], {"x": (1, 3)}, {"k": k}, "fixed y"))
+    out = np.full((2, 2), np.nan, np.float32), np.full((1, 3), np.nan, np.float32)
+    made(np.zeros((1, 3), np.float32), out=out)
+    assert (out[0] == k).all() and (out[1] == 0).all()
+
+
 # --- everything else -----------------------------------------------------------------------------------------------------
 
 
