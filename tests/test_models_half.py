@@ -179,6 +179,9 @@ def test_a_float16_model_keeps_its_types() -> None:
     assert found == ["n1-c4x5x5-k4x1x1-float16-NHWC-relu", "n1-c4x1x1-k3x1x1-float16-NHWC"]
     tuned = layers_of(model, epilogues=True, products=True)  # `im2win tune` reads no casts away, and fuses nothing behind them
     assert [str(layer.conv) for layer in tuned] == ["n1-c4x5x5-k4x1x1-float16", "n1-c4x1x1-k3x1x1-float16-NHWC"]
+    filters = next(one for one in model.graph.initializer if one.name == "w")
+    model.graph.initializer.remove(filters)
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=filters))
     with pytest.raises(ValueError, match=r"`dtype` \(='float32'\) must be float16 or left out"):
         chosen(model, H200, "float32")
     assert chosen(model, Machine.host(), None) == "float32"

@@ -39,8 +39,10 @@ def chosen(model: ModelProto, device: Device, dtype: str | None) -> Precision:
 
 
 def _is_half(graph: GraphProto) -> bool:
-    """Whether filters of convolutions, or all of a graph's weights, are float16."""
+    """Whether the filters of convolutions and the matrices of products are float16, all of them that are constants."""
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in (one for one in graph.node if one.op_type == "Constant"):
+        types |= dict.fromkeys(node.output, next((one.t.data_type for one in node.attribute if one.HasField("t")), 0))
     found = [types[node.input[1]] for node in graph.node if node.op_type in ("Conv", "Gemm", "MatMul") and node.input[1] in types]
     return _HALF in found and _FLOAT not in found
 
