@@ -3,8 +3,11 @@
     python benchmarks/op_overhead.py [--device cuda] --json benchmarks/studies/DEVICE/op-overhead.json
 
 The layer is so small that its kernel takes about nothing; on a GPU calls are only issued, and waited for after the last one. Rows are
-cumulative: the kernel alone (arguments converted already), the bound layer (arguments checked, output made), the module's site (parameters
-checked for changes), the operator (dispatched), and PyTorch's convolution of the same layer. Nothing else should run meanwhile.
+cumulative: the kernel alone (arguments converted already; TVM's call of it counts as the kernel's), the bound layer (arguments checked,
+output made), the module's site (parameters checked for changes), the operator (dispatched, as compiled programs call it), and PyTorch's
+convolution of the same layer.
+Calls run under inference_mode, and those of modules and operators under no_grad, too, where autograd's dispatch key stands before the
+kernel. A row's overhead is the median, over rounds, of its time less the kernel's in the same round. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import tvm_ffi
 
 import im2win.torch
 from im2win.backends import backend_for, device_for
-from im2win.deploy_report import OVERHEAD
+from im2win.deploy_report import NO_GRAD, OVERHEAD
 from im2win.files import replace_json
 from im2win.records import utc_now
+from im2win.torch import conv_op
 
 CALLS = 200
+THROUGH_PYTORCH = ("module", "operator", "torch_module")
 
 
 def times(functions: dict[str, Callable[[], object]], rounds: int, wait: Callable[[], object]) -> dict[str, list[float]]:
@@ -44,6 +49,19 @@ def times(functions: dict[str, Callable[[], object]], rounds: int, wait: Callabl
     return samples
 
 
+def rows_of(samples: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Of each way median, least, and median overhead over the kernel, in microseconds."""
+    kernel = samples["kernel"]
+    return {
+        name: {
+            "median": statistics.median(values),
+            "least": min(values),
+            "overhead": statistics.median(value - alone for value, alone in zip(values, kernel, strict=True)),
+        }
+        for name, values in samples.items()
+    }
+
+
 def contenders(channels_last: bool, device: str) -> dict[str, Callable[[], object]]:
     """The ways to call one small layer, with normalisation and activation fused where the way has that."""
     torch.manual_seed(0)
@@ -59,13 +77,16 @@ def contenders(channels_last: bool, device: str) -> dict[str, Callable[[], objec
     data = x.permute(0, 2, 3, 1) if channels_last else x
     out = torch.empty_like(data)
     given = [one if device == "cuda" else tvm_ffi.from_dlpack(one) for one in (data, out)]
+    source, (weight, bias, *norm) = site.source, parameters
+    numbers = source.eps, list(source.stride), list(source.padding), list(source.dilation), source.groups, source.activation
+    arguments = x, weight, bias, None, *norm, *numbers, next(iter(site._kernels.values()))
     kernel = layer._kernels._product if device == "cuda" else layer._kernel
     return {
         "kernel": lambda: kernel(given[0], *layer._packed, given[1]),
         "layer": lambda: layer(data),
         "site": lambda: site(x),
         "module": lambda: fast(x),
-        "operator": lambda: site._operator(x, None, parameters),
+        "operator": lambda: conv_op.conv2d(*arguments),
         "torch_conv2d": lambda: torch.conv2d(x, module[0].weight, module[0].bias),
         "torch_module": lambda: module(x),
     }
@@ -88,10 +109,14 @@ def main() -> None:
         ways = contenders(layout == "NHWC", options.device)
         with torch.inference_mode():
             samples = times(ways, options.rounds, wait)
-        rows = {name: {"median": statistics.median(values), "least": min(values)} for name, values in samples.items()}
+        rows = rows_of(samples)
+        with torch.no_grad():
+            samples = times({name: ways[name] for name in ("kernel", *THROUGH_PYTORCH)}, options.rounds, wait)
+        rows |= {f"{name}{NO_GRAD}": row for name, row in rows_of(samples).items() if name in THROUGH_PYTORCH}
         result["layouts"][layout] = rows
         for name, row in rows.items():
-            print(f"{layout} {name:14} {row['median']:8.2f} us, least {row['least']:.2f}", flush=True)
+            values = f"{row['median']:8.2f} us, least {row['least']:.2f}, over the kernel {row['overhead']:.2f}"
+            print(f"{layout} {name:20} {values}", flush=True)
     replace_json(options.json, result)
 
 

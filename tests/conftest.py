@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from im2win.logs import Log
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# files that take a minute and more
-LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner", "test_models")
+# files that take most of a minute and more
+LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner", "test_models_real")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,3 +79,31 @@ def resnet50_onnx() -> Path:
     """The ResNet-50 graph that the package onnx ships for its own tests (weights left out)."""
     backend = pytest.importorskip("onnx.backend.test")
     return Path(backend.__file__).parent / "data" / "light" / "light_resnet50.onnx"
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of untuned layers the direct form: exact on integers, and found at once."""
+    from im2win.artefacts import Artefacts
+    from im2win.ranking import default_tile
+
+    def choice(self: Any, conv: Any, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
+        return default_tile(conv, "direct", device, accuracy)
+
+    monkeypatch.setattr(Artefacts, "default_choice", choice)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the artefacts that ran in PyTorch, call by call."""
+    from im2win.torch.bound import Bound
+
+    seen: list[str] = []
+    run = Bound.__call__
+
+    def noted(self: Bound, *arguments: Any) -> Any:
+        seen.append(self.name)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Bound, "__call__", noted)
+    return seen

@@ -64,7 +64,7 @@ def test_what_is_no_file_of_layers(tmp_path: Path) -> None:
 
 
 def test_the_command_line_reads_them(command: Callable[..., Any], tmp_path: Path) -> None:
-    """`im2win tune` of such a file is in test_torch_optimize.py."""
+    """`im2win tune` of such a file is in test_torch_layers.py."""
     path = tmp_path / "layers.jsonl"
     append_layers(path, {(A, "cpu"): 2, (B, "cpu"): 1})
     path.write_text(path.read_text() + "{}\n")

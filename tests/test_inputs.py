@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -295,20 +294,27 @@ def edit(library: Path, **changes: Any) -> None:
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
 
 
+def replace(library: Path, content: bytes) -> None:
+    """Another file in its place: the first one is mapped, and code in it runs when the process ends."""
+    partial = library.with_name("partial")
+    partial.write_bytes(content)
+    os.replace(partial, library)
+
+
 def truncate(library: Path) -> None:
-    os.truncate(library, library.stat().st_size // 2)
+    replace(library, library.read_bytes()[: library.stat().st_size // 2])
 
 
 def one_bit(library: Path) -> None:
     content = bytearray(library.read_bytes())
     content[len(content) // 2] ^= 1
-    library.write_bytes(content)
+    replace(library, content)
 
 
 def another_problem(library: Path) -> None:
     """The library of one problem with the manifest of another: right in themselves, wrong together."""
     other = default(CONV.with_(batch=2)).export(library.with_name("other.so"))
-    shutil.copyfile(other, library)
+    os.replace(other, library)
 
 
 PACK = {"kind": "filters", "block": 16, "order": "cuv"}
@@ -317,7 +323,7 @@ FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest missing", lambda f: manifest_path(f).unlink(), "conv.so.json: no manifest there; `im2win build` writes it beside"),
     ("library missing", lambda f: f.unlink(), "conv.so: cannot read the library (No such file or directory)"),
     ("library truncated", truncate, "conv.so: truncated, or not the library its manifest describes (checksums differ)"),
-    ("library empty", lambda f: f.write_bytes(b""), "(checksums differ)"),
+    ("library empty", lambda f: replace(f, b""), "(checksums differ)"),
     ("library changed in one bit", one_bit, "(checksums differ)"),
     ("library of another problem", another_problem, "(checksums differ)"),
     ("library a folder", lambda f: (f.unlink(), f.mkdir()), "conv.so: cannot read the library (Is a directory)"),

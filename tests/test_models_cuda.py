@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from model_emulation import run
+from model_graphs import classifier, dense, graph, integers, node, norm, peer
 
-onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-
-from test_models import classifier, dense, graph, integers, node, norm, peer  # noqa: E402
-
-from im2win import cuda_codegen  # noqa: E402
-from im2win.emulator import Emulation  # noqa: E402
-from im2win.emulator.generate import generate  # noqa: E402
-from im2win.gpu import H200  # noqa: E402
-from im2win.models.assembly import Assembly  # noqa: E402
-from im2win.models.compiler import write_model  # noqa: E402
-from im2win.models.cuda import CudaKernels  # noqa: E402
-from im2win.models.driver import Step  # noqa: E402
-from im2win.models.source import at_batch, read  # noqa: E402
-
-
-def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None:
-    """Runs one step of a model on the emulator."""
-    own = step.kernel in kernels.convolutions
-    function = kernels.convolutions[step.kernel] if own else kernels.rest[step.kernel]
-    module = cuda_codegen.kernel_module({step.kernel: function})
-    made = cuda_codegen.generate_source(module, H200) if own else generate(module, cuda_codegen.cuda_target(H200))
-    named = {parameter.name: tensor.reshape(-1) for parameter, tensor in zip(function.params, tensors, strict=True)}
-    named |= {name: np.full(shape, 0, dtype) for name, (shape, dtype) in made.workspace.items()}
-    source = re.sub(r"(__shfl\w*_sync\([^;]*), 32\)", r"\1)", made.source)  # the width of a warp, which the emulator has anyway
-    source = source.replace("__activemask()", "0xffffffffu")
-    emulation = Emulation(source, made.launches)
-    emulation({name: named[name.removesuffix("_ptr")] if name not in named else named[name] for name in emulation.names}, seed=1)
-
-
-def run(model: Any, feeds: dict[str, np.ndarray]) -> tuple[list[np.ndarray], Assembly]:
-    """The outputs of a model as its driver would compute them."""
-    label, whole = read(model)
-    source = at_batch(whole, label, None)
-    kernels = CudaKernels(H200)
-    assembly = Assembly(label, None, "exact", kernels)
-    assembly.add(source, 1)
-    weights = np.concatenate([np.pad(one.reshape(-1).view(np.uint8), (0, -one.nbytes % 64)) for one in assembly.weights.arrays])
-    workspace = np.full(assembly.buckets[0].workspace, 0xFF, np.uint8)  # NaN
-    results = [np.full(one.shape, np.nan, one.dtype) for one in source.outputs]
-    bases = [weights, workspace, *(feeds[one.name].reshape(-1).view(np.uint8) for one in source.inputs)]
-    bases += [one.reshape(-1).view(np.uint8) for one in results]
-    [(_, steps)] = assembly.runs.values()
-    for step in steps:
-        tensors = []
-        for one in step.arguments:
-            assert one.place.offset % 64 == 0, "kernels load vectors"
-            size = int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize
-            tensors.append(bases[one.place.base][one.place.offset : one.place.offset + size].view(one.dtype).reshape(one.shape))
-        emulate(kernels, step, tensors)
-    return results, assembly
+from im2win.gpu import H200
+from im2win.models.assembly import Assembly
+from im2win.models.compiler import write_model
+from im2win.models.source import read
 
 
 def check(model: Any, exact: bool = True) -> Assembly:

@@ -23,8 +23,8 @@ ort = pytest.importorskip("onnxruntime")
 import light  # noqa: E402
 from compiled_c import COMPILER, PROGRAMS, WARNINGS, needs_compiler, run, sanitizing  # noqa: E402
 from conftest import ROOT  # noqa: E402
+from model_graphs import FLOAT, batch_norm, graph, helper, integers, node, norm, numpy_helper, peer  # noqa: E402
 from ops import host  # noqa: E402
-from test_models import FLOAT, batch_norm, graph, helper, integers, node, norm, numpy_helper, peer  # noqa: E402
 
 import im2win  # noqa: E402
 from im2win.c_abi.header import SOURCES  # noqa: E402

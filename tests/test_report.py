@@ -139,9 +139,9 @@ def test_pytorch_table() -> None:
 
 
 def test_overhead_table() -> None:
-    study = {"study": "op-overhead", "device": "cpu-2t", "layouts": {"NCHW": {"kernel": {"median": 1.0}, "operator": {"median": 9.5}}}}
+    study = {"study": "op-overhead", "device": "cpu-2t", "layouts": {"NCHW": {"operator_no_grad": {"median": 9.5, "overhead": 8.4}}}}
     filled = report.fill("<!-- table:op-overhead -->\n<!-- /table -->", {}, [study])
-    assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d` | 9.5 | 8.5 |" in filled
+    assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d`, under no_grad | 9.5 | 8.4 |" in filled
 
 
 def test_unknown_marker() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -122,6 +123,82 @@ def test_gradients(norm: bool, activation: str, monkeypatch: pytest.MonkeyPatch)
     grad = torch.randn_like(expected)
     for mine, wanted in zip(torch.autograd.grad(y, tensors, grad), torch.autograd.grad(expected, tensors, grad), strict=True):
         torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
+
+
+# --- what stands between a call and its kernel
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_calls_without_gradients_pass_the_dispatcher_once(layout: str, context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's key hands them straight on, under no_grad those with parameters that require gradients, too."""
+    given = arguments(CONV, kernel(CONV.with_(layout=layout), monkeypatch), grad=context is torch.no_grad)
+    if layout == "NHWC":
+        given[0] = given[0].contiguous(memory_format=torch.channels_last)
+    monkeypatch.setattr(conv_op, "_redispatched", None)
+    monkeypatch.setattr(conv_op, "reference", None)
+    with context():
+        for sign in (1, -1):
+            y = torch.ops.im2win.conv2d(*given)
+            assert torch.equal(y, plain(given)) and not y.requires_grad and y._base is None, sign
+            with torch.no_grad():
+                given[1].neg_()
+
+
+def test_modes_see_calls_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = arguments(CONV, kernel(CONV, monkeypatch))
+    seen: list[Any] = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    for context in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with context(), Mode():
+            y = torch.ops.im2win.conv2d(*given)
+        assert seen.pop(0) is conv_op.conv2d and torch.equal(y, plain(given))
+        seen.clear()
+    given[0] = torch._neg_view(-given[0])  # what is to be negated when it is read
+    assert given[0].is_neg() and torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_threads_share_a_layer(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call writes its own output, whatever other threads are computing with the same filters."""
+    given = arguments(CONV, kernel(CONV.with_(layout=layout), monkeypatch))
+    order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    jobs = []
+    for seed in range(64):
+        x, residual = (integers(*given[place].shape, seed=seed + place).contiguous(memory_format=order) for place in (0, 3))
+        jobs.append([x, *given[1:3], residual, *given[4:]])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda job: torch.ops.im2win.conv2d(*job), jobs))
+    assert all(torch.equal(y, plain(job)) for y, job in zip(found, jobs, strict=True))
+
+
+def test_what_a_kernel_reads_is_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compact and in the problem's order; on a GPU it begins where wide copies may, too."""
+    given = arguments(CONV.with_(layout="NHWC"), kernel(CONV.with_(layout="NHWC"), monkeypatch))
+    wide = integers(2, 5, 18, 7).contiguous(memory_format=torch.channels_last)
+    given[0], given[3] = wide[:, :, ::2], integers(*given[3].shape, seed=9)
+    assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
+
+    class OnGpu:
+        is_cuda = True
+
+        def __init__(self, address: int) -> None:
+            self.data_ptr = lambda: address
+
+        def contiguous(self, memory_format: Any) -> OnGpu:
+            assert memory_format is torch.channels_last
+            return self
+
+        def clone(self) -> OnGpu:
+            return OnGpu(4096)
+
+    place: Any = bound.Bound("", default(CONV.with_(layout="NHWC")), 0.0)
+    assert [place._laid_out(OnGpu(address)).data_ptr() for address in (32, 36)] == [32, 4096]
 
 
 def test_operators_of_exported_programs_go_with_their_filters(monkeypatch: pytest.MonkeyPatch) -> None:

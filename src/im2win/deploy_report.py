@@ -10,6 +10,7 @@ from im2win.markdown import ms, number
 from im2win.results import geometric_mean
 
 MODELS, PYTORCH, OVERHEAD = "models", "pytorch-models", "op-overhead"  # the studies' names in their files
+NO_GRAD = "_no_grad"  # ends the name of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
 _MODES = {"eager": "eager", "compile": "torch.compile"}
 _LAYOUTS = {"nchw": "NCHW", "nhwc": "channels-last"}
@@ -78,10 +79,15 @@ def pytorch_table(studies: Sequence[Study]) -> str:
 def overhead_table(studies: Sequence[Study]) -> str:
     """Microseconds of a call of one small layer, every way, and what each has over the kernel alone."""
     rows = [
-        [f"`{study['device']}`", layout, _WAYS.get(way, way), f"{row['median']:.1f}", f"{row['median'] - ways['kernel']['median']:.1f}"]
+        [f"`{study['device']}`", layout, _way(way), f"{row['median']:.1f}", f"{row['overhead']:.1f}"]
         for study in studies for layout, ways in study["layouts"].items() for way, row in ways.items()
     ]  # fmt: skip
     return markdown.table(["device", "layout", "call", "us", "over the kernel"], rows, words=3)
+
+
+def _way(name: str) -> str:
+    plain = name.removesuffix(NO_GRAD)
+    return _WAYS.get(plain, plain) + ("" if plain == name else ", under no_grad")
 
 
 def _caption(study: Study) -> str:

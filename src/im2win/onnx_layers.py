@@ -315,11 +315,11 @@ def _product(onnx: ModuleType, graph: Graph, node: NodeProto) -> Conv2d | None:
     if rows is None or matrix is None or output is None or len(matrix) != 2 or len(rows) < 2 or not graph.fixed(node.input[1]):
         return None
     sizes = [size for size in (*rows, *matrix) if isinstance(size, int)]
-    float32 = graph.types.get(node.input[0]) == onnx.TensorProto.FLOAT
-    if len(sizes) != len(rows) + 2 or attributes.get("transA", 0) or not float32:
+    dtype = _DTYPES.get(onnx.TensorProto.DataType.Name(graph.types.get(node.input[0], 0)))
+    if len(sizes) != len(rows) + 2 or attributes.get("transA", 0) or dtype is None:
         return None
     inner, columns = reversed(sizes[-2:]) if attributes.get("transB", 0) else sizes[-2:]
     biased = len(node.input) > 2 and bool(node.input[2])
     if biased and not (graph.fixed(node.input[2]) and graph.shapes.get(node.input[2]) in ((), (1,), (1, 1), (columns,), (1, columns))):
         return None
-    return Conv2d(1, inner, 1, math.prod(sizes[: len(rows) - 1]), columns, 1, layout="NHWC", bias=biased)
+    return Conv2d(1, inner, 1, math.prod(sizes[: len(rows) - 1]), columns, 1, dtype=dtype, layout="NHWC", bias=biased)

@@ -311,8 +311,12 @@ class Layer:
             raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
         return library
 
-    def run(self, x: Any, residual: Any, out: Any) -> None:
-        """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient."""
+    def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
+        """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient.
+
+        Args:
+            like: a PyTorch tensor of x's type and device, where x is none (`addressed`); a GPU's scratch comes from its allocator.
+        """
         added = () if residual is None else (residual,)
         self._kernel(x, *self._packed, *added, out)
 

@@ -57,6 +57,7 @@ class Port:
         self.name, self.shape, self.dtype, self.writable = name, shape, dtype, writable
         self.nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         self._numpy = np.dtype(dtype)
+        self._torch: Any = None
 
     def __call__(self, value: Any) -> Any:
         """A kernel argument that shares memory with `value`; errors as in `view`."""
@@ -64,7 +65,17 @@ class Port:
             flags = value.flags
             if flags.c_contiguous and flags.writeable:
                 return tvm_ffi.from_dlpack(value)
+        elif self._is_right(value):
+            return value  # kernels take PyTorch's tensors as they are
         return view(self.name, value, self.shape, self.dtype, writable=self.writable)
+
+    def _is_right(self, value: Any) -> bool:
+        torch = _torch()
+        if torch is None or type(value) is not torch.Tensor or value.shape != self.shape or not value.is_cpu or value.requires_grad:
+            return False
+        if self._torch is None:
+            self._torch = getattr(torch, self.dtype)
+        return value.dtype is self._torch and bool(value.is_contiguous())
 
 
 def _on_cpu(name: str, value: Any) -> None:

@@ -31,6 +31,7 @@ def compile_(
     threads: options.Threads = None,
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
+    dtype: Annotated[str | None, typer.Option(help="float16, on a GPU, or float32; the model's own if not said.")] = None,
 ) -> None:
     """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
     from im2win.models.compiler import compile_model
@@ -40,7 +41,9 @@ def compile_(
     console = tables.console()
     folder = str(logs) if logs.is_dir() else None
     with console.status("compiling"):
-        compiled = compile_model(model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy))
+        compiled = compile_model(
+            model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
+        )
     manifest = compiled.manifest
     rows: list[list[object]] = []
     for layer in manifest.layers:

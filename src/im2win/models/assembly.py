@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from im2win.models import driver, kernels
+from im2win.models import driver, half, kernels
 from im2win.models.artefact import Bucket, ModelLayer, Port
+from im2win.models.forms import HALF, Forms, HalfForms, in_half, without_views
 from im2win.models.host import Chosen, Kernels
 from im2win.models.memory import Plan, plan
-from im2win.models.parts import Convolution, Parts, take_apart
+from im2win.models.parts import Convolution, Join, Parts, take_apart
+from im2win.models.precision import Precision
 from im2win.models.program import Call, Copy, Program
 from im2win.models.rest import add_rest
 from im2win.models.runtime import ALIGNMENT
@@ -53,6 +56,7 @@ class Weights:
 class Assembly:
     """What the functions of all batches share.
 
+    dtype: float32, or float16 as `forms` stores it.
     runs: number of tensors and steps of each function; skipped: convolutions left to TVM (an ordered set).
     """
 
@@ -60,6 +64,7 @@ class Assembly:
     logs: Any
     accuracy: Accuracy
     kernels: Kernels
+    dtype: Precision = "float32"
     chosen: dict[Conv2d, Chosen] = field(default_factory=dict)
     weights: Weights = field(default_factory=Weights)
     layers: dict[tuple[str, Conv2d], ModelLayer] = field(default_factory=dict)
@@ -77,11 +82,14 @@ class Assembly:
         """
         self._ports(source, batch)
         parts = take_apart(source, batch)
-        self.chosen |= self.kernels.choose([one.conv for one in parts.convolutions], self.logs, self.accuracy)
+        layers: Sequence[Convolution] = parts.convolutions
+        if self.dtype == HALF:
+            parts, layers = without_views(source, parts), in_half(layers)
+        self.chosen |= self.kernels.choose([one.conv for one in layers], self.logs, self.accuracy)
         self.skipped |= {f"{one.name}: {one.reason}": None for one in parts.skipped}
-        program = self._program(source, parts, batch)
+        program, joins = self._program(source, parts, layers, batch)
         offsets = {name: self.weights.add(array) for name, array in program.constants.items()}
-        planned = plan(program, parts.joins, offsets, self.kernels.alignment)
+        planned = plan(program, joins, offsets, self.kernels.alignment)
         function = f"run_{batch}"
         self.runs[function] = (2 + len(program.inputs) + len(program.outputs), self._steps(program, planned))
         self.buckets.append(Bucket(batch, function, planned.workspace))
@@ -101,30 +109,41 @@ class Assembly:
                     f"compiled for several batches; it has the shape {list(tensor.shape)} at batch {batch}."
                 )
 
-    def _program(self, source: Source, parts: Parts, batch: int) -> Program:
+    def _program(self, source: Source, parts: Parts, layers: Sequence[Convolution], batch: int) -> tuple[Program, tuple[Join, ...]]:
+        """Everything but memory, and what is still to be concatenated; `layers`: the convolutions in the model's precision."""
         program = Program(tuple(one.name for one in source.inputs), tuple(one.name for one in source.outputs))
         for port in (*source.inputs, *source.outputs):
             program.declare(port.name, port.shape, port.dtype)
-        for name in _read_and_made(source, parts):
-            self._declare(source, program, name)
-        for one in parts.convolutions:
-            self._convolution(program, one)
+            if port.name in source.constants:
+                program.constant(port.name, source.constants[port.name].astype(port.dtype))
+        narrow = self.dtype == HALF
+        if not narrow:
+            for name in _read_and_made(source, parts):
+                self._declare(source, program, name)
+        forms = (HalfForms if narrow else Forms)(source, parts, program)
+        for one in layers:
+            self._convolution(program, forms, one)
         for view in parts.views:
-            program.views[view.output] = view.source
+            program.views[forms.makes(view.output)] = forms.reads(view.source)
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
-            functions[f"response_{number}"] = kernels.response(program.shapes[response.source], response)
-            program.calls.append(Call(f"response_{number}", (response.source,), (response.output,)))
+            shape, last = forms.shape(response.source), forms.last(response.output)
+            function = half.response(shape, response, last) if narrow else kernels.response(shape, response)
+            functions[f"response_{number}"] = function
+            program.calls.append(Call(f"response_{number}", (forms.reads(response.source, last),), (forms.makes(response.output),)))
         for number, pool in enumerate(parts.pools):
-            functions[f"pool_{number}"] = kernels.pool(program.shapes[pool.source], program.shapes[pool.output], pool)
-            program.calls.append(Call(f"pool_{number}", (pool.source,), (pool.output,)))
-        functions |= add_rest(source, parts, program, {name for join in parts.joins for name in join.sources}, self.label)
+            shape, made, last = forms.shape(pool.source), forms.shape(pool.output), forms.last(pool.output)
+            functions[f"pool_{number}"] = (half if narrow else kernels).pool(shape, made, pool)
+            program.calls.append(Call(f"pool_{number}", (forms.reads(pool.source, last),), (forms.makes(pool.output),)))
+        joins = forms.joins()
+        functions |= add_rest(source, parts, program, forms, {name for join in joins for name in join.sources}, self.label)
+        functions |= forms.functions
         renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
         program.calls = [
             Call(renamed.get(call.kernel, call.kernel), call.inputs, call.outputs) if isinstance(call, Call) else call
             for call in program.calls
         ]
-        return program
+        return program, joins
 
     def _declare(self, source: Source, program: Program, name: str) -> None:
         if name in program.shapes:
@@ -138,14 +157,16 @@ class Assembly:
         dtype = str(import_onnx().helper.tensor_dtype_to_np_dtype(code))
         program.declare(name, tuple(int(extent) for extent in shape), dtype)
 
-    def _convolution(self, program: Program, one: Convolution) -> None:
+    def _convolution(self, program: Program, forms: Forms, one: Convolution) -> None:
         """Adds the calls of a convolution, its filters packed."""
         chosen = self.chosen[one.conv]
         made = self.kernels.convolution(one.conv, chosen)
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
         if one.bias is not None:
             packed.append(program.constant(f"{one.output}/bias", made.pack_bias(one.bias)))
-        made.call(program, one.data, packed, [one.residual] if one.residual else [], one.output)
+        last = forms.last(one.output)
+        residual = [forms.reads(one.residual, last)] if one.residual else []
+        made.call(program, forms.reads(one.data, last), packed, residual, forms.makes(one.output))
         layer = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.rung)
         self.layers.setdefault((one.name, one.conv), layer)
 

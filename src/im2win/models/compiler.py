@@ -18,7 +18,9 @@ from im2win.gpu import Gpu
 from im2win.models import driver
 from im2win.models.artefact import ModelManifest, digest, weights_path
 from im2win.models.assembly import Assembly
+from im2win.models.forms import HALF
 from im2win.models.host import CpuKernels, Kernels
+from im2win.models.precision import chosen, widened, with_ports
 from im2win.models.runtime import Model, load_model, write_manifest
 from im2win.models.source import at_batch, read
 from im2win.reference import Accuracy
@@ -38,12 +40,14 @@ def compile_model(
     logs: Any = None,
     threads: int | None = None,
     accuracy: Accuracy = "float32",
+    dtype: str | None = None,
 ) -> Model:
     """Compiles an ONNX model: a library, its weights and a manifest. Never tunes.
 
     Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` would make for its shape, with
     the batch normalisation, bias, residual addition and activation behind it, and its filters packed now. The rest is TVM's, scheduled in
-    parallel loops. All tensors are NCHW, as in ONNX, so nothing is converted on the way.
+    parallel loops. All tensors are NCHW, as in ONNX, so nothing is converted on the way; of a float16 model on a GPU those between
+    convolutions are NHWC, and its inputs and outputs are converted.
 
     Args:
         source: path of an ONNX file, or a loaded model.
@@ -53,6 +57,8 @@ def compile_model(
         logs: a folder of tuning records looked up before those that ship with the package; None for these only.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: what kernels may round; see `im2win.build`.
+        dtype: "float16", on a GPU: filters and what layers hand to each other are rounded to it, sums are float32, and inputs and outputs
+            keep the model's types. "float32", or None for the model's own.
 
     Raises:
         ModelError: the model cannot be read, has shapes that are not fixed, or operators that TVM cannot import.
@@ -62,7 +68,7 @@ def compile_model(
     sizes = _sizes(batches)
     label, model = read(source)
     device = device_for(target, threads)
-    return compile_for(label, model, device, path, sizes, logs, accuracy)
+    return compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
 
 
 def _sizes(batches: Sequence[int] | None) -> list[int | None]:
@@ -82,16 +88,17 @@ def compile_for(
     sizes: Sequence[int | None],
     logs: Any,
     accuracy: Accuracy,
+    dtype: str | None = None,
 ) -> Model:
     """`compile_model` for a model that is read, on a device that is known."""
     if path is not None:
         library = Path(path)
         library.parent.mkdir(parents=True, exist_ok=True)
-        write_model(label, model, device, library, sizes, logs, accuracy)
+        write_model(label, model, device, library, sizes, logs, accuracy, dtype)
         return load_model(library)
     folder = Path(tempfile.mkdtemp(prefix="im2win-model-"))
     try:
-        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy)
+        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy, dtype)
         loaded = load_model(folder / "model.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,11 +115,15 @@ def write_model(
     sizes: Sequence[int | None],
     logs: Any = None,
     accuracy: Accuracy = "float32",
+    dtype: str | None = None,
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest; for a GPU, too, that this machine does not have."""
-    assembly = Assembly(label, logs, accuracy, kernels_for(device))
+    precision, halves = chosen(model, device, dtype), frozenset[str]()
+    if precision == HALF:
+        model, halves = widened(model)
+    assembly = Assembly(label, logs, accuracy, kernels_for(device), precision)
     for size in sizes:
-        source = at_batch(model, label, size)
+        source = with_ports(at_batch(model, label, size), halves)
         assembly.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
     return link(assembly, device, library)
 

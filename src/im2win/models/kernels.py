@@ -43,12 +43,12 @@ def response(shape: Shape, one: Response) -> tirx.PrimFunc:
 
     def normalised(*at: Any) -> Any:
         total = tirx.const(one.bias, "float32") + tirx.const(one.alpha / one.size, "float32") * squares(*at)
-        return data(*at) / _power(total, one.beta)
+        return data(*at) / power(total, one.beta)
 
     return te.create_prim_func([data, te.compute(shape, normalised, name="response")]).with_attr("tirx.noalias", True)
 
 
-def _power(value: Any, exponent: float) -> Any:
+def power(value: Any, exponent: float) -> Any:
     root = te.sqrt(value)
     known = {0.5: root, 0.75: root * te.sqrt(root), 1.0: value}
     return known.get(exponent, te.power(value, tirx.const(exponent, "float32")))

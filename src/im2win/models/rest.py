@@ -9,6 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from im2win.models.forms import Forms, Stored
 from im2win.models.parts import Parts, scaling
 from im2win.models.program import Call, Program
 from im2win.onnx_graph import scales
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
 
     from im2win.models.source import Source
 
+Node = tuple[str, dict[str, Any]]  # operator and attributes
 
-def add_rest(source: Source, parts: Parts, program: Program, joined: set[str], label: str) -> dict[str, Any]:
+
+def add_rest(source: Source, parts: Parts, program: Program, forms: Forms, joined: set[str], label: str) -> dict[str, Any]:
     """Adds the calls of everything that TVM compiles to a program; its loops by name, still to be scheduled.
 
     Args:
-        joined: values that concatenations read.
+        forms: where it finds and leaves values; all other parts are in the program already.
+        joined: values of the program that concatenations read.
 
     Raises:
         ModelError: TVM cannot import an operator, or its output has no fixed shape.
@@ -38,14 +42,17 @@ def add_rest(source: Source, parts: Parts, program: Program, joined: set[str], l
     for call in program.calls:
         elsewhere.update(call.inputs if isinstance(call, Call) else (call.source,))
     elsewhere.update(program.views.values())
-    inputs = sorted(name for name in read - made if name not in source.constants)
-    outputs = sorted(made & elsewhere)
-    module = _lowered(_model(source, nodes, inputs, outputs), label)
-    return _calls(module, program, inputs, outputs)
+    inputs = [forms.read_by_rest(name) for name in sorted(read - made) if name not in source.constants]
+    outputs = forms.made_by_rest(sorted(made & {forms.origin(name) for name in elsewhere}))
+    module = _lowered(_model(source, nodes, inputs, outputs, forms), label)
+    return _calls(module, program, [one.name for one in inputs], [one.name for one in outputs])
 
 
-def _model(source: Source, nodes: list[NodeProto], inputs: list[str], outputs: list[str]) -> ModelProto:
-    """The nodes as a model of their own; values get plain names, since the importer changes others."""
+def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs: list[Stored], forms: Forms) -> ModelProto:
+    """The nodes as a model of their own, which reads and writes values as they are stored and computes in the types of the whole model.
+
+    Values get plain names, since the importer changes others.
+    """
     onnx = import_onnx()
     names: dict[str, str] = {"": ""}
     constants: dict[str, np.ndarray[Any, Any]] = {}
@@ -67,15 +74,51 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[str], outputs: l
         copy.input[:], copy.output[:] = [plain(name) for name in node.input], [plain(name) for name in node.output]
         copies.append(copy)
 
-    def value(name: str) -> Any:
-        return onnx.helper.make_tensor_value_info(plain(name), source.graph.types[name], source.graph.shapes[name])
-
+    before, after = _Borders(onnx, forms), _Borders(onnx, forms)
+    taken = [before.read(one, plain(one.origin)) for one in inputs]
+    given = [after.write(one, plain(one.origin)) for one in outputs]
     graph = onnx.helper.make_graph(
-        copies, "rest", [value(name) for name in inputs], [value(name) for name in outputs],
+        [*before.nodes, *copies, *after.nodes], "rest", taken, given,
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
     )  # fmt: skip
     model: ModelProto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source.opset)], ir_version=8)
     return model
+
+
+class _Borders:
+    """Nodes that turn values from how they are stored to how the model computes with them, or back; none where that is the same."""
+
+    def __init__(self, onnx: Any, forms: Forms) -> None:
+        self.nodes: list[NodeProto] = []
+        self._onnx, self._forms = onnx, forms
+
+    def read(self, stored: Stored, name: str) -> Any:
+        """What the nodes read: the value `name` comes of it."""
+        steps: list[Node] = [("Transpose", {"perm": (0, 3, 1, 2)})] * stored.last
+        steps += [("Cast", {"to": self._code(self._forms.dtype(stored.origin))})] * (stored.dtype != self._forms.dtype(stored.origin))
+        return self._value(stored, self._chain(f"{name}_stored", name, steps)[0])
+
+    def write(self, stored: Stored, name: str) -> Any:
+        """What the nodes write, from the value `name`."""
+        steps: list[Node] = [("Cast", {"to": self._code(stored.dtype)})] * (stored.dtype != self._forms.dtype(stored.origin))
+        steps += [("Transpose", {"perm": (0, 2, 3, 1)})] * stored.last
+        return self._value(stored, self._chain(name, f"{name}_to{len(self.nodes)}", steps)[1])
+
+    def _chain(self, first: str, last: str, steps: list[Node]) -> tuple[str, str]:
+        """Adds nodes from `first` to `last`; the names of their ends, which are one where there is no step, that of the model's value."""
+        if not steps:
+            name = last if first.endswith("_stored") else first
+            return name, name
+        names = [first, *(f"{last}_{number}" for number in range(len(steps) - 1)), last]
+        for (operator, attributes), source, target in zip(steps, names, names[1:], strict=False):
+            self.nodes.append(self._onnx.helper.make_node(operator, [source], [target], **attributes))
+        return first, last
+
+    def _value(self, stored: Stored, name: str) -> Any:
+        return self._onnx.helper.make_tensor_value_info(name, self._code(stored.dtype), self._forms.program.shapes[stored.name])
+
+    def _code(self, dtype: str) -> int:
+        return int(self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def _affine(onnx: Any, source: Source, node: NodeProto, plain: Any, constants: dict[str, Any]) -> list[NodeProto]:

@@ -6,11 +6,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 
+from im2win.addressed import Addressed
 from im2win.artefacts import Artefacts
+from im2win.cuda_runtime import ALIGNMENT
 from im2win.problem import Conv2d
 from im2win.runtime import Op
 from im2win.torch.plain import Parameters, Tensor, folded
@@ -33,29 +36,29 @@ class Bound:
         channels, (height, width) = conv.out_channels, conv.output_size
         self.output_shape = torch.Size((conv.batch, channels, height, width))
         self._nhwc = conv.layout == "NHWC"
+        self._order = torch.channels_last if self._nhwc else torch.contiguous_format
         plane = height * width
         self._strides = (channels * plane, 1, width * channels, channels) if self._nhwc else (channels * plane, plane, width, 1)
         self._layer: Any = None
+        self._views: Addressed | None = None  # of channels-last tensors
         self._device: torch.device | None = None
         self._held: list[Tensor] = []  # so that addresses stay their own
-        self._stamps: list[tuple[int, int]] = []  # address and version
+        self._stamps: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # addresses and versions
         self._counted = False  # whether all of them have versions
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Bound:
         return Bound(self.name, self.op, self.eps)
 
-    def fresh(self, given: Sequence[Tensor]) -> bool:
-        """Whether these are the parameters that it was bound with, unchanged."""
-        if not self._counted:
-            return [_stamp(one) for one in given] == self._stamps
+    def fresh(self, given: Sequence[Tensor], addresses: tuple[int, ...] | None = None) -> bool:
+        """Whether these are the parameters that it was bound with, unchanged; `addresses`: theirs, where they are known."""
+        held, versions = self._stamps
+        if (addresses or addresses_of(given)) != held:
+            return False
         try:
-            for one, (address, version) in zip(given, self._stamps, strict=True):
-                if one._version != version or one.data_ptr() != address:
-                    return False
+            return (tuple(map(_version, given)) if self._counted else _versions(given)) == versions
         except RuntimeError:  # one that was made under inference_mode has no version
             return False
-        return True
 
     def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
         """Packs filters and bias anew unless they are fresh, or in any case: where the last ones lie, if that is on the same device."""
@@ -68,13 +71,15 @@ class Bound:
         device = parameters[0].device
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("filters are packed by a call outside a CUDA graph: call the module once before capturing it.")
-        stamps = [_stamp(one) for one in given]
+        stamps = addresses_of(given), _versions(given)
         with torch.no_grad():
             weight, bias = folded(parameters, self.eps)
         if self._layer is not None and device == self._device:
             self._layer.rebind(weight, bias)
         else:
             self._layer, self._device = self.op.bind(weight, bias), device
+            kind, number = weight.__dlpack_device__()
+            self._views = Addressed(self.op.conv, (int(kind), int(number))) if self._nhwc else None
         if _BOUND.get(self._key()) is self:
             del _BOUND[self._key()]
         self._stamps, self._held = stamps, [one.detach() for one in given]
@@ -82,25 +87,40 @@ class Bound:
         _BOUND[self._key()] = self
 
     def _key(self) -> tuple[Any, ...]:
-        return self.name, self.eps, *(address for address, _ in self._stamps)
+        return self.name, self.eps, *self._stamps[0]
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The output for an x of the operator's problem, in its memory format. Nothing is checked but the order of memory."""
+        """The output for tensors of the operator's problem on its device, in x's memory format. Only their order in memory is seen to."""
         if x.requires_grad:
             x = x.detach()
-        if residual is not None and residual.requires_grad:
-            residual = residual.detach()
+        x = self._laid_out(x)
+        if residual is not None:
+            residual = self._laid_out(residual.detach() if residual.requires_grad else residual)
         y = x.new_empty_strided(self.output_shape, self._strides)
-        if self._nhwc:
-            added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-            self._layer.run(x.permute(0, 2, 3, 1).contiguous(), added, y.permute(0, 2, 3, 1))
+        if self._views is None:
+            self._layer.run(x, residual, y)
         else:
-            self._layer.run(x.contiguous(), None if residual is None else residual.contiguous(), y)
+            added = 0 if residual is None else residual.data_ptr()
+            self._layer.run(*self._views.at(x.data_ptr(), added, y.data_ptr()), x)
         return y
 
+    def _laid_out(self, tensor: Tensor) -> Tensor:
+        """The same values as the kernel reads them: one after another, on a GPU from where its wide copies may begin."""
+        tensor = tensor.contiguous(memory_format=self._order)
+        return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % ALIGNMENT else tensor
 
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+_address = torch.Tensor.data_ptr
+_version = attrgetter("_version")
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Where tensors begin."""
+    return tuple(map(_address, tensors))
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    return tuple(-1 if one.is_inference() else one._version for one in tensors)
 
 
 _BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # by name, eps and addresses of parameters

@@ -16,8 +16,8 @@ import torch
 
 from im2win.artefacts import conv_of
 from im2win.problem import ConvError
-from im2win.torch.bound import BUILDERS, Bound, bound_for, note
-from im2win.torch.plain import Maybe, Parameters, Tensor, memory_format, problem, reference, symmetric
+from im2win.torch.bound import BUILDERS, Bound, addresses_of, bound_for, note
+from im2win.torch.plain import Maybe, Parameters, Tensor, alike, memory_format, problem, reference, symmetric
 
 SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, "
@@ -33,15 +33,18 @@ def _kernel(
 ) -> Tensor:  # fmt: skip
     parameters = (weight, bias, scale, shift, mean, variance, counter)
     given = [one for one in parameters if one is not None]
-    numbers = (*stride, *padding, *dilation, groups, eps, activation, residual is None)
-    call = (kernel, x.shape, x.stride(), x.dtype, weight.stride(), numbers, *[one.data_ptr() for one in given])
+    addresses = addresses_of(given)
+    call = (
+        addresses, kernel, x.get_device(), x.shape, x.stride(), x.dtype, weight.stride(), residual is None, eps, *stride, *padding,
+        *dilation, groups, activation,
+    )  # fmt: skip
     bound = _CALLS.get(call)
     if bound is None:
         bound = _resolved(kernel, x, parameters, residual is not None, eps, stride, padding, dilation, groups, activation)
         if bound is not None:
             _CALLS[call] = bound
-    if bound is not None and (residual is None or (residual.shape == bound.output_shape and residual.dtype == x.dtype)):
-        if not bound.fresh(given):
+    if bound is not None and (residual is None or alike(residual, bound.output_shape, x)):
+        if not bound.fresh(given, addresses):
             bound.refresh(parameters)
         return bound(x, residual)
     with torch.no_grad():
@@ -82,16 +85,28 @@ def _fake(
     return torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format(x, weight))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
-    ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
-    ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, output)
+class _Differentiable(torch.autograd.Function):
+    """A call that autograd records, with its dispatch keys."""
+
+    @staticmethod
+    def forward(ctx: Any, keyset: Any, *inputs: Any) -> Tensor:
+        """The output, computed by whatever stands below autograd."""
+        y = _redispatched(keyset, inputs)
+        x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
+        ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
+        ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the keys none, and the inputs'."""
+        return None, *_gradients(ctx, *grads)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """PyTorch's gradients: its `convolution_backward`, and the formulas of the epilogue round it."""
     x, weight, bias, residual, scale, shift, mean, variance, y = ctx.saved_tensors
-    wants = ctx.needs_input_grad
+    wants = ctx.needs_input_grad[1:]
     padded, sides = symmetric(x, ctx.padding)
     plain = normal = None
     deviation = None if mean is None else torch.rsqrt(variance + ctx.eps)[:, None, None]
@@ -125,6 +140,32 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )  # fmt: skip
 
 
+def _redispatched(keyset: Any, inputs: tuple[Any, ...]) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        y: Tensor = conv2d.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
+    return y
+
+
+_AFTER = torch._C._after_autograd_keyset.raw_repr()
+_BACKENDS = frozenset(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in ("CPU", "CUDA"))
+
+
+def _needs_grad(*inputs: Any) -> bool:
+    return any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+
+
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", _needs_grad)
+
+
+def _autograd(keyset: Any, *inputs: Any) -> Tensor:
+    """What `torch.library.register_autograd` would register, but that a call without gradients goes on to its kernel without the dispatcher
+    where nothing stands between: no tracer, dispatch mode, subclass or function transform."""
+    if torch.is_grad_enabled() and _any_requires_grad(*inputs):
+        y: Tensor = _Differentiable.apply(keyset, *inputs)  # type: ignore[no-untyped-call,unused-ignore]
+        return y
+    return _kernel(*inputs) if keyset.raw_repr() & _AFTER in _BACKENDS else _redispatched(keyset, inputs)
+
+
 def _tags() -> Iterator[Any]:
     yield torch.Tag.pt2_compliant_tag
     # the fake kernel tells the output's strides from x's, so compilers must not change these
@@ -138,6 +179,6 @@ _LIBRARY.define(SCHEMA, tags=tuple(_tags()))
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("conv2d", _kernel, _key)
 torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
-torch.library.register_autograd("im2win::conv2d", _backward, setup_context=_save, lib=_LIBRARY)
+_LIBRARY.impl("conv2d", _autograd, "Autograd", with_keyset=True)
 
 conv2d = torch.ops.im2win.conv2d.default

@@ -55,6 +55,11 @@ def activate(name: str, y: Tensor) -> Tensor:
     return _ACTIVATIONS[name](y)
 
 
+def alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
+    """Whether what is added has the output's shape, x's type and x's device."""
+    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
+
+
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Of the output: channels-last if x or the weight is, as for PyTorch's convolution."""
     return torch.channels_last if _is_channels_last(x) or _is_channels_last(weight) else torch.contiguous_format

@@ -12,11 +12,12 @@ from im2win.problem import Conv2d, ConvError
 from im2win.reference import tolerance
 from im2win.torch import conv_op
 from im2win.torch.bound import Bound, note
-from im2win.torch.plain import Parameters, Tensor, activate, folded, problem, reference
+from im2win.torch.plain import Parameters, Tensor, activate, alike, folded, problem, reference
 from im2win.torch.planning import Decision, Planner
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
 _tracer = torch._C._get_tracing_state
 _MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
 
@@ -122,7 +123,7 @@ class Site:
             return self._training(x, residual)
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return self._operator(x, residual, self.source.parameters())
-        if torch.is_autocast_enabled(x.device.type) or _transforms() or forward_ad._current_level >= 0:
+        if (_any_autocast() and torch.is_autocast_enabled(x.device.type)) or _transforms() or forward_ad._current_level >= 0:
             return self._plain(x, residual, self.source.parameters())
         given = [table[name] for table, name in self._present]
         # what stands between this call and the kernels, and must see it: a dispatch mode, a tracer, autograd
@@ -140,7 +141,7 @@ class Site:
             bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
         except KeyError:
             bound = self._new_route(x)
-        if bound is None or (residual is not None and not _alike(residual, bound.output_shape, x)):
+        if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
             return self._plain(x, residual, self.source.parameters())
         return bound(x, residual) if bound.fresh(given) else self._refreshed(x, residual)
 
@@ -220,7 +221,7 @@ class Site:
         y = self._plain(x, residual, parameters)
         try:
             conv = self._problem(x, parameters)
-            if residual is not None and not _alike(residual, y.shape, x):
+            if residual is not None and not alike(residual, y.shape, x):
                 raise ConvError("what is added has another shape or type than the output")
         except ConvError as error:
             self.prepared[None] = Prepared(Decision("", None, str(error)))
@@ -263,7 +264,3 @@ class Site:
 
 def _needs_grad(*tensors: Tensor | None) -> bool:
     return any(one is not None and one.requires_grad for one in tensors)
-
-
-def _alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
-    return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
