@@ -40,7 +40,7 @@ class FakeBench:
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which a form's first tile takes what `MS` says and every other one longer; one form is refused, one cuDNN wrong."""
 
-    def build_all(made: dict[Any, Any], folder: Path) -> dict[Any, Any]:
+    def build_all(builders: Any, made: dict[Any, Any], folder: Path) -> dict[Any, Any]:
         return {one: REFUSED if one[0] == "pkf-llc-32" else one for one in made}
 
     def contender(bench: Any, built: Any, allowed: float) -> Contender:
@@ -63,7 +63,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_fused_study.backend_for(H200).__class__, "check_tools", lambda self: None)
     monkeypatch.setattr(cuda_fused_study, "set_up_peers", lambda accuracy: None)
     monkeypatch.setattr(cuda_fused_study, "Bench", FakeBench)
-    monkeypatch.setattr(cuda_fused_study, "build_all", build_all)
+    monkeypatch.setattr(cuda_builds.Builders, "build_all", build_all)
     monkeypatch.setattr(cuda_fused_study, "_contender", contender)
     monkeypatch.setattr(cuda_fused_study, "_peers", peers)
     monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
@@ -168,6 +168,6 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = Conv2d.parse("n1-c64x224x224-k64x3x3-p1-float16")
     ours = {one: recipe for one, recipe in recipes(conv, H200, 1).items() if one[0] != PROTOTYPE}
-    entries = cuda_fused_study.time_layer(conv, ours, cuda_fused_study.build_all(ours, Path()), 2, 1.0)
+    entries = cuda_fused_study.time_layer(conv, ours, cuda_builds.build_all(ours, Path()), 2, 1.0)
     [none] = [entry for entry in entries if entry.form == PROTOTYPE]
     assert none.ms is None and none.failed == "no tile of it is legal for the layer"

@@ -117,29 +117,43 @@ def main(job_fd: int, result_fd: int) -> None:
     serve(build, job_fd, result_fd)
 
 
-def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:
-    """Compiles every recipe into a library in `folder`; what failed has the reason in its place.
+class Builders:
+    """Processes that compile, kept for one set of recipes after the other: each takes seconds to begin.
 
     Args:
         processes: at a time; None: one less than there are CPUs.
     """
-    jobs = {name: Job(recipe, folder / f"{number}.so") for number, (name, recipe) in enumerate(recipes.items())}
-    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(min(len(jobs), processes or max(1, (os.cpu_count() or 1) - 1)))]
-    built: dict[Name, Library | str] = {}
-    order = list(jobs.items())
-    try:
-        for worker, (_, job) in zip(workers, order, strict=False):
+
+    def __init__(self, processes: int | None = None) -> None:
+        count = processes or max(1, (os.cpu_count() or 1) - 1)
+        self._workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(count)]
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def build_all(self, recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Library | str]:
+        """Compiles every recipe into a library in `folder`; what failed has the reason in its place."""
+        order = [(name, Job(recipe, folder / f"{number}.so")) for number, (name, recipe) in enumerate(recipes.items())]
+        count, built = len(self._workers), dict[Name, Library | str]()
+        for worker, (_, job) in zip(self._workers, order, strict=False):
             worker.submit(job)
         for place, (name, job) in enumerate(order):
-            worker = workers[place % len(workers)]
+            worker = self._workers[place % count]
             try:
                 answer: Manifest | str = worker.result(BUILD_S)
             except WorkerError as error:
                 answer = f"building: {error}"
             built[name] = answer if isinstance(answer, str) else Library(job.path, answer)
-            if place + len(workers) < len(order):
-                worker.submit(order[place + len(workers)][1])
-    finally:
-        for worker in workers:
-            worker.close()
-    return built
+            if place + count < len(order):
+                worker.submit(order[place + count][1])
+        return built
+
+
+def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:
+    """The same with processes of its own; see `Builders`."""
+    with Builders(processes) as builders:
+        return builders.build_all(recipes, folder)

@@ -30,7 +30,7 @@ from im2win.cuda_bench import (
     torch_contender,
     tvm_contender,
 )
-from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe, load
 from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, STUDY, SYNCHRONOUS, TVM, WHOLE
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
@@ -155,21 +155,22 @@ def run(
     def study() -> dict[str, Any]:
         return {**head, "entries": [asdict(entry) for entry in entries]}
 
-    for done, layer in enumerate(layers, 1):
-        if (layer.conv.height, layer.conv.batch, layer.conv.layout) in known:
-            continue
-        with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
-            ours = recipes(layer.conv, gpu, tries)
-            small = integers(layer.conv, gpu, tries)
-            built = build_all({**ours, **small}, Path(folder))
-            searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if tvm_trials and layer.conv.layout == "NCHW" else {}
-            found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
-            found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
-        entries += found
-        if progress is not None:
-            progress(done, len(layers), found)
-        if keep is not None:
-            keep(study())
+    with Builders() as builders:
+        for done, layer in enumerate(layers, 1):
+            if (layer.conv.height, layer.conv.batch, layer.conv.layout) in known:
+                continue
+            with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
+                ours = recipes(layer.conv, gpu, tries)
+                small = integers(layer.conv, gpu, tries)
+                built = builders.build_all({**ours, **small}, Path(folder))
+                searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if tvm_trials and layer.conv.layout == "NCHW" else {}
+                found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
+                found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
+            entries += found
+            if progress is not None:
+                progress(done, len(layers), found)
+            if keep is not None:
+                keep(study())
     return study()
 
 
