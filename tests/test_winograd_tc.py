@@ -182,6 +182,13 @@ def test_a_grid_that_nobody_could_enumerate() -> None:
     assert (launches[0].grid, launches[0].dynamic_bytes) == ((28800, 1, 1), 36 * 32 * (64 + 8) * 2)
 
 
+@pytest.mark.parametrize(("block_k", "dynamic"), [(16, 16 * 16 * (64 + 8) * 2), (64, 49152)])
+def test_a_launch_asks_for_shared_memory_that_it_does_not_get_unasked(block_k: int, dynamic: int) -> None:
+    """48 KiB with what the kernel declares: 9216 bytes of filters here, and 36864."""
+    tile = replace(FUSED, block_n=64, block_k=block_k)
+    assert generated(CONV, "winograd_tc", tile).launches[0].dynamic_bytes == dynamic
+
+
 # --- tiles
 
 TILE = TensorCoreTile(4, 32, 64, 32, "16x16x16", "sync_free", "shmem")

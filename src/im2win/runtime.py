@@ -141,7 +141,20 @@ def load_kernel(library: Path) -> Any:
     with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
         link = Path(folder) / "conv.so"
         link.symlink_to(library.resolve())
-        return tvm_ffi.load_module(str(link))
+        module = tvm_ffi.load_module(str(link))
+        if _launch is not None:
+            with contextlib.suppress(ValueError):  # a kernel without parallel loops, or for a GPU
+                ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
+        return module
+
+
+_launch: ctypes.c_void_p | None = None
+
+
+def launch_through(function: ctypes.c_void_p | None) -> None:
+    """Lets kernels loaded from now on run their parallel loops through a function like TVMBackendParallelLaunch; None: through TVM's."""
+    global _launch
+    _launch = function
 
 
 class Op:

@@ -4,13 +4,13 @@
 namespace {
 namespace im2win_launching {
 
-constexpr std::size_t plain_shared = 48 << 10;  // bytes of dynamic shared memory that a kernel gets without asking
+constexpr std::size_t asked_shared = 48 << 10;  // bytes of dynamic shared memory from which on a kernel must ask, whatever it declares
 
 // Asks for a kernel's shared memory, once a device.
 template <typename Kernel>
 cudaError_t prepare(Kernel* kernel, std::size_t shared, std::atomic<unsigned long long>& asked) {
   int device = 0;
-  if (shared <= plain_shared) return cudaSuccess;
+  if (shared < asked_shared) return cudaSuccess;
   if (cudaError_t error = cudaGetDevice(&device)) return error;
   const unsigned long long own = device < 64 ? 1ull << device : 0;
   if (own & asked.load()) return cudaSuccess;

@@ -16,6 +16,7 @@ from im2win.artefacts import Artefacts
 from im2win.cuda_runtime import ALIGNMENT
 from im2win.problem import Conv2d
 from im2win.runtime import Op
+from im2win.torch import pool
 from im2win.torch.plain import Parameters, Tensor, folded
 
 log = logging.getLogger("im2win.torch")
@@ -140,6 +141,7 @@ def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None =
 def operator(name: str) -> Op | None:
     """The operator of an artefact, from this process or the cache; None if there is none."""
     if name not in _OPS:
+        pool.share()
         _OPS[name] = Artefacts().find(name)
         if _OPS[name] is None:
             note(name, f"no artefact {name} in {Artefacts().folder}: PyTorch computes its calls")

@@ -10,6 +10,7 @@ from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
 from im2win.rungs import TUNED, rung_for
 from im2win.runtime import Op
+from im2win.torch import pool
 from im2win.torch.bound import log, register
 
 Untuned = Literal["default", "keep"]
@@ -102,6 +103,8 @@ class Planner:
             algorithm, tile = self.artefacts.default_choice(conv, device, self.accuracy)
         else:
             algorithm, tile = record.algorithm, backend_for(device).tile(ALGORITHMS[record.algorithm], record.tile)
+        if target == "cpu":
+            pool.share()
         name, op = self.artefacts.get(conv, algorithm, tile, device, tuned=rung == "exact")
 
         def another(other: Conv2d) -> str | None:
