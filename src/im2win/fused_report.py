@@ -180,7 +180,8 @@ def plot(study: Mapping[str, Any], path: Path) -> Path:
         axes.set_xlabel("map")
         axes.set_ylabel("times cuDNN Winograd")
         axes.set_ylim(bottom=0)
-    panels[0][0].legend(fontsize=8)
+    lines, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
     return path
