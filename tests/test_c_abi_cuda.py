@@ -153,10 +153,10 @@ def test_shared_memory_is_asked_for(tmp_path: Path) -> None:
     refused.library.granted.value = 1 << 10
     assert refused.call() == 7
     text = path.read_text()
-    assert text.count("plain_shared = 48 << 10;") == 1
+    assert text.count("asked_shared = 48 << 10;") == 1
     asking = path.with_name("asking.cu")
     asking.with_suffix(".h").write_text(path.with_suffix(".h").read_text().replace("conv_layer", "conv_asking"))
-    text = text.replace("plain_shared = 48 << 10;", "plain_shared = 1 << 10;")
+    text = text.replace("asked_shared = 48 << 10;", "asked_shared = 1 << 10;")
     asking.write_text(text.replace("conv_layer", "conv_asking").replace("layer.h", "asking.h"))
     device = Device(Library(asking), WIDE, tensors)
     device.library.granted.value = 1 << 10
