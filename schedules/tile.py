@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from im2win.packing import FilterPack
+from im2win.schedules.plain import PlainTile
 
 ORDERS = ("cuv", "cvu")
 AXES = ("channels", "windows")
@@ -14,7 +13,7 @@ VECTORS = (1, 2, 4, 8, 16)  # float32 lanes a vector may have
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(PlainTile):
     """A register tile, the strip of output rows it sweeps, and the order of the sums.
 
     axis: what a vector holds: "channels" (one window, `lanes` output channels; inputs are broadcast) or "windows" (one channel, `lanes`
@@ -53,23 +52,3 @@ class Tile:
     def accumulators(self) -> int:
         """Vector registers that hold sums."""
         return self.rows * self.cols * self.vectors
-
-    def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Tile:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong type.
-        """
-        names = {field.name: field.type for field in fields(cls)}
-        if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
-        for name, kind in names.items():
-            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
-            if not good:
-                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
-        return cls(**values)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
+from im2win.schedules.plain import PlainTile
 from im2win.winograd_tiles import ROW_TAPS
 
 ORDERS = ("cuv", "uvc", "Cuvc")
@@ -55,7 +55,7 @@ PRODUCTS = _with_warpgroups(
 
 
 @dataclass(frozen=True)
-class CudaTile:
+class CudaTile(PlainTile):
     """Tiles of the product of filters [channels, K] and windows [K, windows], and how they reach the multipliers.
 
     product: the arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32 products),
@@ -175,26 +175,6 @@ class CudaTile:
     def block_k(self) -> int:
         """Elements of the sum that one step takes."""
         return self.slabs * self.slab
-
-    def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CudaTile:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong type.
-        """
-        names = {field.name: field.type for field in fields(cls)}
-        if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
-        for name, kind in names.items():
-            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
-            if not good:
-                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
-        return cls(**values)
 
 
 def promoted(conv: Conv2d, tile: CudaTile) -> bool:

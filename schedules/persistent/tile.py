@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from im2win.chunk_packing import ChunkPack
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.shared import CHUNK, Expr, padded
 from im2win.schedules.cuda.tile import PRODUCTS, SLAB, Product
+from im2win.schedules.plain import PlainTile
 
 PHASES = "int64"  # type of a barrier that counts what lands
 LANES = 128  # threads of a warpgroup
@@ -19,7 +18,7 @@ KIB = 1024  # the unit's order of banks begins anew at every one
 
 
 @dataclass(frozen=True)
-class PersistentTile:
+class PersistentTile(PlainTile):
     """Patches of the output that warpgroups compute one after the other, each by itself, with filters that they share.
 
     product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
@@ -95,26 +94,6 @@ class PersistentTile:
     def pack(self, conv: Conv2d) -> ChunkPack:
         """How filters are packed."""
         return ChunkPack(self.block_m, self.slabs, channel_run(conv))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PersistentTile:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong type.
-        """
-        names = {field.name: field.type for field in fields(cls)}
-        if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
-        for name, kind in names.items():
-            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
-            if not good:
-                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
-        return cls(**values)
 
 
 def channel_run(conv: Conv2d) -> int:

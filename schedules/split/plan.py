@@ -48,7 +48,7 @@ class SplitPlan(CudaFamily):
         """A tile from its plain values; ValueError if they are none."""
         from im2win.schedules.split.tile import SplitTile
 
-        return SplitTile.from_dict(values)  # type: ignore[return-value]
+        return SplitTile.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu) -> list[SplitTile]:
         """Every tile worth a trial."""

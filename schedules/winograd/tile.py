@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from im2win.schedules.plain import PlainTile
 from im2win.winograd_packing import WinogradPack
 
 
 @dataclass(frozen=True)
-class WinogradTile:
+class WinogradTile(PlainTile):
     """The form F(m x m, kernel), the strip of tiles that a parallel step transforms, and the register tile that multiplies it.
 
     outputs: m.
@@ -64,22 +63,3 @@ class WinogradTile:
     def order(self) -> str:
         """The order of the sum."""
         return "cuv"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> WinogradTile:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong type.
-        """
-        names = [field.name for field in fields(cls)]
-        if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
-        for name in names:
-            if not isinstance(values[name], int) or isinstance(values[name], bool):
-                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type int.")
-        return cls(**values)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from im2win.problem import DTYPES, Conv2d
 from im2win.quantised_packing import QuantisedPack
 from im2win.schedules.cuda.tile import PRODUCTS, Product
+from im2win.schedules.plain import PlainTile
 from im2win.winograd_packing import WinogradPack
 
 Mapped = Literal["bgemm", "sync_free", "whole"]
@@ -29,7 +29,7 @@ SPARE = 16  # bytes between rows in shared memory: those that a fragment takes a
 
 
 @dataclass(frozen=True)
-class TensorCoreTile:
+class TensorCoreTile(PlainTile):
     """Tiles of the batched products M[position] = V[position] U[position], and which kernels are one.
 
     outputs: along each side of a tile of the output, m of F(m x m, 3x3).
@@ -156,26 +156,6 @@ class TensorCoreTile:
         if self.dtype == "int8":
             return QuantisedPack(self.outputs, self.block_n, self.block_k)
         return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TensorCoreTile:
-        """The inverse of `as_dict`.
-
-        Raises:
-            ValueError: a field is missing, unknown or of the wrong type.
-        """
-        names = {field.name: field.type for field in fields(cls)}
-        if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
-        for name, kind in names.items():
-            good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
-            if not good:
-                raise ValueError(f"tile: `{name}` (={values[name]!r}) must be of type {kind}.")
-        return cls(**values)
 
 
 @dataclass(frozen=True)
