@@ -25,7 +25,8 @@ from im2win.machine import Machine
 from im2win.records import Record, utc_now
 from im2win.search_report import STUDY
 from im2win.tuner.cost_model import with_cycles
-from im2win.tuner.session import Measurement, Session
+from im2win.tuner.crew import Measurement
+from im2win.tuner.session import Session
 
 
 def head_to_head(conv: im2win.Conv2d, records: list[Record], machine: Machine) -> list[float]:

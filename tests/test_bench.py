@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,20 @@ def test_tvm_peer_is_the_same_convolution(key: str) -> None:
     output = tvm.runtime.tensor(np.full(conv.output_shape, np.nan, np.float32))
     tvm.compile(definition(conv), target="llvm")(tvm.runtime.tensor(tensors.data), tvm.runtime.tensor(tensors.filter), output)
     assert error(output.numpy(), tensors.expected(conv)) <= 1e-5
+
+
+def test_tvm_peer_sums_float16_in_float32() -> None:
+    import tvm
+
+    from im2win.tvm_default import definition
+
+    conv = Conv2d.parse("n1-c64x9x8-k6x3x3-p1-float16")
+    tensors = Tensors.random(conv)
+    x, w = tensors.data.astype(np.float16), tensors.filter.astype(np.float16)
+    output = tvm.runtime.tensor(np.full(conv.output_shape, np.nan, np.float16))
+    tvm.compile(definition(conv), target="llvm")(tvm.runtime.tensor(x), tvm.runtime.tensor(w), output)
+    rounded = replace(tensors, data=x.astype(np.float32), filter=w.astype(np.float32))
+    assert error(output.numpy(), rounded.expected(conv)) <= 2**-11
 
 
 @pytest.mark.parametrize("peer", [Torch(), OnnxRuntime()], ids=lambda peer: peer.name)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from im2win import gpu
-from im2win.backends import CpuBackend, CudaBackend
+from im2win import gpu, tuner
+from im2win.algorithms import ALGORITHMS
+from im2win.backends import CpuBackend, CudaBackend, backend_for
 from im2win.commands.tune import shared_out
 from im2win.gpu import H200
 from im2win.machine import Machine
-from im2win.tuner import session
+from im2win.problem import Conv2d
+from im2win.tuner.workers import Worker, WorkerError
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -79,15 +81,34 @@ def test_crews_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaBackend, "places", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
     monkeypatch.setattr("os.cpu_count", lambda: 17)
-    with session.crews(H200, 100) as all_of_them:
+    with tuner.crews(H200, 100) as all_of_them:
         assert [len(crew.builders) for crew in all_of_them] == [4, 4, 4, 4]
-    with session.crews(H200, 2) as two:
+    with tuner.crews(H200, 2) as two:
         assert [len(crew.builders) for crew in two] == [8, 8]
-    with session.Crew(H200) as alone:
+    with tuner.Crew(H200) as alone:
         assert len(alone.builders) == 16
+
+
+def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
+    names = ["direct", "im2win", "im2col"]
+    with tuner.Crew(machine) as crew:
+        crew.builders = [Worker("im2win.tuner.builder") for _ in names]
+        monkeypatch.setattr(crew.builders[0], "result", _dies)
+        found = crew.ranked(conv, names, machine, "float32")
+        assert list(found) == names
+        assert found["direct"] == backend_for(machine).ranked(conv, ALGORITHMS["direct"]) and found["im2win"] and found["im2col"]
+        again = crew.ranked(conv, names[1:], machine, "float32")
+        assert again == {name: found[name] for name in names[1:]}
+        for worker in crew.builders:
+            worker.close()
+
+
+def _dies(timeout_s: float) -> Any:
+    raise WorkerError("crashed", "the process ended")
 
 
 def test_a_cpu_is_one_place() -> None:
     machine = Machine.host(1)
-    with session.crews(machine, 5) as crews:
+    with tuner.crews(machine, 5) as crews:
         assert len(crews) == 1 and CpuBackend(machine).places() == [{"TVM_NUM_THREADS": "1"}]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from im2win.algorithms import ALGORITHMS
-from im2win.fingerprint import _cuda_sources, code_hash, fingerprint
+from im2win.fingerprint import _cuda_sources, _fused_sources, _persistent_sources, code_hash, fingerprint
+from im2win.schedules import cuda
 
 CODE = '''
 """A module."""
@@ -69,3 +71,14 @@ def test_device_functions_and_plans_count() -> None:
     assert len({fingerprint(name, "cuda") for name in ("direct", "im2win", "im2win_fused", "im2col", "implicit_gemm", "mec")}) == 6
     sources = _cuda_sources("direct")
     assert code_hash(sources) != code_hash(sources | {"device": sources["device"].replace("wait_products", "wait_for_products")})
+
+
+def test_every_file_of_device_functions_counts() -> None:
+    """Of the kernels' own folder, and those that all share."""
+    folders = {"persistent": _persistent_sources, "winograd_tc": _fused_sources}
+    shared = Path(cuda.__file__).parent
+    found = {path.parent.name for path in shared.parent.glob("*/device.hpp")}
+    assert found == {"cuda", *folders}
+    for name, sources in folders.items():
+        both = (shared / "device.hpp").read_text() + (shared.parent / name / "device.hpp").read_text()
+        assert sources()["device"] == f"DEVICE = {both!r}"

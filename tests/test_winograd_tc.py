@@ -208,7 +208,7 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"wave": 16}, "`wave` (=16) must be 0 without `fusion` llc"),
     ({"block_n": 80}, "`block_n` (=80) must not hold 16 filters or more beyond the 64"),
     ({"block_k": 80}, "`block_k` (=80) must not hold 16 channels or more beyond the 64"),
-    ({"mapping": "bgemm", "fusion": "none", "block_m": 128}, "the block's 1024 threads must be at most 768"),
+    ({"mapping": "bgemm", "fusion": "none", "block_m": 128}, "the block's 1024 threads must be at most 512"),
     ({"block_m": 96}, "the 192 sums of a thread must be at most 168"),
     ({"fusion": "none", "block_m": 64, "block_k": 64}, "the block's 110592 bytes of operands must be at most 49152"),
     (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from im2win.gpu import Gpu
 from im2win.problem import MAX_ELEMENTS, Conv2d
-from im2win.schedules.cuda.legality import MAX_SUMS
+from im2win.schedules.cuda.legality import MAX_SUMS, MAX_THREADS
 from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, SLAB, WHOLE, Sizes, TensorCoreTile
 from im2win.winograd_error import quantised_forms
 from im2win.winograd_tiles import forms
 
-MAX_THREADS = 768  # of a block: each has 85 registers then
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number
 OTHER_REGISTERS = 24  # of a thread that holds sums of all positions, beside them

@@ -14,7 +14,7 @@ BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
 FUSED = (("sync_free", "shmem", 0), *(("sync_free", "llc", wave) for wave in WAVES), ("sync_free", "none", 0), ("bgemm", "none", 0),
          *(("bgemm", "llc", wave) for wave in WAVES))  # fmt: skip
-GROUPS = {2: (1, 2, 4), 4: (1, 2, 3)}  # rows of a tile at a time, by outputs along its side
+GROUPS = {2: (1, 2, 4), 4: (1, 2)}  # rows of a tile at a time, by outputs along its side
 MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the least there can be
 
 

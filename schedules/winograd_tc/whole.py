@@ -19,8 +19,8 @@ from im2win.quantised_packing import LARGEST, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer
-from im2win.schedules.winograd_tc.kernel import both_ways, each, quantised, rounded, scales_of
 from im2win.schedules.winograd_tc.tile import SLAB, WARP, Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.transforms import both_ways, each, quantised, rounded, scales_of
 from im2win.straight_line import program
 from im2win.winograd import transform
 

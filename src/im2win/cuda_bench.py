@@ -22,6 +22,7 @@ from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
 from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
+from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, allows, tolerance
 from im2win.results import Result, Row
@@ -232,7 +233,7 @@ def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tup
         try:
             ready[name] = prepare()
         except Exception as error:
-            failed[name] = (str(error).strip().splitlines() or [repr(error)])[-1][:300]
+            failed[name] = brief(error, 300)
     return ready, failed
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from im2win.gpu import Gpu
+from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.runtime import Manifest
@@ -108,8 +109,7 @@ def build(job: Job) -> Manifest | str:
     try:
         return job.recipe.compile(job.path)
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        return lines[-1][:500]
+        return brief(error)
 
 
 def main(job_fd: int, result_fd: int) -> None:

@@ -43,7 +43,7 @@ def _models(study: Study) -> str:
             of_peer[name].append(ratio)
         times = [*([ms(row.get("inside_ms"))] if inside else []), *(ms(row["peers"].get(name)) for name in peers)]
         rows.append([row["model"], ms(ours), *times, *(number(ratios.get(name), 2) for name in peers)])
-    means = [number(geometric_mean(of_peer[name]), 2) if of_peer[name] else "-" for name in peers]
+    means = [number(geometric_mean(of_peer[name]), 2) for name in peers]
     rows.append(["geometric mean", *[""] * (1 + inside + len(peers)), *means])
     titles = [_TITLES.get(name, name) for name in peers]
     heads = ["model", "ours ms", *(["ours in ONNX Runtime ms"] if inside else []), *(f"{title} ms" for title in titles)]

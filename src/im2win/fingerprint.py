@@ -105,7 +105,8 @@ def _fused_sources() -> dict[str, str]:
     paths |= {f"reconstruct.{path.stem}": path for path in rules.glob("*.py") if path.stem not in ("hip", "judges")}
     paths |= {stem: Path(__file__).parent / f"{stem}.py" for stem in ("cuda_fused", "cuda_reconstruct")}
     sources = {name: path.read_text() for name, path in paths.items()}
-    sources["device"] = f"DEVICE = {(shared / 'device.hpp').read_text()!r}"
+    device = "".join((folder / "device.hpp").read_text() for folder in (shared, own))
+    sources["device"] = f"DEVICE = {device!r}"
     return sources | {one.__name__: inspect.getsource(one) for one in (*_FORM, cuda_packing, quantised_packing)}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from im2win.problem import Conv2d
 
+Untuned = Literal["default", "keep"]
+"""What layers get that no record of this device is about: im2win's tile, or what they had."""
 TUNED = ("exact", "other epilogue")  # a record of this very convolution, taken on this device, chose the tile
 
 
@@ -16,3 +20,14 @@ def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
     plain = {"bias": False, "residual": False, "activation": "none"}
     same = recorded is not None and recorded.with_(**plain) == conv.with_(**plain)
     return "other epilogue" if rung == "nearest layer" and same else rung
+
+
+def checked_untuned(untuned: str) -> Untuned:
+    """The word, if it is one.
+
+    Raises:
+        ValueError: it is not; the message names the argument and the words.
+    """
+    if untuned not in get_args(Untuned):
+        raise ValueError(f"`untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")
+    return untuned  # type: ignore[return-value]

@@ -143,7 +143,7 @@ def load_kernel(library: Path) -> Any:
         link.symlink_to(library.resolve())
         module = tvm_ffi.load_module(str(link))
         if _launch is not None:
-            with contextlib.suppress(ValueError):  # a kernel without parallel loops, or for a GPU
+            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU: TVM's runtime serves it
                 ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
         return module
 

@@ -26,8 +26,9 @@ def onnxruntime(
     untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
 ) -> None:
     """Put a model's convolutions on im2win's kernels inside ONNX Runtime, which runs the rest and lends its threads."""
-    from im2win.models.operators import checked_untuned, for_onnxruntime
+    from im2win.models.operators import for_onnxruntime
     from im2win.reference import checked_accuracy
+    from im2win.rungs import checked_untuned
 
     console = tables.console()
     folder = str(logs) if logs.is_dir() else None

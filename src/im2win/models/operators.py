@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from im2win.algorithms import candidates
 from im2win.backends import device_for
@@ -22,13 +22,11 @@ from im2win.models.source import read
 from im2win.onnx_layers import ModelError, import_onnx
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
-from im2win.rungs import TUNED, rung_for
+from im2win.rungs import TUNED, Untuned, checked_untuned, rung_for
 from im2win.runtime import ArtefactError
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-Untuned = Literal["default", "keep"]
 
 _MOST_WEIGHTS = 2**31 - 2**26  # bytes beside which protobuf can write the rest of a model into one file
 _SMALL = 1024  # bytes of a tensor that stays in the model's file, whatever becomes of the others
@@ -135,17 +133,6 @@ def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike
     if len({one.resolve() for one in (*given, written, linked)}) < 2 + len(given):
         raise ValueError(f"for_onnxruntime: `path` (={written}), `library` (={linked}) and the model must be different files.")
     return written, linked
-
-
-def checked_untuned(untuned: str) -> Untuned:
-    """The word, if it is one.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if untuned not in get_args(Untuned):
-        raise ValueError(f"`untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")
-    return untuned  # type: ignore[return-value]
 
 
 def _none(label: str, reasons: Sequence[str], nodes: int) -> str:

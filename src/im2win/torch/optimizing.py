@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from im2win.reference import Accuracy
+from im2win.rungs import Untuned
 from im2win.torch import tracing
 from im2win.torch.bound import log, note
 from im2win.torch.patterns import Pattern, patterns_of, source_of
-from im2win.torch.planning import Dynamic, Planner, Untuned
+from im2win.torch.planning import Dynamic, Planner
 from im2win.torch.report import LayerReport, Report
 from im2win.torch.site import Site
 from im2win.torch.tracing import Traced, TraceFailure

@@ -8,12 +8,11 @@ from typing import Any, Literal, get_args
 from im2win.artefacts import Artefacts
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
-from im2win.rungs import TUNED, rung_for
+from im2win.rungs import TUNED, Untuned, checked_untuned, rung_for
 from im2win.runtime import Op
 from im2win.torch import pool
 from im2win.torch.bound import log, register
 
-Untuned = Literal["default", "keep"]
 Dynamic = Literal["fallback", "build"]
 
 
@@ -57,10 +56,9 @@ class Planner:
         self, *, logs: Any = None, cache: Any = None, untuned: Untuned = "default", dynamic: Dynamic = "fallback",
         accuracy: Accuracy = "float32", threads: int | None = None,
     ) -> None:  # fmt: skip
-        for argument, value, words in (("untuned", untuned, get_args(Untuned)), ("dynamic", dynamic, get_args(Dynamic))):
-            if value not in words:
-                raise ValueError(f"`{argument}` (={value!r}) must be one of {', '.join(words)}.")
-        self.logs, self.untuned, self.dynamic, self.threads = logs, untuned, dynamic, threads
+        if dynamic not in get_args(Dynamic):
+            raise ValueError(f"`dynamic` (={dynamic!r}) must be one of {', '.join(get_args(Dynamic))}.")
+        self.logs, self.untuned, self.dynamic, self.threads = logs, checked_untuned(untuned), dynamic, threads
         self.accuracy = checked_accuracy(accuracy)
         self.artefacts = Artefacts(cache)
         self._decided: dict[tuple[Conv2d, str], Decision] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from im2win.backends import Device, Tile
+from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.tuner.workers import serve
@@ -52,8 +53,7 @@ def build(job: BuildJob) -> Built:
     except TileError as error:
         return Built("illegal", str(error))
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-        return Built("build_error", lines[-1][:500])
+        return Built("build_error", brief(error))
     return Built("ok", allocated=allocated)
 
 
