@@ -107,8 +107,8 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
     return Contender(call, max(0, extra), error)
 
 
-def tvm_contender(bench: Bench, gpu: Gpu, trials: int) -> Contender:
-    """TVM's default search, with so many trials.
+def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path | None = None) -> Contender:
+    """TVM's default search, with so many trials; `cache` as in `im2win.peers.TvmDefault`.
 
     Raises:
         WrongError: it is wrong, or its definition has no such convolution. PeerError: no candidate of it ran.
@@ -118,7 +118,7 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int) -> Contender:
     conv = bench.conv
     if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
         raise WrongError(f"TVM's default search gets the plain convolution in NCHW, not {conv}.")
-    call = partial(compiled(conv, trials, gpu, None), bench.inputs["data"], bench.inputs["filter"], bench.output)
+    call = partial(compiled(conv, trials, gpu, cache), bench.inputs["data"], bench.inputs["filter"], bench.output)
     message, error = verify(bench, call, tolerance(conv))
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
@@ -165,6 +165,7 @@ def run(
     untuned: bool = False,
     rounds: int = 15,
     tvm_trials: int = 0,
+    tvm_cache: Path | None = None,
     suite: str = "custom",
     progress: Progress | None = None,
 ) -> Result:
@@ -175,6 +176,7 @@ def run(
         untuned: times the default tile too.
         rounds: samples a contender.
         tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
+        tvm_cache: see `im2win.peers.TvmDefault`.
         progress: called with (layers done, layers in all, row) after each.
 
     Raises:
@@ -188,7 +190,7 @@ def run(
     result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
     for done, layer in enumerate(layers, 1):
         torch.cuda.empty_cache()
-        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds, tvm_trials)
+        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds, tvm_trials, tvm_cache)
         result.layers.append(row)
         if progress is not None:
             progress(done, len(layers), row)
@@ -205,7 +207,7 @@ def set_up_peers(accuracy: Accuracy) -> None:
 
 def time_layer(
     layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int,
-    tvm_trials: int = 0,
+    tvm_trials: int = 0, tvm_cache: Path | None = None,
 ) -> Row:
     """Checks and times every contender on one layer."""
     bench = Bench(layer.conv, 0)
@@ -216,7 +218,7 @@ def time_layer(
             preparations.append((UNTUNED, partial(_ours, bench, gpu, logs, algorithm, accuracy, False)))
         preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
         if tvm_trials:
-            preparations.append(("tvm", partial(tvm_contender, bench, gpu, tvm_trials)))
+            preparations.append(("tvm", partial(tvm_contender, bench, gpu, tvm_trials, tvm_cache)))
         ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
         samples = interleaved(bench, with_transform(ready), rounds)
