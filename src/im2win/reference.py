@@ -77,7 +77,10 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
     if residual is not None:
         y = y + residual.astype(np.float32)
     y = _activate(conv.activation, y.astype(np.float64)).astype(np.float32)
-    return (np.clip(np.rint(y), -128, 127) if conv.out_dtype == "int8" else y.astype(conv.out_dtype)).astype(np.float64)
+    if conv.out_dtype == "int8":
+        return np.clip(np.rint(y), -128, 127).astype(np.float64)
+    with np.errstate(over="ignore"):  # to infinity
+        return y.astype(conv.out_dtype).astype(np.float64)
 
 
 def _activate(name: str, y: Array) -> Array:
