@@ -56,7 +56,7 @@ KEYS = ("n1-c4x8x8-k4x3x3-int8-out.int8-NHWC-bias-add-relu", "n1-c4x8x8-k4x3x3-i
 def test_keys(key: str) -> None:
     conv = Conv2d.parse(key)
     assert str(conv) == key and records.parse_key(key) == conv
-    assert conv.requantised == ("out." in key) == ("scale" in conv.arguments)
+    assert conv.requantised == ("out." in key) == ("scale" in conv.arguments) and conv.types in key
 
 
 def test_types_and_bytes() -> None:

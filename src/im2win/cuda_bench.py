@@ -348,7 +348,7 @@ def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, 
     libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
     return Result(
         suite=suite + ("-nhwc" if layouts == {"NHWC"} else ""),
-        dtype="+".join(sorted({conv.dtype for conv in convs})),
+        dtype="+".join(sorted({conv.types for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name,
         brand=gpu.brand,

@@ -133,7 +133,7 @@ def measure(
     convs = [layer.conv for layer in layers]
     batches = {conv.batch for conv in convs}
     result = MemoryResult(
-        suite=suite, dtype="+".join(sorted({conv.dtype for conv in convs})), batch=batches.pop() if len(batches) == 1 else None,
+        suite=suite, dtype="+".join(sorted({conv.types for conv in convs})), batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name, brand=gpu.brand, versions={**versions(), "cuda": str(torch.version.cuda)}, commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )  # fmt: skip

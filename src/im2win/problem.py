@@ -251,6 +251,11 @@ class Conv2d:
         return given + self.output_bytes * (1 + self.residual)
 
     @property
+    def types(self) -> str:
+        """Element types as in the key: `dtype`, and `out_dtype` where it is not the default."""
+        return f"{self.dtype}-out.{self.out_dtype}" if self.requantised else self.dtype
+
+    @property
     def requantised(self) -> bool:
         """Whether int32 sums are scaled to outputs of another type."""
         return self.out_dtype != OUT_DTYPES[self.dtype][0]
@@ -311,8 +316,7 @@ class Conv2d:
             parts.append("d" + pair(self.dilation))
         if self.groups != 1:
             parts.append(f"g{self.groups}")
-        parts += [self.dtype] if self.dtype != "float32" else []
-        parts += [f"out.{self.out_dtype}"] if self.requantised else []
+        parts += [self.types] if self.dtype != "float32" else []
         parts += [self.layout] if self.layout != "NCHW" else []
         parts += [word for word, on in (("bias", self.bias), ("add", self.residual)) if on]
         parts += [self.activation] if self.activation != "none" else []
