@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from test_cuda_parts import Module
 
-from im2win import cuda_bench, cuda_runtime
-from im2win.bench import OURS, spreads
+from im2win import cuda_bench, cuda_builds, cuda_runtime
+from im2win.bench import OURS, UNTUNED, spreads
 from im2win.commands.bench import _reporter
 from im2win.cuda_bench import TRANSFORM, Contender, _note, interleaved, with_transform
 from im2win.cuda_packing import CudaPack
 from im2win.cuda_runtime import CudaLayer, Kernels
+from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.results import Row
+from im2win.suites import Layer
 from im2win.tensors import ArgumentError
 
 CONV = Conv2d(2, 8, 9, 9, 16, 3)
@@ -44,6 +46,15 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
     assert row.ours_ms == pytest.approx(1e3) and row.transform_ms == (pytest.approx(250.0) if transform else None)
     assert row.peers == {"torch_nchw": pytest.approx(2e3)} and row.best_peer == "torch_nchw" and row.ratio == pytest.approx(2.0)
     assert (TRANSFORM in row.spread) == (transform is not None)
+
+
+def test_what_is_built_before_anything_is_timed() -> None:
+    layers = [Layer("a", CONV), Layer("b", CONV), Layer("c", CONV.with_(stride=(2, 2)))]
+    made = cuda_bench.recipes(layers, H200, None, "direct", "exact", True)
+    assert list(made) == [(layer.conv, name) for layer in layers[1:] for name in (OURS, UNTUNED)]
+    assert [recipe.recorded for recipe in made.values()] == [True, False] * 2
+    with pytest.raises(cuda_builds.BuildError, match="no compiler"):
+        cuda_bench._ours(None, H200, "exact", "no compiler")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transform_ms", [None, 0.125])

@@ -55,6 +55,16 @@ def test_concatenations(batch: int) -> None:
     check(dense(batch))
 
 
+def test_pooling_and_normalisation() -> None:
+    nodes = [
+        node("AveragePool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+        node("MaxPool", "x", "b", kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 0, 1]),
+        node("LRN", "x", "c", size=3, alpha=0.1, beta=0.75, bias=1.0),
+        node("GlobalAveragePool", "x", "d"),
+    ]
+    check(graph(nodes, {"x": (1, 5, 7, 7)}, {}, "a b c d"), exact=False)
+
+
 def test_a_library_is_made_without_a_gpu(tmp_path: Path) -> None:
     label, model = read(classifier("n"))
     manifest = write_model(label, model, H200, tmp_path / "model.so", [1, 2])

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
-# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes a minute a layer.
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes a minute a layer
+# (a folder TVM_CACHE in the environment keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200} logs=${2:-tuning_logs}
@@ -12,7 +13,7 @@ bench() { python3 -c 'from im2win.cli import main; main()' bench "${@:2}" --targ
 half=(--dtype float16 --layout NHWC)
 
 if wanted papers12; then bench papers12-float32-b128 papers12 --batch 128; fi
-if wanted tvm; then bench papers12-float32-b128-tvm papers12 --batch 128 --against tvm --tvm-trials "${TRIALS:-64}"; fi
+if wanted tvm; then bench papers12-float32-b128-tvm papers12 --batch 128 --against tvm --tvm-trials "${TRIALS:-64}" ${TVM_CACHE:+--tvm-cache "$TVM_CACHE"}; fi
 if wanted exact; then
   bench papers12-exact-float32-b128 papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7
 fi

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.ceilings import Ceilings
+from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import Gpu, device_gpu
 from im2win.messages import brief
@@ -34,6 +36,8 @@ PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
 TRANSFORM = "transform"
+
+Ours = tuple[Conv2d, str]
 
 
 @dataclass
@@ -67,17 +71,20 @@ def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] |
     return measured
 
 
-def _ours(bench: Bench, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, tuned: bool) -> Contender:
-    import im2win
+def recipes(layers: Sequence[Layer], gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool) -> dict[Ours, Recipe]:
+    """Our kernels of these layers, by problem and `OURS` or `UNTUNED`."""
+    made: dict[Ours, Recipe] = {}
+    for conv in dict.fromkeys(layer.conv for layer in layers):
+        made[conv, OURS] = TileRecipe(conv, algorithm, gpu, accuracy, recorded=True, logs=logs)
+        if untuned:
+            made[conv, UNTUNED] = TileRecipe(conv, algorithm, gpu, accuracy)
+    return made
 
-    conv = bench.conv
-    if tuned:
-        op = im2win.build(conv, "cuda", logs=logs, algorithm=algorithm, accuracy=accuracy)
-    else:
-        name, tile = im2win.default_tile(conv, algorithm, gpu, accuracy)
-        op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy=accuracy)
-    backend = backend_for(gpu, accuracy)
-    return op_contender(bench, op, tolerance(conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile))))
+
+def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) -> Contender:
+    op, backend = load(library), backend_for(gpu, accuracy)
+    allowed = tolerance(bench.conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile)))
+    return op_contender(bench, op, allowed)
 
 
 def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
@@ -110,8 +117,8 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
     return Contender(call, max(0, extra), error)
 
 
-def tvm_contender(bench: Bench, gpu: Gpu, trials: int) -> Contender:
-    """TVM's default search, with so many trials.
+def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path | None = None) -> Contender:
+    """TVM's default search, with so many trials; `cache` as in `im2win.peers.TvmDefault`.
 
     Raises:
         WrongError: it is wrong, or its definition has no such convolution. PeerError: no candidate of it ran.
@@ -121,7 +128,7 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int) -> Contender:
     conv = bench.conv
     if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
         raise WrongError(f"TVM's default search gets the plain convolution in NCHW, not {conv}.")
-    call = partial(compiled(conv, trials, gpu, None), bench.inputs["data"], bench.inputs["filter"], bench.output)
+    call = partial(compiled(conv, trials, gpu, cache), bench.inputs["data"], bench.inputs["filter"], bench.output)
     message, error = verify(bench, call, tolerance(conv))
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
@@ -188,6 +195,7 @@ def run(
     untuned: bool = False,
     rounds: int = 15,
     tvm_trials: int = 0,
+    tvm_cache: Path | None = None,
     suite: str = "custom",
     progress: Progress | None = None,
 ) -> Result:
@@ -198,6 +206,7 @@ def run(
         untuned: times the default tile too.
         rounds: samples a contender.
         tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
+        tvm_cache: see `im2win.peers.TvmDefault`.
         progress: called with (layers done, layers in all, row) after each.
 
     Raises:
@@ -209,12 +218,16 @@ def run(
     set_up_peers(accuracy)
     limits = measure_ceilings()
     result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
-    for done, layer in enumerate(layers, 1):
-        torch.cuda.empty_cache()
-        row = time_layer(layer, gpu, limits, logs, algorithm, accuracy, untuned, rounds, tvm_trials)
-        result.layers.append(row)
-        if progress is not None:
-            progress(done, len(layers), row)
+    searched = {"tvm": partial(tvm_contender, gpu=gpu, trials=tvm_trials, cache=tvm_cache)} if tvm_trials else {}
+    with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
+        built = build_all(recipes(layers, gpu, logs, algorithm, accuracy, untuned), Path(folder))
+        for done, layer in enumerate(layers, 1):
+            torch.cuda.empty_cache()
+            ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
+            row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
+            result.layers.append(row)
+            if progress is not None:
+                progress(done, len(layers), row)
     return result
 
 
@@ -227,19 +240,18 @@ def set_up_peers(accuracy: Accuracy) -> None:
 
 
 def time_layer(
-    layer: Layer, gpu: Gpu, limits: dict[str, float], logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool, rounds: int,
-    tvm_trials: int = 0,
+    layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int,
+    searched: Mapping[str, Callable[[Bench], Contender]],
 ) -> Row:
-    """Checks and times every contender on one layer."""
+    """Checks and times every contender on one layer: our kernels, PyTorch, what was searched for, and all of cuDNN."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
     with cudnn_contenders(bench, accuracy) as named:
-        preparations: list[tuple[str, Callable[[], Contender]]] = [(OURS, partial(_ours, bench, gpu, logs, algorithm, accuracy, True))]
-        if untuned:
-            preparations.append((UNTUNED, partial(_ours, bench, gpu, logs, algorithm, accuracy, False)))
-        preparations += [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
-        if tvm_trials:
-            preparations.append(("tvm", partial(tvm_contender, bench, gpu, tvm_trials)))
+        preparations: list[tuple[str, Callable[[], Contender]]] = [
+            *((name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()),
+            *((f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")),
+            *((name, partial(prepare, bench)) for name, prepare in searched.items()),
+        ]
         ready, row.peers_failed = prepared([*preparations, *named])
         row.failed = row.peers_failed.pop(OURS, None)
         samples = interleaved(bench, with_transform(ready), rounds)

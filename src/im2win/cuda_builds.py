@@ -63,7 +63,7 @@ def load(library: Library | str) -> CudaOp:
 class TileRecipe:
     """An algorithm of the registry, or the best of all ("auto"), with the model's tile.
 
-    recorded: a tuning record's tile instead, if there is one that applies.
+    recorded: a tuning record's tile instead, if there is one that applies; records in the folder `logs` go before those that ship.
     tile: this one, of the algorithm named.
     """
 
@@ -73,27 +73,26 @@ class TileRecipe:
     accuracy: Accuracy = "float32"
     recorded: bool = False
     tile: Any = None
+    logs: Path | None = None
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
-        from im2win.algorithms import algorithm, candidates
+        from im2win.algorithms import algorithm
         from im2win.backends import backend_for
-        from im2win.builder import cuda_manifest
-        from im2win.lookup import choose
+        from im2win.builder import cuda_manifest, looked_up
         from im2win.ranking import default_tile
 
-        names = [row.name for row in candidates(self.algorithm, self.conv, "cuda", self.accuracy)]
-        found = choose(self.conv, self.gpu, names, None, self.accuracy) if self.recorded else None
+        rung = ""
         if self.tile is not None:
-            name, tile, tuned = self.algorithm, self.tile, False
-        elif found is not None:
-            name, tile, tuned = found.algorithm, found.tile, found.exact
+            name, tile = self.algorithm, self.tile
+        elif self.recorded:
+            name, tile, rung = looked_up(self.conv, self.gpu, self.logs, self.algorithm, self.accuracy)
         else:
-            (name, tile), tuned = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy), False
+            name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
         made = backend.build(self.conv, algorithm(name), tile, path)
         pack = backend.pack(self.conv, tile)
-        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=tuned)
+        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
 
 
 @dataclass(frozen=True)

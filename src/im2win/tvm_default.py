@@ -13,9 +13,11 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from im2win.backends import Device
-from im2win.machine import Machine
+from im2win.machine import Machine, usable_cpus
 from im2win.peers import PeerError
 from im2win.problem import Conv2d
+
+_BUILD_SECONDS = 180  # a candidate for a GPU takes longer than TVM's default of 30 s where every CPU compiles one
 
 
 def definition(conv: Conv2d) -> Any:
@@ -63,7 +65,9 @@ def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> A
         if done.exists():
             database = ms.database.JSONDatabase(work_dir=str(folder))
         else:
-            database = ms.tune_tir(definition(conv), target, str(folder), trials, num_trials_per_iter=min(trials, 64), seed=1)
+            builder = ms.builder.LocalBuilder(max_workers=usable_cpus(), timeout_sec=_BUILD_SECONDS)
+            how = {"num_trials_per_iter": min(trials, 64), "builder": builder, "seed": 1}
+            database = ms.tune_tir(definition(conv), target, str(folder), trials, **how)
             done.touch()
         schedule = ms.tir_integration.compile_tir(database, definition(conv), target)
         if schedule is None:

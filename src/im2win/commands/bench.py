@@ -40,6 +40,7 @@ def bench(
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
+    tvm_cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.")] = None,
 ) -> None:
     """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
     from im2win.backends import check_target
@@ -61,7 +62,8 @@ def bench(
     names = _names(algorithms)
     for name in names:
         if target == "cuda":
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, tvm_trials if against == "tvm" else 0)
+            trials = tvm_trials if against == "tvm" else 0
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache)
             _finish(console, result, json, name, len(names))
             continue
         result = benchmark.run(
@@ -75,6 +77,7 @@ def bench(
             rounds=rounds,
             memory=memory,
             tvm_trials=tvm_trials,
+            tvm_cache=tvm_cache,
             suite=Path(what).stem if what.endswith((".onnx", ".jsonl")) else what,
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
         )
@@ -90,7 +93,7 @@ def _finish(console: Console, result: Result, json: Path | None, name: str, runs
 
 def _on_gpu(
     layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
-    tvm_trials: int,
+    tvm_trials: int, tvm_cache: Path | None,
 ) -> Result:
     from im2win import cuda_bench
     from im2win.reference import checked_accuracy
@@ -98,7 +101,8 @@ def _on_gpu(
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
-        rounds=rounds, tvm_trials=tvm_trials, suite=suite, progress=_reporter(console, max(len(layer.name) for layer in layers)),
+        rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
+        progress=_reporter(console, max(len(layer.name) for layer in layers)),
     )  # fmt: skip
 
 

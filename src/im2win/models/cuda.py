@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.s_tir import dlight
 
 from im2win import cuda_codegen
 from im2win.algorithms import algorithm
@@ -16,13 +15,12 @@ from im2win.builder import looked_up
 from im2win.callbacks import registered
 from im2win.codegen import SYMBOL, ToolchainError
 from im2win.gpu import Gpu
+from im2win.models import gpu_loops
 from im2win.models.host import Arguments, Chosen, Made, same_name, tensors_of
 from im2win.models.program import Call, Program
 from im2win.models.runtime import ALIGNMENT
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
-
-_RULES = (dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction, dlight.gpu.Fallback)
 
 
 class CudaKernels:
@@ -76,9 +74,7 @@ class CudaKernels:
         symbol = same_name(self._originals, name, function)
         if symbol not in self.rest:
             self._originals[symbol] = function
-            with cuda_codegen.cuda_target(self.gpu):
-                module = dlight.ApplyDefaultSchedule(*(rule() for rule in _RULES))(tvm.IRModule({symbol: function}))
-            self.rest[symbol] = module[symbol]
+            self.rest[symbol] = gpu_loops.schedule(function, cuda_codegen.cuda_target(self.gpu))
         return symbol
 
     def arguments(self, kernel: str) -> Arguments:

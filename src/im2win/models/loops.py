@@ -40,7 +40,7 @@ def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
 def _together(sch: Schedule, threads: int) -> None:
     """The rule above, for functions with one output."""
     _inline(sch)
-    *producers, last = _blocks(sch)
+    *producers, last = blocks_of(sch)
     if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
         raise tvm.s_tir.ScheduleError("several outputs")
     outer = _outer(sch, last, producers, threads)
@@ -57,22 +57,23 @@ def _together(sch: Schedule, threads: int) -> None:
         _inner(sch, block, step)
 
 
-def _blocks(sch: Schedule) -> list[SBlockRV]:
+def blocks_of(sch: Schedule) -> list[SBlockRV]:
+    """A function's blocks in order."""
     return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
-def _kinds(sch: Schedule, block: SBlockRV) -> str:
+def kinds_of(sch: Schedule, block: SBlockRV) -> str:
     """A letter for each loop variable of a block: S spatial, R reduction."""
     return "".join("S" if one.iter_type == tirx.IterVar.DataPar else "R" for one in sch.get(block).iter_vars)
 
 
 def _inline(sch: Schedule) -> None:
     """Inlines what each reader computes as fast as it would read it: plain expressions, but for paddings before a window."""
-    for block in _blocks(sch)[:-1]:
-        if "R" in _kinds(sch, block):
+    for block in blocks_of(sch)[:-1]:
+        if "R" in kinds_of(sch, block):
             continue
         readers = sch.get_consumers(block)
-        windows = any("R" in _kinds(sch, reader) for reader in readers)
+        windows = any("R" in kinds_of(sch, reader) for reader in readers)
         if _calls(sch.get(block).body) and (len(readers) > 1 or windows):
             continue  # a padding, or an exponential that two blocks read
         try:
@@ -96,7 +97,7 @@ def _work(sch: Schedule, block: SBlockRV) -> int:
 def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: int) -> int:
     """How many of the last block's loops run in parallel: few, for long inner loops, and none whose steps would share what is reduced."""
     variables = sch.get(last).iter_vars
-    kinds = _kinds(sch, last)
+    kinds = kinds_of(sch, last)
     most = kinds.index("R") if "R" in kinds else len(kinds)
     made = [sch.get(block).writes[0].source for block in producers]
     for region in sch.get(last).reads:
@@ -118,7 +119,7 @@ def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
     if step is not None:
         place = next((number for number, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(step))), -1)
         loops = loops[place + 1 :]
-    kinds = _kinds(sch, block)[-len(loops) :] if loops else ""
+    kinds = kinds_of(sch, block)[-len(loops) :] if loops else ""
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S"]
     sums = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
     if not sums:
@@ -167,14 +168,14 @@ def _mentions(node: Any, variables: list[Any]) -> bool:
 
 def _one_by_one(sch: Schedule, threads: int) -> None:
     """Each block by itself, one after another."""
-    for block in _blocks(sch):
+    for block in blocks_of(sch):
         _parallel_alone(sch, block, threads)
 
 
 def _parallel_alone(sch: Schedule, block: SBlockRV, threads: int) -> None:
     """The outer spatial loops of a block in parallel."""
     loops = sch.get_loops(block)
-    kinds = _kinds(sch, block)
+    kinds = kinds_of(sch, block)
     count, steps = 0, 1
     while count < len(loops) and kinds[count] == "S" and steps < _STEPS * threads:
         steps *= int(sch.get(loops[count]).extent)
