@@ -192,7 +192,10 @@ def _problem(entry: Entry) -> tuple[int, int, str]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(name) == other[name] for name in ("study", "device", "versions"))
+    """Whether two studies are of the same device and libraries; the kernel of the host's system is none."""
+    heads = ({**head, "versions": {**head["versions"], "system": None}} for head in (one, other))
+    first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
+    return first == second
 
 
 def time_layer(
