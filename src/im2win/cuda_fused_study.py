@@ -193,7 +193,7 @@ def _problem(entry: Entry) -> tuple[int, int, str]:
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two studies are of the same device and libraries; the kernel of the host's system is none."""
-    heads = ({**head, "versions": {**head["versions"], "system": None}} for head in (one, other))
+    heads = ({**head, "versions": {**head.get("versions", {}), "system": None}} for head in (one, other))
     first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
     return first == second
 
