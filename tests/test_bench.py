@@ -221,10 +221,10 @@ def test_run_compares_checks_and_survives(tmp_path: Path) -> None:
     seen: list[int] = []
     result = bench.run(
         [Layer("a", SMALL, 2)], against=(), batch=2, rounds=3, seconds_warmup=0.01, threads=1, contenders=field, suite="fakes",
-        progress=lambda done, total, row: seen.append(done),
+        progress=lambda done, total, row: seen.append(done), keep=lambda result: seen.append(len(result.layers)),
     )  # fmt: skip
     (row,) = result.layers
-    assert seen == [1] and row.failed is None and row.conv == str(SMALL.with_(batch=2)) and row.count == 2
+    assert seen == [1, 1] and row.failed is None and row.conv == str(SMALL.with_(batch=2)) and row.count == 2
     assert set(row.peers) == {"good"} and row.best_peer == "good" and row.ratio == pytest.approx(2.0, rel=0.5)
     assert row.peers_failed["wrong"].startswith("wrong result") and row.peers_failed["nan"].startswith("wrong result: relative error nan")
     assert "code 3" in row.peers_failed["x"]

@@ -93,11 +93,11 @@ def test_rules(key: str, one: SplitTile, reason: str) -> None:
 
 
 def test_who_takes_them() -> None:
-    """The tuner, where outputs are few, and only with the accuracy that is asked for; nobody untuned, before they have been measured."""
+    """Layers whose outputs are few, tuned or not, and only with the accuracy that is asked for."""
     conv, backend = Conv2d.parse(LAST), backend_for(H200)
     cost, best = backend.ranked(conv, ALGORITHMS[NAME])[0]
     assert cost < 0.5 * backend.ranked(conv, ALGORITHMS["implicit_gemm"])[0][0] and best.split > 2
-    assert not backend.proven(conv, best) and default_tile(conv, machine=H200)[0] != NAME
+    assert default_tile(conv, machine=H200)[0] == NAME != default_tile(conv.with_(batch=64), machine=H200)[0]
     assert {one.product for _, one in backend_for(H200, "exact").ranked(conv, ALGORITHMS[NAME])} == {"fma"}
     [refused] = backend_for(H200, "exact").problems(conv, ALGORITHMS[NAME], best)
     assert refused == f"`product` (={best.product}) needs `accuracy` float32, not exact"

@@ -98,6 +98,7 @@ def run(
     tvm_cache: Path | None = None,
     suite: str = "custom",
     progress: Progress | None = None,
+    keep: Callable[[Result], object] | None = None,
     contenders: Sequence[Contender] | None = None,
 ) -> Result:
     """Times the layers; one row each.
@@ -115,6 +116,7 @@ def run(
         tvm_trials, tvm_cache: see `im2win.peers.TvmDefault`.
         suite: what the result is called.
         progress: called with (layers done, layers in all, row) after each.
+        keep: called with what there is after each, so that a run that is stopped leaves its layers.
         contenders: in place of ours and the peers (the first one is "ours"); for tests and experiments.
 
     Raises:
@@ -142,6 +144,8 @@ def run(
                 except MeasureError as error:
                     row.peak_failed = str(error)
             result.layers.append(row)
+            if keep is not None:
+                keep(result)
             if progress is not None:
                 progress(done, len(wanted), row)
     return result

@@ -198,6 +198,7 @@ def run(
     tvm_cache: Path | None = None,
     suite: str = "custom",
     progress: Progress | None = None,
+    keep: Callable[[Result], object] | None = None,
 ) -> Result:
     """Times the layers on the first GPU; one row each.
 
@@ -207,7 +208,7 @@ def run(
         rounds: samples a contender.
         tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
         tvm_cache: see `im2win.peers.TvmDefault`.
-        progress: called with (layers done, layers in all, row) after each.
+        progress, keep: see `im2win.bench.run`.
 
     Raises:
         NoGpuError: there is none. A contender that fails is a message in its row instead.
@@ -226,6 +227,8 @@ def run(
             ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
             row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
             result.layers.append(row)
+            if keep is not None:
+                keep(result)
             if progress is not None:
                 progress(done, len(layers), row)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,10 +62,12 @@ def bench(
 
     names = _names(algorithms)
     for name in names:
+        path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
+        keep = None if path is None else partial(_save, path)
         if target == "cuda":
             trials = tvm_trials if against == "tvm" else 0
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache)
-            _finish(console, result, json, name, len(names))
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep)
+            _finish(console, result, path)
             continue
         result = benchmark.run(
             chosen,
@@ -80,20 +83,24 @@ def bench(
             tvm_cache=tvm_cache,
             suite=Path(what).stem if what.endswith((".onnx", ".jsonl")) else what,
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
+            keep=keep,
         )
-        _finish(console, result, json, name, len(names))
+        _finish(console, result, path)
 
 
-def _finish(console: Console, result: Result, json: Path | None, name: str, runs: int) -> None:
+def _save(path: Path, result: Result) -> None:
+    result.save(path)
+
+
+def _finish(console: Console, result: Result, path: Path | None) -> None:
     _summary(console, result)
-    if json is not None:
-        path = json if runs == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
-        console.print(f"Written to {result.save(path)}.")
+    if path is not None:
+        console.print(f"Written to {path}.")
 
 
 def _on_gpu(
     layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
-    tvm_trials: int, tvm_cache: Path | None,
+    tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
 ) -> Result:
     from im2win import cuda_bench
     from im2win.reference import checked_accuracy
@@ -102,7 +109,7 @@ def _on_gpu(
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
-        progress=_reporter(console, max(len(layer.name) for layer in layers)),
+        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep,
     )  # fmt: skip
 
 
