@@ -3,8 +3,12 @@
     y[n, j, m, x] = act(sum over c, u, v of I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] * w[j, c, u, v]
                         + bias[j] + residual[n, j, m, x])
 
-with zeros outside the input. For small integers every sum is exact in float32 as well, so kernels must *equal* it; `exact_tensors` makes
-such inputs.
+with zeros outside the input; with a scale, and every step in float32,
+
+    y = convert(act(float32(sum + bias[j]) * scale[j] + float32(residual[n, j, m, x]))),
+
+where int8 rounds halves to even, and has nothing beyond its ends. For small integers every sum is exact in float32 as well, so kernels must
+*equal* it; `exact_tensors` makes such inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ Tensors = dict[str, Array]
 _SMALL = 4
 
 
-def oracle(conv: Conv2d, data: Array, filter: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
+def oracle(
+    conv: Conv2d, data: Array, filter: Array, bias: Array | None = None, residual: Array | None = None, scale: Array | None = None
+) -> Array:
     """The exact output in float64, of `conv.output_shape`, from tensors named as in `conv.arguments`."""
     images = np.asarray(data, np.float64)
     if conv.layout == "NHWC":
@@ -46,11 +52,24 @@ def oracle(conv: Conv2d, data: Array, filter: Array, bias: Array | None = None, 
                 sums[:, ours] += np.einsum("ncmx,jc->njmx", seen, np.asarray(filter[ours, :, u, v], np.float64))
     if bias is not None:
         sums += np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
+    if scale is not None:
+        sums = np.multiply(sums.astype(np.float32), np.asarray(scale, np.float32).reshape(1, -1, 1, 1), dtype=np.float32)
     if conv.layout == "NHWC":
         sums = np.moveaxis(sums, 1, 3)
     if residual is not None:
-        sums = sums + np.asarray(residual, np.float64)
-    return np.ascontiguousarray(_ACTIVATIONS[conv.activation](sums))
+        sums = np.add(sums, np.asarray(residual, sums.dtype), dtype=sums.dtype)
+    y = np.ascontiguousarray(_ACTIVATIONS[conv.activation](sums))
+    return y if scale is None else _converted(y, conv.out_dtype)
+
+
+def _converted(y: Array, dtype: str) -> Array:
+    if dtype != "int8":
+        with np.errstate(over="ignore"):  # to infinity
+            return y.astype(dtype).astype(np.float64)
+    lower = np.floor(y.astype(np.float64))
+    rest = y - lower
+    up = (rest > 0.5) | ((rest == 0.5) & (lower % 2 != 0))
+    return np.minimum(np.maximum(lower + up, -128), 127)
 
 
 _ACTIVATIONS = {
@@ -62,7 +81,8 @@ _ACTIVATIONS = {
 
 
 def _shapes(conv: Conv2d) -> dict[str, tuple[int, ...]]:
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,), "residual": conv.output_shape}
+    channels = (conv.out_channels,)
+    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels, "residual": conv.output_shape}
     return {name: shapes[name] for name in conv.arguments[:-1]}
 
 

@@ -32,7 +32,6 @@ from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.quantised_packing import SCALES, QuantisedPack
 from im2win.runtime import ArtefactError
-from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
@@ -72,7 +71,7 @@ class Device:
         self.packed = empty(constant(library.header, "PACKED_ELEMENTS"), conv.dtype, 256)
         assert library.pack(pointer(np.ascontiguousarray(tensors["filter"])), pointer(self.packed)) == 0
         self.workspace = empty(constant(library.header, "WORKSPACE_BYTES") + 1, np.uint8, 256)[1:]
-        self.y = empty(conv.output_shape, output_dtype(conv), 256)
+        self.y = empty(conv.output_shape, conv.out_dtype, 256)
         self.y[...] = 77
 
     def call(self, **changes: Any) -> int:
@@ -84,6 +83,7 @@ class Device:
 
 WIDE = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-float16-NHWC-bias")
 
+REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu")
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
 CASES = [
@@ -95,6 +95,8 @@ CASES = [
     (WIDE.with_(layout="NCHW"), "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (WIDE, "implicit_gemm_split", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
+    (REQUANTISED, "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm", "s8"),
     (PLAIN, "winograd_tc", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
 ]  # fmt: skip
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""

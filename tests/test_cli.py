@@ -110,7 +110,7 @@ def test_debug_shows_where_an_error_comes_from(command: Callable[..., Any]) -> N
 
 
 def test_a_defect_of_ours_is_not_taken_for_a_bad_input(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(workload, "read", broken)

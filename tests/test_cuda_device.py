@@ -55,7 +55,8 @@ CASES = [
 
 
 def _error(conv: Conv2d, op: im2win.Op, tensors: dict[str, object]) -> float:
-    got = op(tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"))
+    bound = {name: tensors[name] for name in ("bias", "scale") if name in tensors}
+    got = op.bind(tensors["filter"], **bound)(tensors["data"], tensors.get("residual"))
     want, scale = reference(conv, tensors)
     assert got.shape == conv.output_shape
     return float((got.double() - want).abs().max()) / scale
@@ -83,6 +84,50 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile, accuracy="winograd")
         error = _error(conv, op, tensors)
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
+
+
+REQUANTISED = [
+    "n4-c64x28x28-k96x3x3-p1-int8-out.int8-NHWC-bias-relu",  # lanes exchange channels
+    "n2-c64x57x53-k64x3x3-p1-int8-out.int8-NHWC",
+    "n2-c64x57x53-k70x3x3-p1-int8-out.int8-NHWC-add",
+    "n2-c64x28x28-k64x3x3-p1-int8-out.float16-NHWC-bias-add-relu6",
+    "n2-c128x28x28-k64x3x3-s2-p1-int8-out.float32-NHWC-bias",
+    "n3-c40x15x17-k24x3x3-p1-int8-out.int8-bias-add-relu",
+    "n2-c128x14x14-k64x3x3-p1-int8-out.float16-relu",
+]
+
+
+@pytest.mark.parametrize("name", ["direct_persistent", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"])
+@pytest.mark.parametrize("key", REQUANTISED)
+def test_requantised_outputs_are_exact(key: str, name: str) -> None:
+    """To the last bit, with every kind of product, as often as it is run; other scales take the place of those bound."""
+    conv, gpu, row = Conv2d.parse(key), _gpu(), ALGORITHMS[name]
+    assert gpu is not None
+    if (reason := row.supports(conv, "cuda")) is not None:
+        pytest.skip(reason)
+    tensors = device_tensors(conv, 5)
+    want, _ = reference(conv, tensors)
+    other = {**tensors, "scale": -0.5 * tensors["scale"]}
+    bound = {one: tensors[one] for one in ("bias", "scale") if one in tensors}
+    ranked = [tile for _, tile in backend_for(gpu).ranked(conv, row)]
+    for product in dict.fromkeys(tile.product for tile in ranked):
+        tile = next(tile for tile in ranked if tile.product == product)
+        op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
+        layer = op.bind(tensors["filter"], **bound)
+        for _ in range(3):
+            got = layer(tensors["data"], tensors.get("residual"))
+            assert got.dtype == getattr(torch, conv.out_dtype) and torch.equal(got.double(), want), tile
+        layer.rebind(tensors["filter"], **{**bound, "scale": other["scale"]})
+        assert torch.equal(layer(tensors["data"], tensors.get("residual")).double(), reference(conv, other)[0]), tile
+
+
+@pytest.mark.parametrize("out", ["int8", "float16"])
+def test_requantised_layers_are_timed_beside_cudnn(out: str) -> None:
+    layer = Layer("layer", Conv2d.parse(f"n4-c64x56x56-k64x3x3-p1-int8-out.{out}-NHWC"))
+    result = cuda_bench.run([layer], algorithm="direct_persistent", rounds=3)
+    [row] = result.layers
+    assert row.failed is None and row.error == 0 and result.dtype == f"int8-out.{out}"
+    assert any(name.startswith("cudnn_") for name in [*row.peers, *row.peers_failed])
 
 
 QUANTISED = [

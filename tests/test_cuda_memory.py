@@ -104,7 +104,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         formula = ALGORITHMS[algorithm].stored_bytes(conv, "cuda")
         held = other.get(algorithm, formula)
 
-        def bind(w: Any, bias: Any) -> Callable[..., Any]:
+        def bind(w: Any, bias: Any = None) -> Callable[..., Any]:
             assert w.shape == conv.filter_shape and (bias is not None) == conv.bias
             return lambda x, residual, out: held
 

@@ -19,7 +19,7 @@ from oracle import exact_tensors, oracle
 
 from im2win import cudnn
 from im2win.cuda_peers import cudnn_math
-from im2win.cudnn import MATHS, OUTPUT_DTYPES, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, supports
+from im2win.cudnn import MATHS, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, output_dtype, supports
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 
@@ -88,6 +88,7 @@ class Library:
         ("n1-c8x7x7-k8x1x1-float16", (0, 2, 1, 8, 7, 7), (2, 0, 8, 8, 1, 1), (0, 2, 1, 8, 7, 7), (0, 0, 1, 1, 1, 1, 1, 0), 1),
         ("n1-c8x7x7-k8x1x1-float16-NHWC", (1, 2, 1, 8, 7, 7), (2, 1, 8, 8, 1, 1), (1, 2, 1, 8, 7, 7), (0, 0, 1, 1, 1, 1, 1, 0), 1),
         ("n1-c8x7x9-k4x3x3-int8-NHWC", (1, 3, 1, 8, 7, 9), (3, 1, 4, 8, 3, 3), (1, 0, 1, 4, 5, 7), (0, 0, 1, 1, 1, 1, 1, 4), 1),
+        ("n1-c8x7x9-k4x3x3-int8-out.int8-NHWC", (1, 3, 1, 8, 7, 9), (3, 1, 4, 8, 3, 3), (1, 3, 1, 4, 5, 7), (0, 0, 1, 1, 1, 1, 1, 4), 1),
     ],
 )
 def test_arguments(key: str, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], convolution: tuple[int, ...], groups: int) -> None:
@@ -277,6 +278,7 @@ GPU_KEYS = (
     "n2-c16x9x11-k32x1x1-float16-NHWC",
     "n2-c16x13x11-k32x3x3-p1-float16",
     "n2-c32x13x11-k32x3x3-p1-int8-NHWC",
+    "n2-c32x13x11-k32x3x3-p1-int8-out.int8-NHWC",
 )
 
 
@@ -290,7 +292,7 @@ def test_every_plan_computes_the_convolution(key: str) -> None:
         pytest.skip("libcudnn.so.9 is not installed")
     conv = Conv2d.parse(key)
     tensors = exact_tensors(conv)
-    expected = oracle(conv, tensors["data"], tensors["filter"])
+    expected = oracle(conv, tensors["data"], tensors["filter"], scale=np.ones(conv.out_channels) if conv.requantised else None)
     filters = tensors["filter"] if conv.layout == "NCHW" else tensors["filter"].transpose(0, 2, 3, 1)
     x, w = (torch.from_numpy(np.ascontiguousarray(a.astype(conv.dtype))).cuda() for a in (tensors["data"], filters))
     ran = 0
@@ -298,7 +300,7 @@ def test_every_plan_computes_the_convolution(key: str) -> None:
         handle.set_stream(torch.cuda.current_stream().cuda_stream)
         for math in (name for name, dtypes in MATHS.items() if conv.dtype in dtypes):
             for plan in handle.plans(conv, math):
-                y = torch.full(conv.output_shape, 99, dtype=getattr(torch, OUTPUT_DTYPES[conv.dtype]), device="cuda")
+                y = torch.full(conv.output_shape, 99, dtype=getattr(torch, output_dtype(conv)), device="cuda")
                 workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
                 try:
                     handle.runner(conv, plan, x.data_ptr(), w.data_ptr(), y.data_ptr(), workspace.data_ptr())()

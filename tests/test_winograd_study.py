@@ -17,14 +17,14 @@ from im2win import cuda_bench, cuda_builds, cuda_fused_study, studies
 from im2win.cuda_bench import Contender
 from im2win.cuda_builds import TileRecipe
 from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
-from im2win.fused_report import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, SYNCHRONOUS, WHOLE
+from im2win.fused_report import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.report import fill, plot_all
 from im2win.suites import suite
 
 MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
-      "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25}  # fmt: skip
+      "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25, REQUANTISED: 0.125}  # fmt: skip
 MS |= {form: 0.125 * place for place, form in enumerate(INT8, 1)}
 REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
 
@@ -47,7 +47,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, place = built
-        assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS)), "only Winograd's form has its tolerance"
+        assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS, REQUANTISED)), "only Winograd's form has its tolerance"
         return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm" if form == OTHERS else "winograd_tc")
 
     def wrong() -> Contender:
@@ -88,24 +88,39 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     _script().main()
     study = json.loads(file.read_text())
     assert {entry["batch"] for entry in study["entries"]} == {1, 16}
-    assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2)
+    assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2 + 1 + 3)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
     assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form in FUSED for entry in here)
     assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
     (tmp_path / "results").mkdir()
     text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(tmp_path / "results"))
-    line = "8.000 | 2.000 | 6.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.7500 | 0.5000 | 0.2500 | 8.00 | 4.00 | 4.00 | 2.00 |"
-    assert f"| NCHW | 1 | 224x224 | {line}" in text and f"| NHWC | 16 | 224x224 | {line}" in text
+    forms = "8.000 | 2.000 | 6.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.7500 | 0.5000 | 0.2500 |"
+    with_scales = f"{forms} 0.1250 | 8.00 | 4.00 | 4.00 | 2.00 | 4.00 | 16.00 |"  # and those of int8 to int8 over float16 and over cuDNN
+    assert f"| NCHW | 1 | 224x224 | {with_scales}" in text and f"| NHWC | 16 | 224x224 | {with_scales}" in text
+    assert "one scale for all channels" in text
     assert "| pkf-shmem | transformed inputs stay in shared memory | NHWC | 4.00 | 4.00 | 4.00 |" in text
     line = "0.2500 | 0.1250 | 0.2500 | 0.3750 | 0.5000 | 0.6250 | 0.7500 | 2.00 | 0.0 % |"
     assert f"| NCHW | 1 | 224x224 | {line}" in text and "one kernel ms" in text
     monkeypatch.setattr(cuda_fused_study, "time_layer", None)  # all layers are known: nothing is measured again
     _script().main()
     assert json.loads(file.read_text())["entries"] == study["entries"]
+    _an_older_study_gets_what_it_lacks(file, study, forms, tmp_path)
     assert text.count(REFUSED) == 1 and "NVIDIA H200 (`nvidia-h200`)" in text and "PKF-Shmem-16 ms" in text
     pytest.importorskip("matplotlib")
     [drawn] = plot_all(tmp_path / "results")
     assert drawn == file.with_suffix(".png") and drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def _an_older_study_gets_what_it_lacks(file: Path, study: dict[str, Any], forms: str, folder: Path) -> None:
+    """int8 outputs, and nothing else: `time_layer` is not there. Without them the table is as it was."""
+    older = [entry for entry in study["entries"] if not entry["form"].startswith(REQUANTISED)]
+    file.write_text(json.dumps({**study, "entries": older, "versions": {**study["versions"], "system": "another kernel"}}))
+    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(folder / "results"))
+    assert f"| NCHW | 1 | 224x224 | {forms} 8.00 | 4.00 | 4.00 | 2.00 |" in text and "int8 to int8" not in text
+    _script().main()
+    entries = json.loads(file.read_text())["entries"]
+    assert entries[: len(older)] == older and len(entries) == len(study["entries"])
+    assert all(entry["form"].startswith(REQUANTISED) and "out.int8" in entry["conv"] for entry in entries[len(older) :])
 
 
 @pytest.mark.parametrize("batch", [1, 16])

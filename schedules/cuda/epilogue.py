@@ -1,35 +1,29 @@
-"""From the sums in registers to the output: bias, residual, activation, and stores as wide as the layout allows."""
+"""From the sums in registers to the output: bias, scale, residual, activation, and stores as wide as the layout allows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.product import Run
+from im2win.schedules.cuda.requantise import added, scaled, store_int8
 from im2win.schedules.cuda.shared import CHUNK, Expr, local
 from im2win.schedules.cuda.tile import CudaTile
 
 
-def output_dtype(conv: Conv2d) -> str:
-    """Element type of output, bias and residual: sums of int8 products stay int32."""
-    return OUTPUT_DTYPES[conv.dtype]
-
-
 def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
     """Outputs that one store takes, at most 16 bytes; `neighbours`: windows that lie side by side, aligned to their number."""
-    most = CHUNK // np.dtype(output_dtype(conv)).itemsize
+    most = CHUNK // conv.out_itemsize
     if tile.product == "fma":
         return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
     rows, cols = (tile.warp_n // 64, tile.warp_m // 8) if tile.warpgroup else (tile.warp_m // 16, tile.warp_n // 8)
     tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # of a product's sums, along which neighbours lie
     wide = tile.outputs if tile.in_rows and conv.layout == "NCHW" else 1  # neighbours that every sum stands for
-    for run in (8, 4, 2):
+    for run in (16, 8, 4, 2):
         aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
         if run <= most and aligned and run % wide == 0 and tiles % max(run // wide // 2, 1) == 0:
             return run
@@ -51,11 +45,28 @@ def activated(activation: str, value: Expr, dtype: str) -> Expr:
     return value
 
 
+def value_type(conv: Conv2d) -> str:
+    """What `finished` values are of: the output's type, but for int8, to which they are converted when they are stored."""
+    return "float32" if conv.out_dtype == "int8" else conv.out_dtype
+
+
+def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, channel: Expr, at: Expr) -> Expr:
+    """What a sum, of `dtype`, becomes at element `at` of the output, which is of this channel; see `Conv2d`."""
+    if conv.bias:
+        value = value + tensors["bias"][channel].astype(dtype)
+    if conv.requantised:
+        value, dtype = scaled(value, tensors["scale"][channel]), "float32"
+    if conv.residual:
+        other = tensors["residual"][at].astype(dtype)
+        value = added(value, other) if conv.requantised else value + other
+    return activated(conv.activation, value, dtype).astype(value_type(conv))
+
+
 class Epilogue:
     """Writes the sums of a block.
 
     Args:
-        tensors: "output", and "bias" [out_channels] and "residual" where the problem has them; flat.
+        tensors: "output", and "bias" and "scale" [out_channels] and "residual" where the problem has them; flat.
         operand: says where a window of the block lies in the output.
         first, group: the block's first channel in its group, and the group.
     """
@@ -64,7 +75,7 @@ class Epilogue:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
         self._first, self._group = first, group
         self._run = run_length(conv, tile, operand.run(conv, tile))
-        self._values = local("values", (self._run,), output_dtype(conv))
+        self._values = local("values", (self._run,), value_type(conv))
 
     def write(self, product: Any) -> None:
         """Emits the stores."""
@@ -98,14 +109,12 @@ class Epilogue:
         """One run of outputs, from `at` on."""
         conv, dtype, tensors = self._conv, self._tile.sum_dtype, self._tensors
         for e, value in enumerate(sums):
-            if conv.bias:
-                value = value + tensors["bias"][channel + (e if conv.layout == "NHWC" else 0)].astype(dtype)
-            if conv.residual:
-                value = value + tensors["residual"][at + e].astype(dtype)
-            T.buffer_store(self._values, activated(conv.activation, value, dtype).astype(output_dtype(conv)), [e])
-        if len(sums) == 1:
+            of = channel + (e if conv.layout == "NHWC" else 0)
+            T.buffer_store(self._values, finished(conv, dtype, tensors, value, of, at + e), [e])
+        if conv.out_dtype == "int8":
+            store_int8(tensors["output"], at, self._values, len(sums))
+        elif len(sums) == 1:
             T.buffer_store(tensors["output"], self._values[0], [at])
         else:
             with T.vectorized(len(sums)) as e:
                 T.buffer_store(tensors["output"], self._values[e], [at + e])
-

@@ -14,7 +14,7 @@ from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import filters, gather, patch, planes
-from im2win.schedules.cuda.epilogue import Epilogue, output_dtype, run_length
+from im2win.schedules.cuda.epilogue import Epilogue, run_length
 from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
 from im2win.schedules.cuda.matrix import MatrixProduct
@@ -81,11 +81,11 @@ def step_filters(conv: Conv2d, tile: CudaTile) -> int:
 
 def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
     """The kernel's tensors by name, as flat views; a tensor `made` from the input, with this shape, comes flat as it is."""
-    shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv), "bias": (conv.out_channels,)}
-    dtypes = {"data": conv.dtype, "filter": conv.dtype}
+    shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv)}
+    shapes |= {name: (conv.out_channels,) for name in ("bias", "scale")}
     buffers = {}
     for name in conv.arguments:
-        shape, dtype = shapes.get(name, conv.output_shape), dtypes.get(name, output_dtype(conv))
+        shape, dtype = shapes.get(name, conv.output_shape), conv.dtypes[name]
         buffers[name] = T.arg(name, T.buffer(shape, dtype)), (math.prod(shape),), dtype
     views = {name: (named(name, buffer), flat, dtype) for name, (buffer, flat, dtype) in buffers.items()}
     return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}

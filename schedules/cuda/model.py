@@ -168,9 +168,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
-    outputs = math.prod(whole.output_shape)
-    sectors = conv.itemsize * outputs * (2.0 if run * conv.itemsize < 8 else 1.2)
-    output = max(conv.itemsize, 4 if tile.sum_dtype == "int32" else 1) * outputs
+    sectors = whole.output_bytes * (2.0 if run * whole.out_itemsize < 8 else 1.2)
     stored = parts * plan.transform_bytes(conv)
     given = math.prod(conv.input_shape) * conv.itemsize
     waste = _sector_waste(conv, tile, plan)
@@ -178,7 +176,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
-        memory=((stored or given) + output) / gpu.dram_bytes_s,
+        memory=((stored or given) + whole.output_bytes) / gpu.dram_bytes_s,
         transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
         occupancy=at_once * warps,
         shared_bytes=shared_bytes(conv, tile, plan),

@@ -21,7 +21,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.epilogue import activated, output_dtype
+from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, local, named
 from im2win.schedules.cuda.transform import First
 from im2win.straight_line import Program, program
@@ -190,7 +190,7 @@ def _end(conv: Conv2d, tensors: dict[str, Any], channel: Expr) -> Callable[[Expr
 def _output_of_pixels(tiles: Tiles, products: Any, tensors: dict[str, Any], first: First) -> None:
     conv, m, (out_h, out_w) = tiles.conv, tiles.outputs, tiles.conv.output_size
     lanes = _together(conv.out_channels, conv.itemsize)
-    held = "float32" if conv.residual else output_dtype(conv)
+    held = "float32" if conv.residual else conv.out_dtype
 
     def one(tile: Expr, image: Expr, row: Expr, col: Expr, channel: Expr) -> None:
         start = first()
@@ -208,11 +208,11 @@ def _write(conv: Conv2d, tensors: dict[str, Any], count: int, at: Expr, value: C
     if not conv.residual:
         _move(count, tensors["output"], lambda e: [at + e], value)
         return
-    added, outputs = local("added", (count,), output_dtype(conv)), local("values", (count,), output_dtype(conv))
+    added, outputs = local("added", (count,), conv.out_dtype), local("values", (count,), conv.out_dtype)
     _move(count, added, lambda e: [e], lambda e: tensors["residual"][at + e])
     with T.unroll(count) as e:
         total = activated(conv.activation, value(e) + added[e].astype("float32"), "float32")
-        T.buffer_store(outputs, total.astype(output_dtype(conv)), [e])
+        T.buffer_store(outputs, total.astype(conv.out_dtype), [e])
     _move(count, tensors["output"], lambda e: [at + e], lambda e: outputs[e])
 
 
@@ -372,7 +372,7 @@ def _input_of_planes(tiles: Tiles, data: Any, out: Any, first: First) -> None:
 
 def _output_of_planes(tiles: Tiles, products: Any, tensors: dict[str, Any], first: First) -> None:
     conv, m, (out_h, out_w) = tiles.conv, tiles.outputs, tiles.conv.output_size
-    patch, held = _Patch(tiles, conv.out_channels), "float32" if conv.residual else output_dtype(conv)
+    patch, held = _Patch(tiles, conv.out_channels), "float32" if conv.residual else conv.out_dtype
     unit = patch.unit(out_w, conv.itemsize)
     rows = _Rows(patch, patch.down * m, patch.across * m, unit, 0, held)
     with T.launch_thread("blockIdx.x", math.prod(patch.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:

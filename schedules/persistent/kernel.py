@@ -19,14 +19,16 @@ from tvm.tirx.script import builder as T
 from im2win.cuda_packing import row
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.epilogue import Epilogue, output_dtype
+from im2win.schedules.cuda.epilogue import Epilogue, finished, value_type
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.matrix import Place, TensorProduct
+from im2win.schedules.cuda.requantise import exchanged, store_word
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, pointer
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile, channel_run
 
 MAP = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes what the hardware needs to copy boxes
 ORDERS = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, as it names them
+LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
 PROMOTED = 2  # level-2 cache fetches 128 bytes
 
 
@@ -221,19 +223,40 @@ class SharedProduct(TensorProduct):
         if rows:
             super()._singles(rows, body)
         else:
-            for j, e in itertools.product(self._kept, range(2)):
+            for j, e in itertools.product(self.kept, range(2)):
                 body((j, e))
 
     def _runs(self, rows: bool, body: Callable[[list[Place]], None]) -> None:
         if rows:
             super()._runs(rows, body)
         else:
-            for j in self._kept:
+            for j in self.kept:
                 for start in range(1) if self._run > 1 else range(2):
                     body([(j, (start + k) % 2) for k in range(self._run)])
 
+    def fours(self) -> tuple[Expr, Callable[[Expr], Expr]]:
+        """Where a lane has exchanged sums with the one that holds the next two channels or those before: see `PatchEpilogue`.
+
+        Returns:
+            Which of eight columns is the lane's, and the first of its four channels in the i-th product.
+        """
+        return self._t * 2 + self._g % 2, lambda i: (i * 4 + self._warp) * 16 + self._g // 2 * 4
+
+    def pair(self, i: Expr) -> Expr:
+        """The first of two channels that a thread holds in the i-th product."""
+        return self._channel((i, 0))
+
+    def pairs(self, i: Expr, j: int) -> list[list[Expr]]:
+        """The sums of these channels, of both columns of the j-th eight that a thread holds."""
+        return [[self._sums[i, j, half * 2 + e] for half in range(2)] for e in range(2)]
+
     @property
-    def _kept(self) -> list[int]:
+    def rows(self) -> int:
+        """Products of 64 channels."""
+        return self._rows
+
+    @property
+    def kept(self) -> list[int]:
         """Runs of eight columns, of which some are outputs."""
         field = self._field
         inside = [i % field.pitch < field.tile.cols and i // field.pitch < field.tile.rows for i in range(field.columns)]
@@ -298,10 +321,53 @@ class Outputs:
 
 
 class PatchEpilogue(Epilogue):
-    """Writes the sums of a patch."""
+    """Writes the sums of a patch.
+
+    A thread holds two neighbouring channels, which as int8 are two bytes. Where nothing forbids it, lanes 4*g + t with g and g + 1, g even,
+    exchange what they hold of columns 2*t and 2*t + 1, and each stores four channels of one of them.
+    """
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
         self._first, self._group = first, tirx.const(0, "int32")
         self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
-        self._values = local("values", (self._run,), output_dtype(conv))
+        self._values = local("values", (self._run,), value_type(conv))
+        self._exchanges = conv.out_dtype == "int8" and conv.layout == "NHWC" and conv.out_channels % 4 == 0 and not conv.residual
+
+    def write(self, product: SharedProduct) -> None:
+        """Emits the stores."""
+        if not self._exchanges:
+            super().write(product)
+            return
+        conv, (out_h, out_w), held = self._conv, self._conv.output_size, self._held(product)
+        column, channel = product.fours()
+        words = local("words", (product.rows,), "uint32")
+        for j in product.kept:
+            for i in range(product.rows):
+                pairs = [
+                    [finished(conv, self._tile.sum_dtype, held, value, i * 2 + half, 0) for half, value in enumerate(pair)]
+                    for pair in product.pairs(i, j)
+                ]
+                T.buffer_store(words, exchanged(pairs, LANE_OF_NEXT), [i])
+            n, m, x, conditions = self._operand.output((j * 8, column))
+            start = ((n * out_h + m) * out_w + x) * conv.out_channels
+
+            def store(start: Expr = start) -> None:
+                for i in range(product.rows):
+                    at = self._first + channel(i)
+                    inside = [at < conv.out_channels] if conv.out_channels % self._tile.block_m else []
+                    self._guarded(inside, lambda i=i, at=at: store_word(self._tensors["output"], start + at, words[i]))  # type: ignore[misc]
+
+            self._guarded(conditions, store)
+
+    def _held(self, product: SharedProduct) -> dict[str, Any]:
+        """Bias and scale of a thread's channels in registers, by name, two for every product; others' where there are no such channels."""
+        held: dict[str, Any] = {}
+        last = self._conv.out_channels - 2
+        for name in ("bias", "scale"):
+            if name in self._tensors:
+                held[name] = local(f"held_{name}", (2 * product.rows,), self._conv.dtypes[name])
+                for i, half in itertools.product(range(product.rows), range(2)):
+                    channel = T.min(self._first + product.pair(i), last)
+                    T.buffer_store(held[name], self._tensors[name][channel + half], [i * 2 + half])
+        return held

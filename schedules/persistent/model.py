@@ -9,7 +9,6 @@ import math
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.epilogue import output_dtype
 from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
@@ -22,8 +21,6 @@ TAKE_CYCLES = 330  # to rearrange 16 bytes in each of 32 threads
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
-    import numpy as np
-
     field, pack = Field(conv, tile), tile.pack(conv)
     blocks = grid(conv, tile, gpu)
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
@@ -37,11 +34,10 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
     filters = blocks * field.filters * conv.itemsize
     windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
-    written = math.prod(conv.output_shape) * np.dtype(output_dtype(conv)).itemsize
     return Estimate(
         compute=cycles / gpu.clock_hz,
-        cache=(filters + windows + written) / gpu.l2_bytes_s,
-        memory=(math.prod(conv.input_shape) * conv.itemsize + written) / gpu.dram_bytes_s,
+        cache=(filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
+        memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
         transform=0.0,
         occupancy=resident * tile.threads // 32,
         shared_bytes=field.shared_bytes,

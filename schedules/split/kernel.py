@@ -13,11 +13,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.epilogue import Epilogue, activated, output_dtype, run_length
+from im2win.schedules.cuda.epilogue import Epilogue, finished, run_length, value_type
 from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
 from im2win.schedules.cuda.kernel import _pipeline, _product, arguments, pack_of, shared_bytes, step_filters, thread_blocks
 from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.requantise import store_int8
 from im2win.schedules.cuda.shared import Arena, Expr, local, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.split.tile import SplitTile
@@ -81,12 +82,12 @@ def _launch_sum(conv: Conv2d, tile: SplitTile, sums: Any, tensors: dict[str, Any
     height, width = conv.output_size
     run = conv.out_channels * (height * width if conv.layout == "NCHW" else 1)  # outputs that lie together in a part
     vector = VECTOR if run % VECTOR == 0 and (conv.layout == "NHWC" or height * width % VECTOR == 0) else 1
-    count, dtype = math.prod(conv.output_shape) // vector, output_dtype(conv)
+    count = math.prod(conv.output_shape) // vector
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
         at = bx * THREADS + tid
         with T.If(at < count), T.Then():
             place = at * vector
-            total, result = local("total", (vector,), tile.sum_dtype), local("result", (vector,), dtype)
+            total, result = local("total", (vector,), tile.sum_dtype), local("result", (vector,), value_type(conv))
             start = place // run * (tile.split * run) + place % run
             for part in range(tile.split):
                 with T.vectorized(vector) as e:
@@ -94,11 +95,10 @@ def _launch_sum(conv: Conv2d, tile: SplitTile, sums: Any, tensors: dict[str, Any
                     T.buffer_store(total, value if part == 0 else total[e] + value, [e])
             channel = place // (height * width) % conv.out_channels if conv.layout == "NCHW" else place % conv.out_channels
             for e in range(vector):
-                value = total[e]
-                if conv.bias:
-                    value = value + tensors["bias"][channel + (e if conv.layout == "NHWC" else 0)].astype(tile.sum_dtype)
-                if conv.residual:
-                    value = value + tensors["residual"][place + e].astype(tile.sum_dtype)
-                T.buffer_store(result, activated(conv.activation, value, tile.sum_dtype).astype(dtype), [e])
+                of = channel + (e if conv.layout == "NHWC" else 0)
+                T.buffer_store(result, finished(conv, tile.sum_dtype, tensors, total[e], of, place + e), [e])
+            if conv.out_dtype == "int8":
+                store_int8(tensors["output"], place, result, vector)
+                return
             with T.vectorized(vector) as e:
                 T.buffer_store(tensors["output"], result[e], [place + e])

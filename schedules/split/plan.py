@@ -88,7 +88,7 @@ class SplitPlan(CudaFamily):
         products = model.estimate(parts_problem(conv, tile.split), tile.inner, gpu, CudaPlan())
         stored = self.made_bytes(conv, tile)
         passing = max(2 * stored - model.L2_SHARE, 0) / gpu.dram_bytes_s
-        adding = stored / gpu.l2_bytes_s + math.prod(conv.output_shape) * conv.itemsize / gpu.l2_bytes_s
+        adding = stored / gpu.l2_bytes_s + conv.output_bytes / gpu.l2_bytes_s
         return replace(products, transform=products.transform + adding + passing + model.LAUNCH_S)
 
     def pack(self, conv: Conv2d, tile: Any) -> Pack:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.model import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
@@ -77,8 +74,7 @@ def _whole(conv: Conv2d, sizes: Sizes, gpu: Gpu) -> Estimate:
 
 def _tensor_bytes(conv: Conv2d) -> tuple[int, int]:
     """Of the input and of the output."""
-    itemsize = np.dtype(OUTPUT_DTYPES[conv.dtype]).itemsize
-    return math.prod(conv.input_shape) * conv.itemsize, math.prod(conv.output_shape) * itemsize
+    return math.prod(conv.input_shape) * conv.itemsize, conv.output_bytes
 
 
 def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:

@@ -59,6 +59,8 @@ class TensorCorePlan(CudaFamily):
             return f"Winograd's form on tensor cores multiplies {' or '.join(DTYPES)}, not {conv.dtype}"
         if conv.groups != 1:
             return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
+        if conv.requantised:
+            return f"Winograd's form in int8 stores int32 outputs, not {conv.out_dtype}"
         return _quantised_refusal(conv, accuracy) if conv.dtype == "int8" else square_refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:

@@ -10,7 +10,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
 from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
-from im2win.schedules.cuda.epilogue import activated, output_dtype
+from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.shared import Expr, local, named
 from im2win.schedules.winograd_tc.tile import THREADS, WARP, WORD, Sizes
 from im2win.straight_line import Program, program
@@ -162,7 +162,7 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
                     value = value + tensors["bias"][k].astype(between)
                 if conv.residual:
                     value = value + tensors["residual"][to].astype(between)
-                T.buffer_store(tensors["output"], activated(conv.activation, value, between).astype(output_dtype(conv)), [to])
+                T.buffer_store(tensors["output"], activated(conv.activation, value, between).astype(conv.out_dtype), [to])
 
 
 def rounded(value: Expr, scale: Expr) -> Expr:

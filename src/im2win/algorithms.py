@@ -66,7 +66,7 @@ class Algorithm:
     def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
-        if conv.dtype == "int8" and conv.activation == "silu":
+        if conv.out_dtype == "int32" and conv.activation == "silu":
             return "int8 sums are integers, which have no silu"
         if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
             return reason

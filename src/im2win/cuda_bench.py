@@ -30,7 +30,7 @@ from im2win.reference import Accuracy, allows, tolerance
 from im2win.results import Result, Row
 from im2win.runtime import Op
 from im2win.suites import Layer
-from im2win.tuner.cuda_runner import Bench, sample, verify
+from im2win.tuner.cuda_runner import Bench, reference, sample, verify
 
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
@@ -59,11 +59,13 @@ class WrongError(RuntimeError):
     """An output that is not the convolution, or a contender that has none for this problem."""
 
 
-def _error(bench: Bench, output: Any, allowed: float) -> float:
+def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] | None = None) -> float:
+    """`right`: what the output shall be and the scale of errors, where they are not the bench's."""
     import torch
 
     torch.cuda.synchronize()
-    measured = float((output.double() - bench.expected).abs().max()) / bench.scale
+    expected, scale = right or (bench.expected, bench.scale)
+    measured = float((output.double() - expected).abs().max()) / scale
     if not measured <= allowed:
         raise WrongError(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
     return measured
@@ -91,7 +93,8 @@ def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
     Raises:
         WrongError: its error is above `allowed`, or it wrote where it must not.
     """
-    layer = op.bind(bench.inputs["filter"], bench.inputs.get("bias"))
+    bound = {name: bench.inputs[name] for name in ("bias", "scale") if name in bench.inputs}
+    layer = op.bind(bench.inputs["filter"], **bound)
     call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=bench.output)
     message, error = verify(bench, call, allowed)
     if message or error is None:
@@ -134,10 +137,14 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path | None = None
 
 @contextlib.contextmanager
 def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
-    """(name, preparation) of cuDNN's algorithms; they share one workspace."""
+    """(name, preparation) of cuDNN's algorithms; they share one workspace.
+
+    Where channels have scales of their own, it scales them all alike, and is checked against that; its outputs are float32 where none of
+    its algorithms writes what the problem asks for.
+    """
     import torch
 
-    from im2win.cudnn import OUTPUT_DTYPES, Cudnn, CudnnError, supports
+    from im2win.cudnn import Cudnn, CudnnError, output_dtype, supports
 
     conv = bench.conv
     math = cudnn_math(conv, accuracy)
@@ -146,21 +153,37 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
         return
     with Cudnn() as library:
         library.set_stream(torch.cuda.current_stream().cuda_stream)
-        plans = [plan for plan in library.plans(conv, math) if plan.workspace_bytes <= WORKSPACE_BYTES]
+        found = library.plans(conv, math)
+        if not found and conv.requantised:
+            conv = conv.with_(out_dtype=None)
+            found = library.plans(conv, math)
+        plans = [plan for plan in found if plan.workspace_bytes <= WORKSPACE_BYTES]
+        one_scale, right = _scaled_alike(bench, output_dtype(conv)) if bench.conv.requantised else (1.0, None)
         workspace = torch.empty(max([plan.workspace_bytes for plan in plans], default=0) + 1, dtype=torch.uint8, device="cuda")
         w = bench.inputs["filter"] if conv.layout == "NCHW" else bench.inputs["filter"].permute(0, 2, 3, 1).contiguous()
-        out = torch.empty(conv.output_shape, dtype=getattr(torch, OUTPUT_DTYPES[conv.dtype]), device="cuda")
+        out = torch.empty(conv.output_shape, dtype=getattr(torch, output_dtype(conv)), device="cuda")
 
         def prepare(plan: Any) -> Contender:
-            call = library.runner(conv, plan, bench.inputs["data"].data_ptr(), w.data_ptr(), out.data_ptr(), workspace.data_ptr())
-            out.fill_(float("nan"))
+            pointers = (bench.inputs["data"].data_ptr(), w.data_ptr(), out.data_ptr(), workspace.data_ptr())
+            call = library.runner(conv, plan, *pointers, scale=one_scale)
+            out.fill_(float("nan") if out.dtype.is_floating_point else -77)
             try:
                 call()
             except CudnnError as error:
                 raise WrongError(str(error)) from None
-            return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE))
+            return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE, right))
 
         yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
+
+
+def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
+    """A scale for all channels that spreads outputs over int8, the sums times it as this type has them, and the largest of them."""
+    import torch
+
+    sums, largest = reference(bench.conv.with_(out_dtype=None), bench.inputs)
+    scale = 127 / largest
+    right = sums * scale
+    return scale, (torch.round(right).clamp_(-128, 127) if dtype == "int8" else right, largest * scale)
 
 
 def run(
@@ -340,7 +363,7 @@ def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, 
     libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
     return Result(
         suite=suite + ("-nhwc" if layouts == {"NHWC"} else ""),
-        dtype="+".join(sorted({conv.dtype for conv in convs})),
+        dtype="+".join(sorted({conv.types for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name,
         brand=gpu.brand,

@@ -27,6 +27,7 @@ from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.cuda.requantise import requantisation
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
 from im2win.schedules.cuda_family import CudaFamily
@@ -95,6 +96,11 @@ def device_functions() -> str:
     return (Path(kernel.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
 
 
+def _called(kernels: str) -> str:
+    """Device functions that are there only for kernels that call them."""
+    return warpgroup_products(kernels) + shared_products(kernels) + tile_transforms(kernels) + requantisation(kernels)
+
+
 @contextlib.contextmanager
 def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterator[None]:
     """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
@@ -110,7 +116,7 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
         if made is not None:
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
-        functions = device_functions() + "\n" + warpgroup_products(kernels) + shared_products(kernels) + tile_transforms(kernels)
+        functions = device_functions() + "\n" + _called(kernels)
         return head + functions + reconstruct(mark + kernels, rules).source
 
     with registered(_POSTPROCESS, lambda before: rewrite):

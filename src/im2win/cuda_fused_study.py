@@ -31,7 +31,7 @@ from im2win.cuda_bench import (
     tvm_contender,
 )
 from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe, load
-from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, STUDY, SYNCHRONOUS, TVM, WHOLE
+from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
@@ -101,6 +101,11 @@ def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
     return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
 
 
+def requantised(conv: Conv2d, gpu: Gpu) -> dict[Try, Recipe]:
+    """The same for int8 outputs, by the best kernel without Winograd's form."""
+    return {(REQUANTISED, 0): TileRecipe(conv.with_(dtype="int8", out_dtype="int8"), "auto", gpu, recorded=True)}
+
+
 def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
     ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
     found: dict[Try, Recipe] = {}
@@ -129,7 +134,8 @@ def run(
         rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
         tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
         progress: called with (layers done, layers in all, entries of the layer) after each.
-        before: a study that was stopped: its layers are not measured again, if it is of the same device and libraries.
+        before: a study that was stopped: its layers are not measured again, if it is of the same device and libraries; those that lack
+            only int8 outputs, which older studies do not have, get these.
         keep: called with the study as it stands after each layer.
 
     Returns:
@@ -150,22 +156,29 @@ def run(
     facts = new_result(STUDY, layers, gpu, {})
     head = {"study": STUDY, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
     entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, head) else []
-    known = {(entry.size, entry.batch, entry.layout) for entry in entries}
+    known = {_problem(entry) for entry in entries if not entry.form.startswith(REQUANTISED)}
+    complete = {_problem(entry) for entry in entries if entry.form == REQUANTISED}
 
     def study() -> dict[str, Any]:
         return {**head, "entries": [asdict(entry) for entry in entries]}
 
     with Builders() as builders:
         for done, layer in enumerate(layers, 1):
-            if (layer.conv.height, layer.conv.batch, layer.conv.layout) in known:
+            place = layer.conv.height, layer.conv.batch, layer.conv.layout
+            if place in known & complete:
                 continue
             with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
-                ours = recipes(layer.conv, gpu, tries)
-                small = integers(layer.conv, gpu, tries)
-                built = builders.build_all({**ours, **small}, Path(folder))
-                searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if tvm_trials and layer.conv.layout == "NCHW" else {}
-                found = time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
-                found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
+                ours, small = ({}, {}) if place in known else (recipes(layer.conv, gpu, tries), integers(layer.conv, gpu, tries))
+                scaled = {} if place in complete else requantised(layer.conv, gpu)
+                built = builders.build_all({**ours, **small, **scaled}, Path(folder))
+                found: list[Entry] = []
+                if ours:
+                    wanted = tvm_trials and layer.conv.layout == "NCHW"
+                    searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if wanted else {}
+                    found += time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
+                    found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
+                if scaled:
+                    found += time_requantised(layer.conv, scaled, {one: built[one] for one in scaled}, rounds, seconds)
             entries += found
             if progress is not None:
                 progress(done, len(layers), found)
@@ -174,8 +187,15 @@ def run(
     return study()
 
 
+def _problem(entry: Entry) -> tuple[int, int, str]:
+    return entry.size, entry.batch, entry.layout
+
+
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(name) == other[name] for name in ("study", "device", "versions"))
+    """Whether two studies are of the same device and libraries; the kernel of the host's system is none."""
+    heads = ({**head, "versions": {**head.get("versions", {}), "system": None}} for head in (one, other))
+    first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
+    return first == second
 
 
 def time_layer(
@@ -200,6 +220,16 @@ def time_integers(
     return _time(Bench(conv.with_(dtype="int8"), SEED), ours, libraries, [], INT8_FORMS, rounds, seconds)
 
 
+def time_requantised(
+    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
+) -> list[Entry]:
+    """The same for int8 outputs, beside those of cuDNN, which has one scale for all channels (see `cudnn_contenders`)."""
+    bench = Bench(conv.with_(dtype="int8", out_dtype="int8"), SEED)
+    with _peers(bench) as peers:
+        named = [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
+        return _time(bench, ours, libraries, named, [REQUANTISED], rounds, seconds)
+
+
 def _time(
     bench: Bench,
     ours: Mapping[Try, Recipe],
@@ -212,7 +242,8 @@ def _time(
     """Checks and times tiles and peers; ours are checked again behind. `forms`: of which every one has an entry."""
     conv = bench.conv
     names = {f"{form} {place}": (form, place) for form, place in libraries}
-    allowed = {name: tolerance(conv, "float32" if form in (OTHERS, INTEGERS) else ACCURACY) for name, (form, _) in names.items()}
+    plain = (OTHERS, INTEGERS, REQUANTISED)
+    allowed = {name: tolerance(conv, "float32" if form in plain else ACCURACY) for name, (form, _) in names.items()}
     mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
     ready, failed = prepared([*mine, *peers])
     samples = interleaved(bench, ready, rounds, seconds)

@@ -17,7 +17,6 @@ import numpy as np
 
 from im2win.algorithms import ALGORITHMS, Algorithm
 from im2win.bench import commit, versions
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.cuda_peers import call_bytes, cudnn_math, torch_call
 from im2win.gpu import device_gpu
 from im2win.memory_report import LayerMemory, MemoryResult
@@ -41,12 +40,11 @@ def device_zeros(conv: Conv2d) -> dict[str, Any]:
     """Zeros on the GPU for every argument of a problem, its output included."""
     import torch
 
-    out = OUTPUT_DTYPES[conv.dtype]
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,)}
-    dtypes = {"data": conv.dtype, "filter": conv.dtype}
+    channels = (conv.out_channels,)
+    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels}
     return {
-        name: torch.zeros(shapes.get(name, conv.output_shape), dtype=getattr(torch, dtypes.get(name, out)), device="cuda")
-        for name in conv.arguments
+        name: torch.zeros(shapes.get(name, conv.output_shape), dtype=getattr(torch, dtype), device="cuda")
+        for name, dtype in conv.dtypes.items()
     }
 
 
@@ -55,8 +53,8 @@ def _ours(row: Algorithm, conv: Conv2d, tensors: dict[str, Any], logs: Path | No
     import im2win
 
     op = im2win.build(conv, "cuda", logs=logs, algorithm=row.name, accuracy=accuracy)
-    bias = np.zeros(conv.out_channels, OUTPUT_DTYPES[conv.dtype]) if conv.bias else None
-    layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), bias)
+    bound = {name: np.zeros(conv.out_channels, conv.dtypes[name]) for name in ("bias", "scale") if name in conv.arguments}
+    layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), **bound)
     measured, _ = call_bytes(partial(layer, tensors["data"], residual=tensors.get("residual"), out=tensors["output"]))
     return op.extra_bytes, measured
 
@@ -135,7 +133,7 @@ def measure(
     convs = [layer.conv for layer in layers]
     batches = {conv.batch for conv in convs}
     result = MemoryResult(
-        suite=suite, dtype="+".join(sorted({conv.dtype for conv in convs})), batch=batches.pop() if len(batches) == 1 else None,
+        suite=suite, dtype="+".join(sorted({conv.types for conv in convs})), batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name, brand=gpu.brand, versions={**versions(), "cuda": str(torch.version.cuda)}, commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )  # fmt: skip

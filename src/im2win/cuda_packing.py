@@ -16,7 +16,6 @@ from im2win.winograd_tiles import row_problem, tiles_of
 Array = npt.NDArray[Any]
 
 FORMS = ("rows", "products", "columns")
-OUTPUT_DTYPES = {"float32": "float32", "float16": "float16", "int8": "int32"}  # of output, bias and residual: int8 sums stay whole
 STEP_WORDS, WORD = 16, 4  # a slab: 16 words of 4 bytes
 Index = Any
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.runtime import SYMBOL, Manifest, Op, cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
@@ -54,49 +53,57 @@ class CudaOp(Op):
         super().__init__(manifest, library)
         self.kernels = Kernels(self._module, bool(manifest.made))
 
-    def bind(self, w: Any, bias: Any = None) -> CudaLayer:
-        """Packs filters (and bias) once, on w's device, or the current one if w lies on the CPU.
+    def bind(self, w: Any, bias: Any = None, scale: Any = None) -> CudaLayer:
+        """Packs filters (and bias and scale) once, on w's device, or the current one if w lies on the CPU.
 
         Args:
             w: filters of `conv.filter_shape`; later changes to it are not seen.
             bias: [out_channels], exactly where the problem has a bias.
+            scale: float32 [out_channels], finite, exactly where the problem requantises its outputs.
 
         Raises:
-            ArgumentError: a tensor that does not fit, or a bias missing or not wanted.
+            ArgumentError: a tensor that does not fit, a scale that is not finite, or a bias or scale missing or not wanted.
         """
-        return CudaLayer(self, w, bias)
+        return CudaLayer(self, w, bias, scale)
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None, scale: Any = None) -> Any:
+        """One call without binding: packs filters, bias and scale every time; see `bind` and `CudaLayer.__call__`."""
+        return self.bind(w, bias, scale)(x, residual, out)
 
 
 class CudaLayer:
     """A `CudaOp` with its filters bound."""
 
-    def __init__(self, op: CudaOp, w: Any, bias: Any) -> None:
+    def __init__(self, op: CudaOp, w: Any, bias: Any, scale: Any = None) -> None:
         conv = op.conv
-        if (bias is not None) != conv.bias:
-            raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
         self.op, self._conv = op, conv
         self.device = int(w.device.index) if is_torch(w) and w.is_cuda else _current_device()
-        self._out_dtype = OUTPUT_DTYPES[conv.dtype]
-        self._packed = [_upload(array, self.device) for array in self._pack(w, bias)]
+        self._packed = [_upload(array, self.device) for array in self._pack(w, bias, scale)]
         self._kernels, self._made = op.kernels, op.manifest.made
         self._scratch: Any = None
 
-    def _pack(self, w: Any, bias: Any) -> list[np.ndarray[Any, Any]]:
+    def _pack(self, w: Any, bias: Any, scale: Any) -> list[np.ndarray[Any, Any]]:
         conv = self._conv
         packed = [self.op.manifest.pack.filter(conv, _values("w", w, conv.filter_shape, conv.dtype))]
-        if conv.bias:
-            packed.append(_values("bias", bias, (conv.out_channels,), self._out_dtype))
+        for name, value in (("bias", bias), ("scale", scale)):
+            if (value is not None) != (name in conv.arguments):
+                raise ArgumentError(f"`{name}` must be {'left out' if value is not None else 'given'}: the problem is {conv}.")
+            if value is not None:
+                packed.append(_values(name, value, (conv.out_channels,), conv.dtypes[name]))
+        if scale is not None and not np.isfinite(packed[-1]).all():
+            place = int(np.flatnonzero(~np.isfinite(packed[-1]))[0])
+            raise ArgumentError(f"`scale` (={packed[-1][place]} at {place}) must be finite.")
         return packed
 
-    def rebind(self, w: Any, bias: Any = None) -> None:
-        """Packs other filters (and bias) into the memory of those bound: CUDA graphs captured before compute with them from then on.
+    def rebind(self, w: Any, bias: Any = None, scale: Any = None) -> None:
+        """Packs other filters (and bias and scale) into the memory of those bound: CUDA graphs captured before compute with them then.
 
         The copy runs on the current stream, as calls do.
 
         Raises:
-            ArgumentError: a tensor that does not fit.
+            ArgumentError: a tensor that does not fit, a scale that is not finite, or a bias or scale missing or not wanted.
         """
-        for held, array in zip(self._packed, self._pack(w, bias), strict=True):
+        for held, array in zip(self._packed, self._pack(w, bias, scale), strict=True):
             if is_torch(held):
                 held.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(array)))
             else:
@@ -119,12 +126,12 @@ class CudaLayer:
             raise ArgumentError(f"`residual` must be {'given' if conv.residual else 'left out'}: the problem is {conv}.")
         added: tuple[Any, ...] = ()
         if residual is not None:
-            _check("residual", residual, conv.output_shape, self._out_dtype, self.device)
+            _check("residual", residual, conv.output_shape, conv.out_dtype, self.device)
             added = (residual,)
         if out is None:
             out = self._new_output(x)
         else:
-            _check("out", out, conv.output_shape, self._out_dtype, self.device)
+            _check("out", out, conv.output_shape, conv.out_dtype, self.device)
             if out is x or out is residual:
                 raise ArgumentError("`out` must not overlap x or residual.")
         self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
@@ -161,7 +168,7 @@ class CudaLayer:
     def _new_output(self, x: Any) -> Any:
         if not is_torch(x):
             raise ArgumentError(f"`out` must be given: x (a {type(x).__name__}) is no torch tensor, and none can be made of its kind.")
-        return x.new_empty(self._conv.output_shape, dtype=getattr(sys.modules["torch"], self._out_dtype))
+        return x.new_empty(self._conv.output_shape, dtype=getattr(sys.modules["torch"], self._conv.out_dtype))
 
     def _new_scratch(self, x: Any) -> Any:
         if is_torch(x):

@@ -9,10 +9,11 @@ Types, as cuDNN's table of `cudnnConvolutionForward` has them:
 |---|---|---|---|---|
 | float32 | float32 | float32 | float32 | NCHW, NHWC |
 | float16 | float16 | float16 | float32 | NCHW, NHWC |
-| int8 | int8 | float32 | int32 | NHWC, channels a multiple of 4 |
+| int8 | int8 | int8 for `out_dtype` int8, else float32 | int32 | NHWC, channels a multiple of 4 |
 
 cuDNN writes the int32 sums of int8 tensors as int8 (saturated) or as float32, never as int32. We take float32, which holds every sum up to
-2**24. Its other int8 forms want x, w and y in blocks of 4 or 32 channels (NCHW_VECT_C), layouts that `Conv2d` does not have.
+2**24, but where outputs shall be int8. cuDNN scales them by one number for all channels, while a `Conv2d` has one for each. Its other
+int8 forms want x, w and y in blocks of 4 or 32 channels (NCHW_VECT_C), layouts that `Conv2d` does not have.
 
 Math, the argument that says which units may be used:
 
@@ -74,6 +75,7 @@ MATHS = {  # by the argument `math`, then by dtype
     "tensor": {"float16": Math.TENSOR_OP, "int8": Math.TENSOR_OP},
 }
 OUTPUT_DTYPES = {"float32": "float32", "float16": "float16", "int8": "float32"}  # of y, by dtype of x and w
+"""Where outputs shall not be int8; see `output_dtype`."""
 SUM_DTYPES = {"float32": "float32", "float16": "float32", "int8": "int32"}
 
 _DATA_TYPES = {"float32": 0, "float16": 2, "int8": 3, "int32": 4}  # cudnnDataType_t
@@ -164,6 +166,11 @@ def supports(conv: Conv2d, math: str | None = None) -> str | None:
     return None
 
 
+def output_dtype(conv: Conv2d) -> str:
+    """Element type of y, as cuDNN writes it."""
+    return "int8" if conv.out_dtype == "int8" else OUTPUT_DTYPES[conv.dtype]
+
+
 def arguments(conv: Conv2d, math: Math) -> Arguments:
     """The numbers that describe `conv` to cuDNN.
 
@@ -172,7 +179,7 @@ def arguments(conv: Conv2d, math: Math) -> Arguments:
     """
     if (reason := supports(conv)) is not None:
         raise CudnnError(f"cuDNN: {conv}: {reason}.")
-    given, result, sums = (_DATA_TYPES[name] for name in (conv.dtype, OUTPUT_DTYPES[conv.dtype], SUM_DTYPES[conv.dtype]))
+    given, result, sums = (_DATA_TYPES[name] for name in (conv.dtype, output_dtype(conv), SUM_DTYPES[conv.dtype]))
     layout = _FORMATS[conv.layout]
     return Arguments(
         x=(layout, given, conv.batch, conv.in_channels, conv.height, conv.width),
@@ -263,8 +270,10 @@ class Cudnn:
         best = next((one for one in found[: count.value] if one.status == 0), None)
         return None if best is None else Forward(Algorithm(best.algorithm).name, kind.name, best.memory)
 
-    def runner(self, conv: Conv2d, plan: Forward, x_ptr: int, w_ptr: int, y_ptr: int, workspace_ptr: int = 0) -> Callable[[], None]:
-        """A function that puts one convolution, y = conv(x, w), on the stream and does not wait for it.
+    def runner(
+        self, conv: Conv2d, plan: Forward, x_ptr: int, w_ptr: int, y_ptr: int, workspace_ptr: int = 0, scale: float = 1.0
+    ) -> Callable[[], None]:
+        """A function that puts one convolution, y = scale * conv(x, w), on the stream and does not wait for it.
 
         Everything is described here once; a call is a bare cudnnConvolutionForward. The memory behind the pointers is the caller's.
 
@@ -273,8 +282,9 @@ class Cudnn:
             x_ptr: device address of x, of `conv.input_shape` without gaps.
             w_ptr: of w, **in the layout of x**: [out_channels, in_channels / groups, kernel_h, kernel_w] for NCHW,
                 [out_channels, kernel_h, kernel_w, in_channels / groups] for NHWC.
-            y_ptr: of y, of `conv.output_shape` and `OUTPUT_DTYPES[conv.dtype]`; overwritten.
+            y_ptr: of y, of `conv.output_shape` and `output_dtype(conv)`; overwritten.
             workspace_ptr: of at least `plan.workspace_bytes` bytes; 0 where it needs none.
+            scale: of all channels; rounded to float32.
 
         Raises:
             CudnnError: now or in a call, what cuDNN said; or a pointer is missing.
@@ -285,8 +295,8 @@ class Cudnn:
         with ExitStack() as building:
             x, w, convolution, y = self._describe(building, arguments(conv, Math[plan.math]))
             descriptors = building.pop_all()
-        one, zero = c_float(1.0), c_float(0.0)  # scales are float32 for each of our types
-        inputs = (self._handle, byref(one), x, c_void_p(x_ptr), w, c_void_p(w_ptr), convolution, int(Algorithm[plan.algorithm]))
+        factor, zero = c_float(scale), c_float(0.0)  # scales are float32 for each of our types
+        inputs = (self._handle, byref(factor), x, c_void_p(x_ptr), w, c_void_p(w_ptr), convolution, int(Algorithm[plan.algorithm]))
         values = (*inputs, c_void_p(workspace_ptr), c_size_t(plan.workspace_bytes), byref(zero), y, c_void_p(y_ptr))
         forward = self._functions["cudnnConvolutionForward"]
 

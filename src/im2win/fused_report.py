@@ -12,6 +12,8 @@ from im2win import markdown
 STUDY = "winograd-tensor-cores"  # the study's name in its file
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
+REQUANTISED = "requantised"  # int8 to int8, without Winograd's form
+REQUANTISED_PEER = f"{REQUANTISED}-cudnn_"  # and so on: cuDNN's algorithms by name on the same problem
 INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED, WHOLE))  # Winograd's form in int8
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -52,7 +54,8 @@ def _problems(entries: Sequence[Entry]) -> list[Problem]:
 def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
     """The fastest of each form on a problem, and of cuDNN: of all in the layout; in Winograd's form, which it has channels first."""
     here = [entry for entry in entries if _problem(entry) == problem]
-    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM, *INT8)}
+    found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM, *INT8, REQUANTISED)}
+    found[REQUANTISED_PEER] = _fastest(entry for entry in here if str(entry["form"]).startswith(REQUANTISED_PEER))
     either = [entry for entry in entries if _problem(entry)[1:] == problem[1:]]
     found["winograd"] = _fastest(entry for entry in either if entry["form"] in CUDNN_WINOGRAD)
     torch = f"torch_{problem[0].lower()}"
@@ -62,8 +65,8 @@ def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None
 
 def _layers(entries: Sequence[Entry]) -> str:
     rows, of_all = [], dict[str, list[list[float]]]()
-    searched = any(entry["form"] == TVM for entry in entries)
-    shown = ("winograd", "cudnn", *_OURS, *([TVM] if searched else []))
+    searched, scaled = (any(entry["form"] == form for entry in entries) for form in (TVM, REQUANTISED))
+    shown = ("winograd", "cudnn", *_OURS, *([REQUANTISED] if scaled else []), *([TVM] if searched else []))
     for problem in _problems(entries):
         found = _times(entries, problem)
         best = _fastest(entry for form in FUSED if (entry := found[form]) is not None)
@@ -72,6 +75,7 @@ def _layers(entries: Sequence[Entry]) -> str:
             (found[PROTOTYPE], best),
             (found["cudnn"], found[OTHERS]),
             (found[OTHERS], found[INTEGERS]),
+            *([(found[OTHERS], found[REQUANTISED]), (found[REQUANTISED_PEER], found[REQUANTISED])] if scaled else []),
         ]
         cells = [_ms(found[form]) for form in shown]
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, *(_ratio(*pair) for pair in pairs)])
@@ -83,8 +87,9 @@ def _layers(entries: Sequence[Entry]) -> str:
         rows.append([layout, "", "geometric mean", *[""] * len(shown), *means])
     columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "synchronous ms", "unfused ms",
                *(f"{_title(form)} ms" for form in FUSED), "one kernel ms", "our best ms", "our int8 ms",
-               *(["TVM ms"] if searched else []), "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best",
-               "int8 over float16"]  # fmt: skip
+               *(["our int8 to int8 ms"] if scaled else []), *(["TVM ms"] if searched else []),
+               "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best", "int8 over float16",
+               *(["int8 to int8 over float16", "int8 to int8 over cuDNN"] if scaled else [])]  # fmt: skip
     return markdown.table(columns, rows, words=3)
 
 
@@ -128,7 +133,7 @@ def _failures(entries: Sequence[Entry]) -> list[str]:
     lines: dict[str, None] = {}
     for problem in _problems(entries):
         for form, entry in _times(entries, problem).items():
-            if entry is None and form in (*_OURS, *INT8):
+            if entry is None and form in (*_OURS, *INT8, REQUANTISED):
                 here = [one for one in entries if _problem(one) == problem and one["form"] == form]
                 lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
     return ["Failed: " + "; ".join(lines) + "."] if lines else []
@@ -154,7 +159,16 @@ def _caption(study: Mapping[str, Any]) -> str:
         "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
         "cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search. Unfused: the prototype in three "
         "kernels; one kernel: all three stages fused; our best: without Winograd's form; int8: the same problem with int8, sums stored as "
-        "int32. Ratios: times of the second over those of the first."
+        f"int32{_of_scaled(study)}. Ratios: times of the second over those of the first."
+    )
+
+
+def _of_scaled(study: Mapping[str, Any]) -> str:
+    if not any(entry["form"] == REQUANTISED for entry in study["entries"]):
+        return ""
+    return (
+        "; int8 to int8: outputs of int8, exact sums times a scale for every channel (cuDNN: the best of its algorithms by name, with int8 "
+        "outputs or, where it has none, float32, and one scale for all channels)"
     )
 
 

@@ -101,7 +101,7 @@ def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
     shape = sum(map(abs, map(math.log2, ratios)))
     if a.padding != b.padding:
         shape += 0.25 * sum(x != y for x, y in zip(a.padding, b.padding, strict=True))
-    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation)
+    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation) + (a.out_dtype != b.out_dtype)
     return shape, abs(math.log2(a.batch / b.batch)) + 0.25 * epilogue
 
 

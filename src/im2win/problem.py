@@ -13,6 +13,9 @@ IntPair = int | Sequence[int]
 Padding = int | Sequence[int] | Literal["same", "valid"]
 
 DTYPES = {"float32": 4, "float16": 2, "int8": 1}
+OUT_DTYPES = {"float32": ("float32",), "float16": ("float16",), "int8": ("int32", "int8", "float16", "float32")}
+"""By dtype: what outputs may be of, the default first."""
+ITEMSIZES = {**DTYPES, "int32": 4}
 LAYOUTS = ("NCHW", "NHWC")
 ACTIVATIONS = ("none", "relu", "relu6", "silu")
 MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
@@ -60,9 +63,14 @@ class Conv2d:
 
     ``y = activation(conv(x, w) + bias + residual)``; bias and residual only where asked for.
 
+    Products of int8 are summed in int32, and so is their bias. Outputs are these sums, or, with another `out_dtype`, requantised:
+    ``y = convert(activation(float32(conv(x, w) + bias) * scale + float32(residual)))`` with a float32 scale for every output channel. Every
+    operation on float32 is rounded by itself, to nearest even. `convert` is to `out_dtype`: to int8 it rounds to nearest even, and what
+    is outside -128 to 127 becomes the nearest of them.
+
     Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC);
-    w is always ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias ``[out_channels]``;
-    residual and y have `output_shape`.
+    w is always ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale ``[out_channels]``;
+    residual and y have `output_shape`. `dtypes` says what they are of.
 
     Args:
         batch, in_channels, height, width, out_channels: sizes in elements, at least 1.
@@ -70,10 +78,11 @@ class Conv2d:
         padding: zeros round the input: an integer, a pair (vertical, horizontal), four sides (top, left, bottom, right)
             as in ONNX, ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
         groups: channels are split into this many independent convolutions; `in_channels` of them is depthwise.
-        dtype: of x, w and y: float32, float16 or int8.
+        dtype: of x and w: float32, float16 or int8.
         layout: of x, y and residual: NCHW or NHWC.
         bias, residual: whether the epilogue adds them.
-        activation: none, relu, relu6 or silu; applied last.
+        activation: none, relu, relu6 or silu; applied last. Outputs of int8 take none or relu.
+        out_dtype: of y and residual; default `dtype`, and int32 for int8, which may be int8, float16 or float32, too: requantised.
 
     Raises:
         ConvError: a message that names the argument, its value and the rule.
@@ -94,6 +103,7 @@ class Conv2d:
     bias: bool
     residual: bool
     activation: str
+    out_dtype: str
 
     def __init__(
         self,
@@ -112,6 +122,7 @@ class Conv2d:
         bias: bool = False,
         residual: bool = False,
         activation: str | None = None,
+        out_dtype: str | None = None,
     ) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
@@ -133,6 +144,7 @@ class Conv2d:
         if (activation or "none") not in ACTIVATIONS:
             raise _fail("activation", activation, "one of " + ", ".join(ACTIVATIONS))
         put("activation", activation or "none")
+        put("out_dtype", self._output_type(out_dtype))
         self._check()
 
     def _sides(self, padding: Padding) -> tuple[int, int, int, int]:
@@ -151,6 +163,14 @@ class Conv2d:
             raise _fail("padding", padding, "an integer, a pair (vertical, horizontal) or four sides (top, left, bottom, right)")
         vertical, horizontal = _pair("padding", padding, 0)
         return vertical, horizontal, vertical, horizontal
+
+    def _output_type(self, out_dtype: str | None) -> str:
+        known = OUT_DTYPES[self.dtype]
+        if out_dtype is not None and out_dtype not in known:
+            raise _fail("out_dtype", out_dtype, f"{'one of ' * (len(known) > 1)}{', '.join(known)} for `dtype` {self.dtype}")
+        if out_dtype == "int8" and self.activation not in ("none", "relu"):
+            raise _fail("activation", self.activation, "none or relu for `out_dtype` int8")
+        return out_dtype or known[0]
 
     def _check(self) -> None:
         for name in ("in_channels", "out_channels"):
@@ -211,14 +231,34 @@ class Conv2d:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of input and filter."""
         return DTYPES[self.dtype]
+
+    @property
+    def out_itemsize(self) -> int:
+        """Bytes of one element of output and residual."""
+        return ITEMSIZES[self.out_dtype]
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the output."""
+        return self.out_itemsize * math.prod(self.output_shape)
 
     @property
     def bytes_moved(self) -> int:
         """Bytes that must move at least once: input, filter and output (and the residual)."""
-        elements = math.prod(self.input_shape) + math.prod(self.filter_shape) + math.prod(self.output_shape) * (1 + self.residual)
-        return self.itemsize * elements
+        given = self.itemsize * (math.prod(self.input_shape) + math.prod(self.filter_shape))
+        return given + self.output_bytes * (1 + self.residual)
+
+    @property
+    def types(self) -> str:
+        """Element types as in the key: `dtype`, and `out_dtype` where it is not the default."""
+        return f"{self.dtype}-out.{self.out_dtype}" if self.requantised else self.dtype
+
+    @property
+    def requantised(self) -> bool:
+        """Whether int32 sums are scaled to outputs of another type."""
+        return self.out_dtype != OUT_DTYPES[self.dtype][0]
 
     @property
     def depthwise(self) -> bool:
@@ -233,10 +273,19 @@ class Conv2d:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the tensors a kernel takes, in order, the output last."""
-        return ("data", "filter", *(("bias",) if self.bias else ()), *(("residual",) if self.residual else ()), "output")
+        added = (("bias", self.bias), ("scale", self.requantised), ("residual", self.residual))
+        return ("data", "filter", *(name for name, on in added if on), "output")
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, str]:
+        """Element types of `arguments`: bias is of the type of sums that are stored, scale of float32."""
+        known = {"data": self.dtype, "filter": self.dtype, "bias": OUT_DTYPES[self.dtype][0], "scale": "float32"}
+        return {name: known.get(name, self.out_dtype) for name in self.arguments}
 
     def with_(self, **changes: Any) -> Conv2d:
-        """A copy with some fields changed (validated again)."""
+        """A copy with some fields changed (validated again); with another dtype it has the default `out_dtype`, unless that is given."""
+        if changes.get("dtype", self.dtype) != self.dtype:
+            changes.setdefault("out_dtype", None)
         try:
             return _changed(self, tuple((name, type(value), value) for name, value in changes.items()))  # True is not 1
         except TypeError:  # a list, say, where a tuple would do
@@ -267,7 +316,7 @@ class Conv2d:
             parts.append("d" + pair(self.dilation))
         if self.groups != 1:
             parts.append(f"g{self.groups}")
-        parts += [self.dtype] if self.dtype != "float32" else []
+        parts += [self.types] if self.dtype != "float32" else []
         parts += [self.layout] if self.layout != "NCHW" else []
         parts += [word for word, on in (("bias", self.bias), ("add", self.residual)) if on]
         parts += [self.activation] if self.activation != "none" else []
@@ -300,6 +349,8 @@ class Conv2d:
         for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("activation", ACTIVATIONS)):
             if word in allowed:
                 return name, word
+        if word.startswith("out."):
+            return "out_dtype", word.removeprefix("out.")
         if word in ("bias", "add"):
             return {"bias": "bias", "add": "residual"}[word], True
         raise ConvError(f"Conv2d.parse: key {key!r} has the unknown part {word!r}.")

@@ -35,12 +35,18 @@ def allows(accuracy: Accuracy, needed: Accuracy) -> bool:
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
     rng = np.random.default_rng(seed)
-    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": (conv.out_channels,), "residual": conv.output_shape}
+    channels = (conv.out_channels,)
+    shapes = {"data": conv.input_shape, "filter": conv.filter_shape, "bias": channels, "scale": channels, "residual": conv.output_shape}
     return {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in conv.arguments[:-1]}
 
 
-def reference(conv: Conv2d, x: Array, w: Array, bias: Array | None = None, residual: Array | None = None) -> Array:
-    """The convolution in float64, of `conv.output_shape`: one matrix product an image and group, on a copy of the windows."""
+def reference(
+    conv: Conv2d, x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, scale: Array | None = None
+) -> Array:
+    """The convolution in float64, of `conv.output_shape`: one matrix product an image and group, on a copy of the windows.
+
+    What is requantised has the values of `conv.out_dtype`, from float32 operations as `Conv2d` states them; silu is rounded once.
+    """
     planes = x if conv.layout == "NCHW" else x.transpose(0, 3, 1, 2)
     out_h, out_w = conv.output_size
     per_group, channels = conv.out_channels // conv.groups, conv.in_channels // conv.groups
@@ -56,10 +62,25 @@ def reference(conv: Conv2d, x: Array, w: Array, bias: Array | None = None, resid
             y[n, g * per_group : (g + 1) * per_group] = (filters[g] @ part).reshape(per_group, out_h, out_w)
     if bias is not None:
         y += bias.astype(np.float64)[:, None, None]
+    if scale is not None:
+        return _requantised(conv, y.astype(np.float32), residual, scale)
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
     if residual is not None:
         y = y + residual
     return _activate(conv.activation, y)
+
+
+def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array) -> Array:
+    """float32 [batch, out_channels, rows, columns] as the values of the output's type, in float64."""
+    y = sums * scale.astype(np.float32)[:, None, None]
+    y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
+    if residual is not None:
+        y = y + residual.astype(np.float32)
+    y = _activate(conv.activation, y.astype(np.float64)).astype(np.float32)
+    if conv.out_dtype == "int8":
+        return np.clip(np.rint(y), -128, 127).astype(np.float64)
+    with np.errstate(over="ignore"):  # to infinity
+        return y.astype(conv.out_dtype).astype(np.float64)
 
 
 def _activate(name: str, y: Array) -> Array:
@@ -75,9 +96,11 @@ def _activate(name: str, y: Array) -> Array:
 def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     """Largest error that rounding alone explains, relative to the largest output, for normally distributed inputs.
 
-    int8 products and their int32 sums are exact. A float16 output is off by half a unit in its last place, 2^-11; sums of float16
-    products are kept in float32. TF32 inputs have 10 bits of fraction: a product is off by up to 2^-10, and sums by less than that of the
-    largest.
+    int8 products and their int32 sums are exact. So is what is requantised, where every operation rounds as the reference does, but for
+    silu, which is off by some units in its last place.
+
+    A float16 output is off by half a unit in its last place, 2^-11; sums of float16 products are kept in float32. TF32 inputs have 10 bits
+    of fraction: a product is off by up to 2^-10, and sums by less than that of the largest.
 
     A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
     eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
@@ -89,6 +112,9 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     if conv.dtype == "int8":
         from im2win.winograd_error import quantised_tolerance
 
+        if conv.requantised:
+            eps = float(np.finfo(conv.out_dtype).eps) if conv.activation == "silu" else 0.0
+            return eps + 16 * float(np.finfo(np.float32).eps) if eps else 0.0
         return quantised_tolerance(conv) if accuracy == "winograd" else 0.0
     if conv.dtype == "float16":
         from im2win.winograd_error import half_tolerance

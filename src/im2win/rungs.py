@@ -17,7 +17,7 @@ def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
     Args:
         recorded: the problem of the record, if one was found.
     """
-    plain = {"bias": False, "residual": False, "activation": "none"}
+    plain = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
     same = recorded is not None and recorded.with_(**plain) == conv.with_(**plain)
     return "other epilogue" if rung == "nearest layer" and same else rung
 

@@ -13,12 +13,13 @@ from im2win.problem import Conv2d
 
 
 def parts_problem(conv: Conv2d, split: int) -> Conv2d:
-    """The sums of all parts as one convolution: each part a group of channels that has all filters, without bias, residual and activation.
+    """The sums of all parts as one convolution, as they are: each part a group of channels that has all filters, and nothing follows.
 
     Raises:
         ConvError: `split` does not divide the channels.
     """
-    return conv.with_(out_channels=split * conv.out_channels, groups=split, bias=False, residual=False, activation="none")
+    plain = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
+    return conv.with_(out_channels=split * conv.out_channels, groups=split, **plain)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _launching(interface: Interface, todo: Sequence[Launch], made: bool, call: s
     kernels = list(dict.fromkeys((launch.kernel, _tensors(launch)) for launch in todo))
     rows = [_row(kernels.index((launch.kernel, _tensors(launch))), launch) for launch in todo]
     conv = interface.conv
-    elements = {"x": math.prod(conv.input_shape), "packed_w": interface.packed, "bias": conv.out_channels}
+    elements = {"x": math.prod(conv.input_shape), "packed_w": interface.packed, "bias": conv.out_channels, "scale": conv.out_channels}
     sizes = [f"{{{name}, {elements.get(name, math.prod(conv.output_shape))} * sizeof *{name}}}" for name in interface.tensors]
     numbers = max([1, *(len(_numbers(launch)) for launch in todo)])
     cases = [line for i, (kernel, names) in enumerate(kernels) for line in _case(i, kernel, names, interface, todo, made)]
@@ -184,8 +184,7 @@ def _argument(name: str, made: bool, first: bool) -> str:
         return "x"
     if name in _MADE and made:
         return "made"
-    known = {"filter": "packed_w", "bias": "bias", "residual": "residual", "output": "y"}
-    return known[name]
+    return {"filter": "packed_w", "output": "y"}.get(name, name)
 
 
 # --- packing

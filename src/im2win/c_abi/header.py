@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from im2win import __version__
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.problem import Conv2d
 
 SOURCES = Path(__file__).parent
@@ -62,21 +61,15 @@ class Interface:
         return self.function, f"{self.function}_pack"
 
     @property
-    def types(self) -> tuple[str, str]:
-        """C types of an element: of input and filters, and of bias, residual and output."""
-        return C_TYPES[self.conv.dtype], C_TYPES[OUTPUT_DTYPES[self.conv.dtype]]
-
-    @property
-    def tensors(self) -> list[str]:
-        """Names of the arguments that are tensors, in order."""
-        added = [name for name, on in (("bias", self.conv.bias), ("residual", self.conv.residual)) if on]
-        return ["x", _PACKED, *added, "y"]
+    def tensors(self) -> dict[str, str]:
+        """Names of the arguments that are tensors, in order, with C types of their elements."""
+        names = {"data": "x", "filter": _PACKED, "output": "y"}
+        return {names.get(name, name): C_TYPES[dtype] for name, dtype in self.conv.dtypes.items()}
 
     def prototypes(self) -> tuple[str, str]:
         """Of the two functions, in the order of `functions`."""
-        element, result = self.types
-        kinds = {"x": f"const {element}", _PACKED: f"const {element}", "y": result}
-        arguments = [f"{kinds.get(name, f'const {result}')} *{name}" for name in self.tensors]
+        element = C_TYPES[self.conv.dtype]
+        arguments = [f"{'' if name == 'y' else 'const '}{kind} *{name}" for name, kind in self.tensors.items()]
         stream = ["cudaStream_t stream"] if self.threads is None else []
         call, pack = self.functions
         return (
@@ -125,12 +118,10 @@ class Interface:
 
     def _calling(self) -> list[str]:
         conv = self.conv
-        epilogue = [f"bias [{conv.out_channels}]"] if conv.bias else []
+        epilogue = [f"{name} [{conv.out_channels}]" for name in ("bias", "scale") if name in self.tensors]
         epilogue += ["residual like y"] if conv.residual else []
         shapes = f"x {list(conv.input_shape)} and y {list(conv.output_shape)} are {conv.layout}, dense"
-        sums = " + ".join(["conv(x, w)", *(name for name in ("bias", "residual") if name in self.tensors)])
-        formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
-        bits = "; float16 as its bits" if conv.dtype == "float16" else ""
+        bits = "; float16 as its bits" if "float16" in conv.dtypes.values() else ""
         if self.threads is not None:
             rules = (
                 "Any number of threads may call at the same time, each with a workspace of its own; one of them gets the pool of threads, "
@@ -143,9 +134,21 @@ class Interface:
                 "call can be captured in a graph."
             )
         return _comment(
-            f"y = {formula}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if 0, and "
-            f"its contents do not matter. {rules} Returns an im2win_status."
+            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if "
+            f"0, and its contents do not matter. {rules} Returns an im2win_status."
         )
+
+    def _formula(self) -> str:
+        conv = self.conv
+        sums = " + ".join(["conv(x, w)", *(["bias"] if conv.bias else [])])
+        if conv.requantised:
+            sums = f"{f'({sums})' if conv.bias else sums} * scale"
+        sums += " + residual" if conv.residual else ""
+        formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
+        if not conv.requantised:
+            return formula
+        ends = ", to nearest even and within -128 to 127" if conv.out_dtype == "int8" else ""
+        return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}"
 
 
 def _comment(text: str) -> list[str]:

@@ -37,6 +37,7 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
@@ -52,7 +53,7 @@ def bench(
             raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
         if against not in (PEERS, "tvm"):
             raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")

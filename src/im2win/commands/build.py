@@ -26,12 +26,13 @@ def build(
     threads: options.Threads = None,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
     c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler. Or for C and C++, without TVM."""
-    wanted, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
+    wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     from im2win.builder import chosen
     from im2win.reference import checked_accuracy
 

@@ -25,6 +25,7 @@ def layers(
     memory: Annotated[bool, typer.Option("--memory", help=MEMORY)] = False,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured on a GPU here (memory-NAME.json).")] = None,
 ) -> None:
@@ -38,7 +39,7 @@ def layers(
         from im2win.memory_report import check_path
 
         check_path(json)
-    chosen, skipped = workload.read(what, batch, only, dtype, layout)
+    chosen, skipped = workload.read(what, batch, only, dtype, layout, out_dtype=out_dtype)
     from im2win.algorithms import ALGORITHMS
     from im2win.summary import summary_rows
 

@@ -21,6 +21,9 @@ Algorithm = Annotated[str, typer.Option(help="One of `im2win algorithms`, or aut
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this process may use if not said.")]
 Target = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or int8, instead of what the suite or model says.")]
+OutDtype = Annotated[
+    str | None, typer.Option("--out-dtype", help="Of outputs of int8: int32, or int8, float16 or float32, with a scale for every channel.")
+]
 Layout = Annotated[str | None, typer.Option(help="NCHW or NHWC, instead of what the suite or model says.")]
 Accuracy = Annotated[str, typer.Option(help=ACCURACY)]
 Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]

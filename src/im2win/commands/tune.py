@@ -34,11 +34,12 @@ def tune(
     threads: options.Threads = None,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
 ) -> None:
     """Search the fastest correct schedule of each layer. Ctrl-C stops; the same command goes on where it stopped."""
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout, deployed=True)
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     console = tables.console()
     for line in skipped:
         console.print(f"skipped: {escape(line)}")

@@ -22,13 +22,14 @@ def read(
     dtype: str | None = None,
     layout: str | None = None,
     *,
+    out_dtype: str | None = None,
     deployed: bool = False,
 ) -> tuple[list[Layer], list[str]]:
     """The layers that `what` names, and a line for each convolution of a model, or line of a file, that cannot be taken.
 
     Args:
         what: a suite ("resnet50"), a path that ends in .onnx or in .jsonl (`layer_files`), or a key ("n8-c64x56x56-k64x3x3-p1").
-        batch, dtype, layout: replace those of every layer.
+        batch, dtype, layout, out_dtype: replace those of every layer.
         names: layer names with commas between them; all layers if None.
         deployed: of a model, the layers that `im2win compile` looks up: with all that is fused behind convolutions, and products.
 
@@ -57,7 +58,7 @@ def read(
         known = ", ".join(suites.suite_names())
         files = "a file ending in .onnx or .jsonl"
         raise WorkloadError(f"{what!r} must be a suite ({known}), {files} or a key like n8-c64x56x56-k64x3x3-p1.")
-    changes = {name: value for name, value in (("dtype", dtype), ("layout", layout)) if value is not None}
+    changes = {name: value for name, value in (("dtype", dtype), ("out_dtype", out_dtype), ("layout", layout)) if value is not None}
     layers = [suites.Layer(layer.name, layer.conv.with_(**changes), layer.count) for layer in layers] if changes else layers
     return _only(layers, names), skipped
 

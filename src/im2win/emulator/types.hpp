@@ -83,9 +83,21 @@ using std::min;
 inline float __expf(float value) { return std::exp(value); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+// No contraction: the compiler is given neither -mfma nor a GNU dialect.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __int2float_rn(int value) { return float(value); }
 template <typename T>
 T __ldg(const T* place) { return *place; }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline int __float_as_int(float value) { int bits; std::memcpy(&bits, &value, 4); return bits; }
+inline unsigned __float_as_uint(float value) { return unsigned(__float_as_int(value)); }
+// Byte i of the result is the byte of {b, a} that nibble i of `selector` names, without the nibble's sign bit.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline float __int_as_float(int bits) { float value; std::memcpy(&value, &bits, 4); return value; }

@@ -1,8 +1,9 @@
 """The measuring worker for a GPU: checks a library against the float64 reference, then times it; never the other way round.
 
-A kernel writes into a buffer full of NaN (for int32: of a value no sum reaches) between two guard zones, as on the CPU. Times are those of
-the GPU between two events, with the level-2 cache overwritten before every call: what a layer finds in a network. The reference is computed
-on the GPU in float64, by PyTorch's own products of unfolded windows, a few images at a time.
+A kernel writes into a buffer full of NaN (for int32: of a value no sum reaches) between two guard zones, as on the CPU. Outputs of int8
+take every value there is: such a kernel runs twice, on two values, of which an output that was not written matches one at most. Times are
+those of the GPU between two events, with the level-2 cache overwritten before every call: what a layer finds in a network. The reference is
+computed on the GPU in float64, by PyTorch's own products of unfolded windows, a few images at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from im2win.cuda_packing import OUTPUT_DTYPES
 from im2win.problem import Conv2d
 from im2win.reference import random_tensors, tolerance
 from im2win.tuner.runner import Candidate, Outcome, RunJob
@@ -22,6 +22,8 @@ from im2win.tuner.workers import serve
 
 GUARD = 4096  # elements on either side of the output
 GUARD_VALUE = -52341  # float16 rounds it
+GUARD_BYTE = -113
+SPREAD = 32  # of random integers
 WARM_S = 0.02
 FLUSH_BYTES = 256 << 20  # more than any level-2 cache
 REFERENCE_BYTES = 4 << 30  # of unfolded windows at a time
@@ -48,25 +50,46 @@ def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
     y = torch.cat(parts)
     if conv.bias:
         y += tensors["bias"].double()[:, None, None]
+    if conv.requantised:
+        y = y.float().mul_(tensors["scale"][:, None, None])
     y = y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()
     if conv.residual:
-        y += tensors["residual"].double()
+        y += tensors["residual"].to(y.dtype)
     functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
     scale = float(y.abs().max()) or 1.0
-    return (functions[conv.activation](y) if conv.activation in functions else y), scale
+    y = functions[conv.activation](y) if conv.activation in functions else y
+    return (_converted(conv, y) if conv.requantised else y), scale
+
+
+def _converted(conv: Conv2d, y: Any) -> Any:
+    """float32 values as the output's type holds them, in float64."""
+    import torch
+
+    return (torch.round(y).clamp_(-128, 127) if conv.out_dtype == "int8" else y.to(getattr(torch, conv.out_dtype))).double()
 
 
 def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
-    """Normally distributed tensors for every argument but the output; int8 and int32 ones are integers of that spread."""
+    """Normally distributed tensors for every argument but the output; those of problems in int8 are integers of 32 times that spread.
+
+    Scales are such that outputs have about this spread, too: some of them are more than int8 holds.
+    """
     import torch
 
-    out = OUTPUT_DTYPES[conv.dtype]
+    sums = SPREAD * math.sqrt(math.prod(conv.filter_shape[1:]))
     made = {}
     for name, array in random_tensors(conv, seed).items():
-        dtype = getattr(torch, conv.dtype if name in ("data", "filter") else out)
-        tensor = torch.from_numpy(array).cuda()
-        made[name] = torch.clamp(torch.round(tensor * 32), -127, 127).to(dtype) if conv.dtype == "int8" else tensor.to(dtype)
+        dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).cuda()
+        if name == "scale":
+            tensor = tensor / sums
+        elif conv.dtype == "int8":
+            tensor = torch.clamp(torch.round(tensor * SPREAD), -127, 127)
+        made[name] = tensor.to(dtype)
     return made
+
+
+def poisons(conv: Conv2d) -> tuple[float, ...]:
+    """Values of outputs that were not written: one that no output has, or two, since no output has both."""
+    return {"int32": (-(2**31) + 12345,), "int8": (-77, 78)}.get(conv.out_dtype, (math.nan,))
 
 
 class Bench:
@@ -79,9 +102,10 @@ class Bench:
         self.inputs = device_tensors(conv, seed)
         self.expected, self.scale = reference(conv, self.inputs)
         self.copies = {name: tensor.clone() for name, tensor in self.inputs.items() if name in ("data", "residual")}
-        dtype = getattr(torch, OUTPUT_DTYPES[conv.dtype])
-        self.poison = float("nan") if dtype.is_floating_point else -(2**31) + 12345
-        self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), GUARD_VALUE, dtype=dtype, device="cuda")
+        dtype = getattr(torch, conv.out_dtype)
+        self.poisons = poisons(conv)
+        guard = GUARD_BYTE if conv.out_dtype == "int8" else GUARD_VALUE
+        self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), guard, dtype=dtype, device="cuda")
         self.zones = (self.guarded[:GUARD].clone(), self.guarded[-GUARD:].clone())
         self.output = self.guarded[GUARD:-GUARD].view(conv.output_shape)
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
@@ -130,13 +154,18 @@ def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
 
 
 def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str, float | None]:
-    """Runs a kernel once on poisoned output and checks it."""
+    """Runs a kernel on poisoned output and checks it, once for every poison."""
     import torch
 
-    bench.output.fill_(bench.poison)
-    kernel()
-    torch.cuda.synchronize()
-    return check(bench, allowed)
+    message, measured = "", None
+    for poison in bench.poisons:
+        bench.output.fill_(poison)
+        kernel()
+        torch.cuda.synchronize()
+        message, measured = check(bench, allowed)
+        if message:
+            break
+    return message, measured
 
 
 def sample(bench: Bench, kernel: Any) -> float:

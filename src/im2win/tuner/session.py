@@ -80,11 +80,16 @@ class Session:
         return self._same_place(record) and stale(record) is None
 
     def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
-        """The best candidates of records that another version of the code or of TVM made, as far as they are still legal."""
+        """The best candidates of records that another version of the code or of TVM made, as far as they are still legal.
+
+        To a problem that requantises, those of the same sums are as good, of whatever version.
+        """
         old: dict[tuple[str, str], Record] = {}
-        for record in self.log.read(self.conv, self.backend.name):
-            if record.seconds is not None and self._same_place(record) and record.algorithm in names and stale(record) is not None:
-                old[record.algorithm, str(record.tile)] = record
+        for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
+            for record in self.log.read(conv, self.backend.name):
+                hint = conv != self.conv or stale(record) is not None
+                if hint and record.seconds is not None and self._same_place(record) and record.algorithm in names:
+                    old[record.algorithm, str(record.tile)] = record
         legal = (
             record
             for record in sorted(old.values(), key=lambda record: record.cost)
