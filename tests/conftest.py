@@ -46,7 +46,8 @@ def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Built operators go to a folder of this run, in the processes that tests start, too."""
-    folder = tmp_path_factory.mktemp("cache")
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "IM2WIN_CACHE", str(folder))
         yield folder
@@ -95,7 +96,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the artefacts that ran in PyTorch, call by call."""
+    """Names of the artefacts that ran in PyTorch, call by call: each passes through Python."""
     from im2win.torch.bound import Bound
 
     seen: list[str] = []
@@ -106,4 +107,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run(self, *arguments)
 
     monkeypatch.setattr(Bound, "__call__", noted)
+    monkeypatch.setattr(Bound, "remember", lambda self: None)
     return seen
+
+
+@pytest.fixture(params=["library", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """PyTorch's calls of kernels through the compiled library, and all of them through Python."""
+    from im2win.torch import native
+
+    if request.param == "python":
+        native.unload()
+        monkeypatch.setattr(native, "load", lambda: False)
+    elif not native.load():
+        pytest.skip("there is no C++ compiler, or it lacks Python's headers")
+    yield request.param
+    native.unload()

@@ -23,6 +23,7 @@ from im2win.ranking import default_tile  # noqa: E402
 from im2win.torch import bound, conv_op  # noqa: E402
 from im2win.torch.plain import memory_format  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("way")
 CONV = Conv2d.parse("n2-c5x9x7-k6x3x2-s2x1-p1.0.2.1-bias-add-relu")
 
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from im2win.artefacts import default_folder
+from im2win.logs import LogError, locked
 
 _log = logging.getLogger("im2win")
 _NAMES = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _LANGUAGES = {"CC": "C", "CXX": "C++"}
+_LONGEST_S = 600.0  # that another process may take to compile the same
 
 
 def compiler(variable: str) -> str | None:
@@ -42,14 +44,23 @@ def kept_library(source: Path, variable: str, flags: Sequence[str], libraries: S
     what = "\n".join([platform.machine(), command, *flags, *libraries, *versions])
     folder = default_folder()
     path = folder / f"{source.stem}-{hashlib.sha256(source.read_bytes() + what.encode()).hexdigest()[:12]}.so"
-    if not path.exists():
-        _log.info("%s is compiled once, with %s", source.name, command)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{source.stem}-", dir=folder) as work:
-            made = Path(work) / path.name
-            words = [*shlex.split(command), *flags, "-fPIC", "-shared", str(source), "-o", str(made), *libraries]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(f"{command}: {done.stderr.strip()[:2000]}")
-            os.replace(made, path)
+    if path.exists():
+        return path
+    try:
+        with locked(folder / f".{source.stem}.lock", _LONGEST_S):
+            if not path.exists():
+                _log.info("%s is compiled once, with %s", source.name, command)
+                _compile([*shlex.split(command), *flags, "-fPIC", "-shared", str(source)], libraries, path)
+    except LogError as error:
+        raise OSError(str(error)) from None
     return path
+
+
+def _compile(command: Sequence[str], libraries: Sequence[str], path: Path) -> None:
+    """The whole file, or none."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as work:
+        made = Path(work) / path.name
+        done = subprocess.run([*command, "-o", str(made), *libraries], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"{command[0]}: {done.stderr.strip()[:2000]}")
+        os.replace(made, path)

@@ -108,12 +108,13 @@ class Bound:
         return y
 
     def remember(self) -> None:
-        """Lets calls like the one that this thread was asked for come here without Python from now on (`native`)."""
+        """Lets calls like the one that Python was asked for, which this has just computed, pass it by from now on (`native`)."""
+        if native.site is native.in_python:
+            return
         with self._lock:
             if self._place is None:
                 self._place = native.place(self._layer.launch, self.op.conv, self._held, self._stamps[1])
-            if self._place is not None:
-                self._place.remember()
+            self._place.remember()
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
         """The same values as the kernel reads them: one after another, on a GPU from where its wide copies may begin."""

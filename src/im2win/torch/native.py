@@ -30,7 +30,7 @@ _failed = False
 def load() -> bool:
     """Lets calls go through the library from now on; whether they do. It is compiled unless it is in the cache.
 
-    Calls keep passing through Python where there is no C++ compiler, none of Python's headers, or a system other than Linux.
+    They keep passing through Python where there is no C++ compiler, or none of Python's headers, or the system is not Linux.
     """
     global _module, _failed, site
     with _lock:
@@ -52,19 +52,20 @@ def unload() -> None:
     with _lock:
         if _module is not None:
             _module.leave()
-        site = _site
+        site = in_python
 
 
-def _site(place: Any, given: tuple[Any, ...], x: Any, residual: Any) -> Any:
+def in_python(place: Any, given: tuple[Any, ...], x: Any, residual: Any) -> Any:
+    """A site's call without the library."""
     return place.general(x, residual)
 
 
-site = _site
-"""A site's call: (site, what it is `given`, x, residual or None)."""
+site = in_python
+"""A site's call: (site, what the library reads of it, x, residual or None)."""
 
 
 def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[int, ...]) -> Any:
-    """What calls can be bound to in the library: a kernel with the packed parameters of one place in a network; None where that cannot be.
+    """What the library runs for calls that are remembered: a kernel with the packed parameters of one place in a network.
 
     Args:
         launch: the kernel and what is packed.
@@ -73,9 +74,6 @@ def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[i
         versions: theirs, -1 for what has none.
     """
     packed = [one if isinstance(one, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(one) for one in launch.packed]
-    on_gpu = held[0].is_cuda
-    if site is _site or (on_gpu and not _module.has_streams):
-        return None
     return _module.Place(
         product=launch.product.__chandle__(),
         transform=launch.transform.__chandle__() if launch.transform is not None else 0,
@@ -84,10 +82,15 @@ def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[i
         input=conv.input_shape,
         output=conv.output_shape,
         channels_last=conv.layout == "NHWC",
-        alignment=ALIGNMENT if on_gpu else 1,
+        alignment=alignment(held[0]),
         held=held,
         versions=versions,
     )
+
+
+def alignment(tensor: torch.Tensor) -> int:
+    """Bytes at whose multiples inputs of kernels begin, on the device of a tensor."""
+    return ALIGNMENT if tensor.is_cuda else 1
 
 
 def _library() -> Path:
@@ -108,4 +111,6 @@ def _imported(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if torch.cuda.is_available() and not module.has_streams:
+        raise ImportError("this version of PyTorch does not tell its current stream")
     return module

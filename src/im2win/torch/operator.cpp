@@ -164,12 +164,15 @@ class Place : public std::enable_shared_from_this<Place> {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  // Whether these are the parameters that it was bound with, unchanged; their addresses are known to be the same.
+  // Whether these are the parameters that it was bound with, unchanged.
   bool is_fresh(const Call& call) const {
     size_t i = 0;
-    for (const Tensor* one : call.parameters)
-      if (one && version_of(*one) != versions_[i++]) return false;
-    return true;
+    for (const Tensor* one : call.parameters) {
+      if (!one) continue;
+      if (i == held_.size() || one->const_data_ptr() != held_[i].const_data_ptr() || version_of(*one) != versions_[i]) return false;
+      ++i;
+    }
+    return i == held_.size();
   }
 
   Tensor run(const Call& call) const {
