@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,17 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
         return Done(ended.value.code, captured.out, captured.err)
 
     return run
+
+
+def with_compiled(folder: Path) -> Path:
+    """The folder, with the library that PyTorch's calls go through: a process with that cache need not compile it."""
+    from im2win.torch import native
+
+    native.load()
+    for path in Path(os.environ["IM2WIN_CACHE"]).glob("operator-*.so"):
+        shutil.copy(path, folder)
+    native.unload()
+    return folder
 
 
 @pytest.fixture(scope="session")
