@@ -3,7 +3,8 @@
 ``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
 operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it
 runs; its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every
-other x, and where no artefact of that name is found, PyTorch computes the same.
+other x, and where no artefact of that name is found, PyTorch computes the same. Here is all that a call may need; calls like one before
+it go to the kernel without Python where `native` has its library.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -156,7 +157,8 @@ class Place : public std::enable_shared_from_this<Place> {
   Place(int64_t product, int64_t transform, int64_t made, const Numbers& packed, Numbers input, Numbers output, bool channels_last,
         uintptr_t alignment, std::vector<Tensor> held, Numbers versions)
       : product_(object_of(product)), transform_(object_of(transform)), made_({made}), input_(std::move(input)), output_(std::move(output)),
-        channels_last_(channels_last), alignment_(alignment), held_(std::move(held)), versions_(std::move(versions)) {
+        channels_last_(channels_last), alignment_(alignment), held_(std::move(held)), versions_(std::move(versions)),
+        sizes_(logical(output_.sizes)), strides_(logical(output_.strides)) {
     for (int64_t handle : packed) packed_.push_back(object_of(handle));
     device_ = TVMFFITensorGetDLTensorPtr(packed_[0].get())->device;
   }
@@ -178,7 +180,7 @@ class Place : public std::enable_shared_from_this<Place> {
   Tensor run(const Call& call) const {
     const c10::DeviceGuard guard(call.x->device());
     const Tensor x = laid_out(*call.x), residual = call.residual ? laid_out(*call.residual) : Tensor();
-    const Tensor y = at::empty_strided(logical(output_.sizes), logical(output_.strides), x.options());
+    const Tensor y = at::empty_strided(sizes_, strides_, x.options());
     const Tensor scratch = made_.sizes[0] ? at::empty_strided(made_.sizes, made_.strides, x.options()) : Tensor();
     const CurrentStream stream(device_);
     launch(x, residual, scratch, y);
@@ -194,7 +196,7 @@ class Place : public std::enable_shared_from_this<Place> {
     return reinterpret_cast<uintptr_t>(compact.const_data_ptr()) % alignment_ ? compact.clone() : compact;
   }
 
-  // In the order of PyTorch's dimensions: batch, channels, height, width.
+  // From the order of memory to batch, channels, height, width.
   Numbers logical(const Numbers& one) const {
     return channels_last_ ? Numbers{one[0], one[3], one[1], one[2]} : one;
   }
@@ -233,6 +235,7 @@ class Place : public std::enable_shared_from_this<Place> {
   DLDevice device_;
   std::vector<Tensor> held_;
   Numbers versions_;
+  Numbers sizes_, strides_;  // of the output, in the order of PyTorch's dimensions
 };
 
 // What calls are bound to. It keeps no place alive: a place ends with the `Bound` that made it.

@@ -97,9 +97,9 @@ class Prepared:
 class Site:
     """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
 
-    A plain call in eager mode that needs no gradient goes straight to the bound operator. Compilers, exporters, tracers, dispatch modes and
-    autograd get the operator of `conv_op`. Under autocast, in function transforms and forward differentiation, and while its normalisation
-    is in training mode, PyTorch computes.
+    A plain call in eager mode that needs no gradient goes straight to the bound operator, from the second on without Python (`native`).
+    Compilers, exporters, tracers, dispatch modes and autograd get the operator of `conv_op`. Under autocast, in function transforms and
+    forward differentiation, and while its normalisation is in training mode, PyTorch computes.
 
     prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
     """
