@@ -80,7 +80,7 @@ def contenders(channels_last: bool, device: str) -> dict[str, Callable[[], objec
     source, (weight, bias, *norm) = site.source, parameters
     numbers = source.eps, list(source.stride), list(source.padding), list(source.dilation), source.groups, source.activation
     arguments = x, weight, bias, None, *norm, *numbers, next(iter(site._kernels.values()))
-    kernel = layer._kernels._product if device == "cuda" else layer._kernel
+    kernel = layer.launch.product
     return {
         "kernel": lambda: kernel(given[0], *layer._packed, given[1]),
         "layer": lambda: layer(data),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,8 @@ def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Built operators go to a folder of this run, in the processes that tests start, too."""
-    folder = tmp_path_factory.mktemp("cache")
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "IM2WIN_CACHE", str(folder))
         yield folder
@@ -74,6 +76,17 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     return run
 
 
+def with_compiled(folder: Path) -> Path:
+    """The folder, with the library that PyTorch's calls go through: a process with that cache need not compile it."""
+    from im2win.torch import native
+
+    native.load()
+    for path in Path(os.environ["IM2WIN_CACHE"]).glob("operator-*.so"):
+        shutil.copy(path, folder)
+    native.unload()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def resnet50_onnx() -> Path:
     """The ResNet-50 graph that the package onnx ships for its own tests (weights left out)."""
@@ -95,7 +108,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the artefacts that ran in PyTorch, call by call."""
+    """Names of the artefacts that ran in PyTorch, call by call: each passes through Python."""
     from im2win.torch.bound import Bound
 
     seen: list[str] = []
@@ -106,4 +119,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return run(self, *arguments)
 
     monkeypatch.setattr(Bound, "__call__", noted)
+    monkeypatch.setattr(Bound, "remember", lambda self: None)
     return seen
+
+
+@pytest.fixture(params=["library", "python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """PyTorch's calls of kernels through the compiled library, and all of them through Python."""
+    from im2win.torch import native
+
+    if request.param == "python":
+        native.unload()
+        monkeypatch.setattr(native, "load", lambda **_: False)
+    elif not native.load():
+        pytest.skip("there is no C++ compiler, or it lacks Python's headers")
+    yield request.param
+    native.unload()

@@ -16,6 +16,9 @@ from torch import nn  # noqa: E402
 import im2win.torch  # noqa: E402
 from im2win.gpu import NoGpuError, device_gpu  # noqa: E402
 from im2win.layer_files import read_layers  # noqa: E402
+from im2win.problem import Conv2d  # noqa: E402
+from im2win.torch import bound, native  # noqa: E402
+from im2win.torch.site import Site  # noqa: E402
 
 
 def _gpu() -> bool:
@@ -25,7 +28,10 @@ def _gpu() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not _gpu(), reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+pytestmark = [
+    pytest.mark.skipif(not _gpu(), reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch"),
+    pytest.mark.usefixtures("way"),
+]
 
 
 def images(count: int = 4) -> Any:
@@ -171,3 +177,133 @@ def test_layers_are_captured(exact: Any, tmp_path: Path) -> None:
             one(x)
         assert {target for _, target in captured.counts} == {"cuda"}
     assert len(read_layers(tmp_path / "layers.jsonl")[0]) == 6
+
+
+# --- calls that pass Python by
+
+
+@pytest.fixture
+def by_library(way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Called where from then on every call must pass Python by."""
+    if way != "library":
+        pytest.skip("about the compiled library")
+
+    def only() -> None:
+        monkeypatch.setattr(Site, "general", None)
+        monkeypatch.setattr(bound.Bound, "__call__", None)
+
+    return only
+
+
+def warmed(layout: str = "NCHW", kind: Any = torch.float32) -> tuple[Any, Any, Any]:
+    """A module, in float32 of whole numbers, the same on im2win, called before, and its input."""
+    order, exact = torch.channels_last if layout == "NHWC" else torch.contiguous_format, kind is torch.float32
+    torch.manual_seed(0)
+    module = (with_integers(Residual()) if exact else Residual().eval()).cuda().to(kind, memory_format=order)
+    x = images().to(kind).contiguous(memory_format=order)
+    fast = optimized(module, x, accuracy="exact" if exact else "float32")
+    with torch.inference_mode():
+        for _ in range(2):
+            fast(x)
+    return module, fast, x
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_calls_pass_python_by(kind: Any, layout: str, by_library: Any) -> None:
+    module, fast, x = warmed(layout, kind)
+    expected = right(module, -x)
+    with torch.inference_mode():
+        fast(-x)
+        by_library()
+        y = fast(-x)
+    error = float((y.float() - expected).abs().max())
+    assert error <= (0 if kind is torch.float32 else 2e-2 * float(expected.abs().max()))
+    order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    assert y.is_contiguous(memory_format=order) and y.dtype == kind
+
+
+def test_streams_without_python(by_library: Any) -> None:
+    """Behind work that the stream has yet to do, and not on the stream that was current before."""
+    module, fast, x = warmed()
+    expected = right(module, x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    by_library()
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late = fast(x * 1)
+    stream.synchronize()
+    assert torch.equal(late, expected)
+    with torch.inference_mode():
+        assert torch.equal(fast(x), expected)
+
+
+def test_graphs_without_python(by_library: Any) -> None:
+    module, fast, x = warmed()
+    held = torch.zeros_like(x)
+    by_library()
+    with torch.inference_mode():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fast(held)
+    held.copy_(x)
+    graph.replay()
+    assert torch.equal(y, right(module, x))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("algorithm", ["direct", "im2win"])
+def test_the_operator_without_python(algorithm: str, layout: str, by_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without scratch, which PyTorch's allocator gives; of inputs that begin anywhere."""
+    conv = Conv2d.parse("n2-c8x12x10-k16x3x3-p1-bias-relu").with_(layout=layout)
+    op = im2win.build(conv, "cuda", algorithm=algorithm, accuracy="exact")
+    assert bool(op.manifest.made) == (algorithm == "im2win")
+    name = f"{conv}.{algorithm}.test"
+    monkeypatch.setitem(bound._OPS, name, op)
+    order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    weight, bias = integers(16, 8, 3, 3, seed=1).cuda(), integers(16, seed=2).cuda()
+    storage = torch.empty(2 * 8 * 12 * 10 + 1, device="cuda")
+    whole = integers(2, 8, 12, 10).cuda().contiguous(memory_format=order)
+    shifted = storage[1:].as_strided(whole.shape, whole.stride()).copy_(whole)
+    expected = torch.relu(torch.conv2d(whole.double(), weight.double(), bias.double(), padding=1)).float()
+
+    def call(x: Any) -> Any:
+        numbers = 0.0, [1, 1], [1, 1, 1, 1], [1, 1], 1, "relu", name
+        return torch.ops.im2win.conv2d(x, weight, bias, None, None, None, None, None, None, *numbers)
+
+    with torch.inference_mode():
+        call(whole)
+        assert shifted.data_ptr() % 16 and native.alignment(shifted) == 16
+        by_library()
+        for x in (whole, shifted):
+            before = torch.cuda.memory_stats()["allocation.all.allocated"]
+            assert torch.equal(call(x), expected)
+            made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+            assert made >= 1 + (algorithm == "im2win") + (x is shifted)
+
+
+def test_the_current_device_stays(by_library: Any) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    module, fast, x = warmed()
+    fast.to("cuda:1")
+    other = x.to("cuda:1")
+    with torch.inference_mode():
+        for _ in range(2):
+            fast(other)
+        torch.cuda.set_device(0)
+        by_library()
+        y = fast(other)
+    assert torch.cuda.current_device() == 0 and torch.equal(y, right(module, other))
+
+
+def test_parameters_that_change_are_seen_without_a_call_through_python(by_library: Any) -> None:
+    module, fast, x = warmed()
+    with torch.no_grad():
+        module.first.weight.neg_()
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(fast(x), right(module, x))
+        by_library()
+        assert torch.equal(fast(x), right(module, x))

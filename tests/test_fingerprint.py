@@ -74,11 +74,12 @@ def test_device_functions_and_plans_count() -> None:
 
 
 def test_every_file_of_device_functions_counts() -> None:
-    """Of the kernels' own folder, and those that all share."""
+    """Of the kernels' own folder, and those that all share: theirs, and those of other outputs than sums where kernels have these."""
     folders = {"persistent": _persistent_sources, "winograd_tc": _fused_sources}
     shared = Path(cuda.__file__).parent
     found = {path.parent.name for path in shared.parent.glob("*/device.hpp")}
     assert found == {"cuda", *folders}
     for name, sources in folders.items():
-        both = (shared / "device.hpp").read_text() + (shared.parent / name / "device.hpp").read_text()
-        assert sources()["device"] == f"DEVICE = {both!r}"
+        files = [shared / "device.hpp", shared.parent / name / "device.hpp", *[shared / "requantise.hpp"] * (name == "persistent")]
+        assert sources()["device"] == f"DEVICE = {''.join(path.read_text() for path in files)!r}"
+    assert {path.name for path in shared.glob("*.hpp")} == {"device.hpp", "requantise.hpp"}

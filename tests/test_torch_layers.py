@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conftest import ROOT  # noqa: E402
+from conftest import ROOT, with_compiled  # noqa: E402
 from networks import Residual, integers, with_integers  # noqa: E402
 from ops import host  # noqa: E402
 from optimizing import X, equal, optimized  # noqa: E402
@@ -98,7 +98,8 @@ with torch.inference_mode():
     fast = im2win.torch.optimize(module, x, untuned="default")
     print(int(torch.equal(y, module(x))), count, int(compiler), fast.im2win_report.built, int(torch.equal(fast(x), y)))
 """
-    environment = {**os.environ, "IM2WIN_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    folders = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+    environment = {**os.environ, "IM2WIN_CACHE": str(with_compiled(tmp_path)), "PYTHONPATH": folders}
     for path in tmp_path.glob("*/defaults"):
         raise AssertionError(f"{path}: the tests' choice is not the cache's")
     folder = tmp_path / host().name / "defaults"

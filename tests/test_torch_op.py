@@ -23,6 +23,7 @@ from im2win.ranking import default_tile  # noqa: E402
 from im2win.torch import bound, conv_op  # noqa: E402
 from im2win.torch.plain import memory_format  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("way")
 CONV = Conv2d.parse("n2-c5x9x7-k6x3x2-s2x1-p1.0.2.1-bias-add-relu")
 
 
@@ -85,8 +86,8 @@ def test_other_inputs_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
 
 
-def test_an_unknown_artefact_is_noted_once(caplog: pytest.LogCaptureFixture) -> None:
-    given = arguments(CONV, f"{CONV}.direct.000000000000")
+def test_an_unknown_artefact_is_noted_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = arguments(CONV, f"{CONV}.direct.{way}")
     for _ in range(2):
         assert torch.equal(torch.ops.im2win.conv2d(*given), plain(given))
     assert len(caplog.records) == 1 and "no artefact n2-c5x9x7" in caplog.text

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+from conftest import with_compiled
+
 if not sys.platform.startswith("linux"):
     pytest.skip("PyTorch's threads are shared on Linux", allow_module_level=True)
 
@@ -37,7 +40,7 @@ torch.set_num_threads(2)
 
 def run(body: str, cache: Path) -> str:
     """What a new process prints."""
-    variables = {**os.environ, "IM2WIN_CACHE": str(cache)}
+    variables = {**os.environ, "IM2WIN_CACHE": str(with_compiled(cache))}
     done = subprocess.run([sys.executable, "-c", HEAD + body], env=variables, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from im2win.runtime import SYMBOL, Manifest, Op, cuda_runtime_library
+from im2win.runtime import SYMBOL, Launch, Manifest, Op, cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
 ALIGNMENT = 16  # bytes: of the widest copies, and of boxes
@@ -25,7 +25,7 @@ class Kernels:
     """
 
     def __init__(self, module: Any, made: bool) -> None:
-        self._product = module[SYMBOL]
+        self.product = module[SYMBOL]
         self.in_parts = made and not module.implements_function("transform")
         name = "transform_parts" if self.in_parts else "transform"
         self.transform = module[name] if made and module.implements_function(name) else None
@@ -33,12 +33,12 @@ class Kernels:
     def __call__(self, data: Any, made: Any, *others: Any) -> None:
         """Runs them; `made` is scratch, None where there is no transform."""
         if self.in_parts:
-            self._product(data, made, *others)
+            self.product(data, made, *others)
         elif self.transform is not None:
             self.transform(data, made)
-            self._product(made, *others)
+            self.product(made, *others)
         else:
-            self._product(data, *others)
+            self.product(data, *others)
 
 
 class CudaOp(Op):
@@ -146,6 +146,12 @@ class CudaLayer:
         added = () if residual is None else (residual,)
         scratch = (x if like is None else like).new_empty(self._made) if self._made else None
         self._kernels(x, scratch, *self._packed, *added, out)
+
+    @property
+    def launch(self) -> Launch:
+        """What a call runs."""
+        kernels = self._kernels
+        return Launch(kernels.product, None if kernels.in_parts else kernels.transform, self._made, self._packed)
 
     @property
     def transforms(self) -> bool:

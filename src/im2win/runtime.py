@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm_ffi
@@ -252,6 +252,20 @@ class Op:
         return export_manifest(self.manifest, Path(folder), name)
 
 
+class Launch(NamedTuple):
+    """What a call of a bound layer runs, for callers that run it by themselves.
+
+    product: TVM's function of x, `packed`, what is added if anything is, and the output.
+    transform: None, or the function of x and scratch that runs before it; `product` then takes scratch in place of x.
+    made: elements of scratch, of x's type; 0 for none. Without a transform `product` takes scratch behind x.
+    """
+
+    product: Any
+    transform: Any
+    made: int
+    packed: list[Any]
+
+
 class Layer:
     """An `Op` with its filters bound."""
 
@@ -323,6 +337,11 @@ class Layer:
         except OSError as error:
             raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
         return library
+
+    @property
+    def launch(self) -> Launch:
+        """What a call runs."""
+        return Launch(self._kernel, None, 0, self._packed)
 
     def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
         """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient.

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from im2win import compilers
 from im2win.algorithms import algorithm
 from im2win.c_abi.header import SOURCES, Interface
 from im2win.c_abi.workspace import ALIGNMENT, Workspace
@@ -191,10 +192,10 @@ def compiler_on_path() -> str:
     """
     if not sys.platform.startswith("linux"):
         raise ToolchainError(f"C libraries are made on Linux; this system is {sys.platform}.")
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    if not compiler:
+    found = compilers.compiler("CC")
+    if not found:
         raise ToolchainError(_MISSING)
-    return compiler
+    return found
 
 
 def _objcopy() -> str:

@@ -16,7 +16,7 @@ from im2win.artefacts import Artefacts
 from im2win.cuda_runtime import ALIGNMENT
 from im2win.problem import Conv2d
 from im2win.runtime import Op
-from im2win.torch import pool
+from im2win.torch import native, pool
 from im2win.torch.plain import Parameters, Tensor, folded
 
 log = logging.getLogger("im2win.torch")
@@ -46,6 +46,7 @@ class Bound:
         self._held: list[Tensor] = []  # so that addresses stay their own
         self._stamps: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # addresses and versions
         self._counted = False  # whether all of them have versions
+        self._place: Any = None  # for calls without Python
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Bound:
@@ -75,6 +76,7 @@ class Bound:
         stamps = addresses_of(given), _versions(given)
         with torch.no_grad():
             weight, bias = folded(parameters, self.eps)
+        self._place = None
         if self._layer is not None and device == self._device:
             self._layer.rebind(weight, bias)
         else:
@@ -104,6 +106,15 @@ class Bound:
             added = 0 if residual is None else residual.data_ptr()
             self._layer.run(*self._views.at(x.data_ptr(), added, y.data_ptr()), x)
         return y
+
+    def remember(self) -> None:
+        """Lets calls like the one that Python was asked for, which this has just computed, pass it by from now on (`native`)."""
+        if native.site is native.in_python:
+            return
+        with self._lock:
+            if self._place is None:
+                self._place = native.place(self._layer.launch, self.op.conv, self._held, self._stamps[1])
+            self._place.remember()
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
         """The same values as the kernel reads them: one after another, on a GPU from where its wide copies may begin."""
@@ -142,6 +153,7 @@ def operator(name: str) -> Op | None:
     """The operator of an artefact, from this process or the cache; None if there is none."""
     if name not in _OPS:
         pool.share()
+        native.load(make=False)
         _OPS[name] = Artefacts().find(name)
         if _OPS[name] is None:
             note(name, f"no artefact {name} in {Artefacts().folder}: PyTorch computes its calls")

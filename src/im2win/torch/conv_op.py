@@ -3,7 +3,8 @@
 ``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
 operator takes plain parameters and the name of an artefact (`im2win.artefacts`). Where that was built for x's shape, type and layout it
 runs; its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every
-other x, and where no artefact of that name is found, PyTorch computes the same.
+other x, and where no artefact of that name is found, PyTorch computes the same. Here is all that a call may need; calls like one before
+it go to the kernel without Python where `native` has its library.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _kernel(
     given = [one for one in parameters if one is not None]
     addresses = addresses_of(given)
     call = (
-        addresses, kernel, x.get_device(), x.shape, x.stride(), x.dtype, weight.stride(), residual is None, eps, *stride, *padding,
-        *dilation, groups, activation,
+        addresses, kernel, x.get_device(), x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), residual is None, eps, *stride,
+        *padding, *dilation, groups, activation,
     )  # fmt: skip
     bound = _CALLS.get(call)
     if bound is None:
@@ -46,7 +47,9 @@ def _kernel(
     if bound is not None and (residual is None or alike(residual, bound.output_shape, x)):
         if not bound.fresh(given, addresses):
             bound.refresh(parameters)
-        return bound(x, residual)
+        y = bound(x, residual)
+        bound.remember()
+        return y
     with torch.no_grad():
         y = reference(x, parameters, residual, eps, stride, padding, dilation, groups, activation)
         return y.contiguous(memory_format=memory_format(x, weight))
@@ -176,9 +179,11 @@ def _tags() -> Iterator[Any]:
 _make: Any = torch.library.Library
 _LIBRARY = _make("im2win", "DEF")
 _LIBRARY.define(SCHEMA, tags=tuple(_tags()))
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("conv2d", _kernel, _key)
+_LIBRARY.define(SCHEMA.replace("conv2d", "conv2d_in_python", 1))  # where `native` takes the first one's kernels, it calls these
+for _name in ("conv2d", "conv2d_in_python"):
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _kernel, _key)
+    _LIBRARY.impl(_name, _autograd, "Autograd", with_keyset=True)
 torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
-_LIBRARY.impl("conv2d", _autograd, "Autograd", with_keyset=True)
 
 conv2d = torch.ops.im2win.conv2d.default

@@ -10,7 +10,7 @@ from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
 from im2win.rungs import TUNED, Untuned, checked_untuned, rung_for
 from im2win.runtime import Op
-from im2win.torch import pool
+from im2win.torch import native, pool
 from im2win.torch.bound import log, register
 
 Dynamic = Literal["fallback", "build"]
@@ -103,6 +103,7 @@ class Planner:
             algorithm, tile = record.algorithm, backend_for(device).tile(ALGORITHMS[record.algorithm], record.tile)
         if target == "cpu":
             pool.share()
+        native.load()
         name, op = self.artefacts.get(conv, algorithm, tile, device, tuned=rung == "exact")
 
         def another(other: Conv2d) -> str | None:

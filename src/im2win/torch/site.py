@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.autograd import forward_ad
 
 from im2win.problem import Conv2d, ConvError
 from im2win.reference import tolerance
-from im2win.torch import conv_op
+from im2win.torch import conv_op, native
 from im2win.torch.bound import Bound, note
 from im2win.torch.plain import Parameters, Tensor, activate, alike, folded, problem, reference
 from im2win.torch.planning import Decision, Planner
@@ -19,6 +20,7 @@ _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
 _tracer = torch._C._get_tracing_state
+_numbers = itertools.count()
 _MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
 
 
@@ -95,9 +97,9 @@ class Prepared:
 class Site:
     """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
 
-    A plain call in eager mode that needs no gradient goes straight to the bound operator. Compilers, exporters, tracers, dispatch modes and
-    autograd get the operator of `conv_op`. Under autocast, in function transforms and forward differentiation, and while its normalisation
-    is in training mode, PyTorch computes.
+    A plain call in eager mode that needs no gradient goes straight to the bound operator, from the second on without Python (`native`).
+    Compilers, exporters, tracers, dispatch modes and autograd get the operator of `conv_op`. Under autocast, in function transforms and
+    forward differentiation, and while its normalisation is in training mode, PyTorch computes.
 
     prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
     """
@@ -113,11 +115,19 @@ class Site:
     def __post_init__(self) -> None:
         self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
         self._present = [one for one in self._tables if one is not None]
+        self._given = (next(_numbers), self.source.norm, *itertools.chain.from_iterable(self._present))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output; residual exactly where the source adds one."""
         if self.preparing:
             return self._prepare(x, residual)
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return self.general(x, residual)
+        y: Tensor = native.site(self, self._given, x, residual)
+        return y
+
+    def general(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output, whoever computes it: for calls that are not known yet, or no plain ones."""
         norm = self.source.norm
         if norm is not None and norm.training:
             return self._training(x, residual)
@@ -143,7 +153,11 @@ class Site:
             bound = self._new_route(x)
         if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
             return self._plain(x, residual, self.source.parameters())
-        return bound(x, residual) if bound.fresh(given) else self._refreshed(x, residual)
+        if not bound.fresh(given):
+            return self._refreshed(x, residual)
+        y = bound(x, residual)
+        bound.remember()
+        return y
 
     def _refreshed(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The same after a change of parameters, which may be of another type or memory format now."""
