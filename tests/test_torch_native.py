@@ -425,7 +425,7 @@ def test_without_a_compiler_calls_pass_through_python(
 def test_only_who_asks_for_kernels_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program that loads an operator takes the library where it has been compiled, and compiles nothing; `optimize` may, later."""
     monkeypatch.setattr(compilers, "default_folder", lambda: tmp_path)
-    for name, value in (("_module", None), ("_failed", False)):
+    for name, value in (("_module", None), ("_failed", False), ("site", native.in_python)):
         monkeypatch.setattr(native, name, value)
     assert not native.load(make=False) and not list(tmp_path.iterdir()) and native.site is native.in_python
     assert not native._failed
