@@ -107,7 +107,7 @@ class Artefacts:
 
             op = build_tile(conv, algorithm, tile, device, tuned=tuned)
             self.built += 1
-            built, path = op, self.folder / device.name / f"{name}.so"
+            built, path = op, self.path(name, device)
             self._write(path, lambda: built.export(path))
         return name, op
 
@@ -117,24 +117,38 @@ class Artefacts:
         Raises:
             ValueError: no algorithm supports the problem, or none has a legal tile for it.
         """
-        from im2win.algorithms import ALGORITHMS
-        from im2win.backends import backend_for
         from im2win.ranking import default_tile
 
-        backend = backend_for(device, accuracy)
-        path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"
-        try:
-            values = json.loads(path.read_text())
-            row = ALGORITHMS[values["algorithm"]]
-            tile = backend.tile(row, values["tile"])
-            if not backend.problems(conv, row, tile):
-                return row.name, tile
-        except (OSError, ValueError, TypeError, KeyError):
-            pass
+        kept = self.kept_default(conv, device, accuracy)
+        if kept is not None:
+            return kept
         name, tile = default_tile(conv, "auto", device, accuracy)
-        text = json.dumps({"algorithm": name, "tile": tile.as_dict()}) + "\n"
+        path, text = self._default(conv, device, accuracy), json.dumps({"algorithm": name, "tile": tile.as_dict()}) + "\n"
         self._write(path, lambda: replace_text(path, text))
         return name, tile
+
+    def kept_default(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any] | None:
+        """What `default_choice` found before; None if it has not, or the code has changed since."""
+        from im2win.algorithms import ALGORITHMS
+        from im2win.backends import backend_for
+
+        backend = backend_for(device, accuracy)
+        try:
+            values = json.loads(self._default(conv, device, accuracy).read_text())
+            row = ALGORITHMS[values["algorithm"]]
+            tile = backend.tile(row, values["tile"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return None if backend.problems(conv, row, tile) else (row.name, tile)
+
+    def _default(self, conv: Conv2d, device: Any, accuracy: Any) -> Path:
+        path: Path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"
+        return path
+
+    def path(self, name: str, device: Any) -> Path:
+        """Where the operator of that name lies, if it has been built."""
+        path: Path = self.folder / device.name / f"{name}.so"
+        return path
 
     def _write(self, path: Path, write: Callable[[], object]) -> None:
         try:

@@ -13,7 +13,7 @@ from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.runtime import Manifest
-from im2win.tuner.workers import Worker, WorkerError, serve
+from im2win.tuner.workers import Worker, WorkerError, in_order, serve
 
 if TYPE_CHECKING:
     from im2win.cuda_runtime import CudaOp
@@ -136,19 +136,11 @@ class Builders:
 
     def build_all(self, recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Library | str]:
         """Compiles every recipe into a library in `folder`; what failed has the reason in its place."""
-        order = [(name, Job(recipe, folder / f"{number}.so")) for number, (name, recipe) in enumerate(recipes.items())]
-        count, built = len(self._workers), dict[Name, Library | str]()
-        for worker, (_, job) in zip(self._workers, order, strict=False):
-            worker.submit(job)
-        for place, (name, job) in enumerate(order):
-            worker = self._workers[place % count]
-            try:
-                answer: Manifest | str = worker.result(BUILD_S)
-            except WorkerError as error:
-                answer = f"building: {error}"
-            built[name] = answer if isinstance(answer, str) else Library(job.path, answer)
-            if place + count < len(order):
-                worker.submit(order[place + count][1])
+        jobs = [Job(recipe, folder / f"{number}.so") for number, recipe in enumerate(recipes.values())]
+        built = dict[Name, Library | str]()
+        for name, job, answer in zip(recipes, jobs, in_order(self._workers, jobs, BUILD_S), strict=True):
+            failed = f"building: {answer}" if isinstance(answer, WorkerError) else answer
+            built[name] = failed if isinstance(failed, str) else Library(job.path, failed)
         return built
 
 

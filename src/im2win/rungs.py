@@ -9,6 +9,7 @@ from im2win.problem import Conv2d
 Untuned = Literal["default", "keep"]
 """What layers get that no record of this device is about: im2win's tile, or what they had."""
 TUNED = ("exact", "other epilogue")  # a record of this very convolution, taken on this device, chose the tile
+NO_RECORD = "no record of this layer on this device"  # why `untuned="keep"` leaves a layer what it had
 
 
 def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:

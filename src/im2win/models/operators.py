@@ -22,7 +22,7 @@ from im2win.models.source import read
 from im2win.onnx_layers import ModelError, import_onnx
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
-from im2win.rungs import TUNED, Untuned, checked_untuned, rung_for
+from im2win.rungs import NO_RECORD, TUNED, Untuned, checked_untuned, rung_for
 from im2win.runtime import ArtefactError
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untu
         return None
     found = search(conv, machine, names, logs, accuracy)
     rung = rung_for(conv, found.rung, found.record.conv2d if found.record else None)
-    return None if rung in TUNED else "no record of this layer on this device"
+    return None if rung in TUNED else NO_RECORD
 
 
 def _built(convs: Sequence[Conv2d], machine: Machine, logs: Any, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from im2win.ahead import LEAST
 from im2win.reference import Accuracy
 from im2win.rungs import Untuned
 from im2win.torch import tracing
@@ -157,14 +158,21 @@ def repack(module: nn.Module) -> None:
         site.repack()
 
 
+def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: int) -> None:
+    """Shows the example to sites that prepare themselves: where they are many, first for what they will need, which is built at once."""
+    if sites >= LEAST:
+        with planner.ahead():
+            module(*tracing.copies(example))
+    module(*tracing.copies(example))
+
+
 # --- traced
 
 
 def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any:
     patterns = {f"site_{i}": pattern for i, pattern in enumerate(patterns_of(traced))}
     sites = {name: Site(pattern.name, pattern.source, planner, preparing=True) for name, pattern in patterns.items()}
-    result = _with_sites(traced, patterns, sites)
-    result(*tracing.copies(example))
+    _prepare(_with_sites(traced, patterns, sites), example, planner, len(sites))
     ready = {name: site for name, site in sites.items() if site.ready}
     for site in sites.values():
         site.preparing = False
@@ -207,8 +215,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
         else:
             sites[id(one)] = Site(name, source, planner, preparing=True)
     held = Holder(Report("modules"), -1, None, {})
-    with_all = _swapped(module, sites, {}, held)
-    with_all(*tracing.copies(example))
+    _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
     for site in sites.values():
         site.preparing = False
     result = _swapped(module, {key: site for key, site in sites.items() if site.ready}, {}, held)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from im2win.ahead import Chooser, build_ahead
 from im2win.artefacts import Artefacts
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
-from im2win.rungs import TUNED, Untuned, checked_untuned, rung_for
+from im2win.rungs import TUNED, Untuned, checked_untuned
 from im2win.runtime import Op
 from im2win.torch import native, pool
 from im2win.torch.bound import log, register
+
+if TYPE_CHECKING:
+    from im2win.backends import Device
 
 Dynamic = Literal["fallback", "build"]
 
@@ -58,10 +64,11 @@ class Planner:
     ) -> None:  # fmt: skip
         if dynamic not in get_args(Dynamic):
             raise ValueError(f"`dynamic` (={dynamic!r}) must be one of {', '.join(get_args(Dynamic))}.")
-        self.logs, self.untuned, self.dynamic, self.threads = logs, checked_untuned(untuned), dynamic, threads
-        self.accuracy = checked_accuracy(accuracy)
+        self.dynamic, self.threads, self.accuracy = dynamic, threads, checked_accuracy(accuracy)
         self.artefacts = Artefacts(cache)
+        self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
         self._decided: dict[tuple[Conv2d, str], Decision] = {}
+        self._wanted: dict[tuple[Conv2d, str], None] | None = None  # while problems are only noted
         self._noted = False
 
     def __deepcopy__(self, memo: Any) -> Planner:
@@ -74,43 +81,57 @@ class Planner:
             ValueError: `threads` are not there.
             NoGpuError: target "cuda" without a usable GPU. ToolchainError: no linker, or no CUDA compiler, and no artefact in the cache.
         """
-        from im2win.backends import device_for
-
         key = conv, target
         if key not in self._decided:
-            device = device_for(target, self.threads if target == "cpu" else None)
+            self._device(target)  # which there is, whatever becomes of the problem
             try:
-                self._decided[key] = self._decide(conv, target, device)
+                self._decided[key] = self._decide(conv, target)
             except ValueError as error:  # no algorithm, or no legal tile
                 self._decided[key] = Decision("", None, str(error))
         return self._decided[key]
 
-    def _decide(self, conv: Conv2d, target: str, device: Any) -> Decision:
-        from im2win.algorithms import ALGORITHMS, candidates
-        from im2win.backends import backend_for
-        from im2win.lookup import search
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Problems that are `noted` while it lasts have their operators in the cache afterwards, built by all CPUs: `decide` loads them.
 
-        names = [row.name for row in candidates("auto", conv, target, self.accuracy)]
-        found = search(conv, device, names, self.logs, self.accuracy)
-        record = found.record
-        rung = rung_for(conv, found.rung, record.conv2d if record else None)
-        if self.untuned == "keep" and rung not in TUNED:
-            return Decision("", None, "no record of this layer on this device")
-        if record is None:
-            rung = "default tile"
-            algorithm, tile = self.artefacts.default_choice(conv, device, self.accuracy)
-        else:
-            algorithm, tile = record.algorithm, backend_for(device).tile(ALGORITHMS[record.algorithm], record.tile)
+        Raises:
+            ValueError: `threads` are not there. NoGpuError: target "cuda" without a usable GPU.
+        """
+        self._wanted = {}
+        try:
+            yield
+            missing = [(conv, self._device(target)) for conv, target in self._wanted if (conv, target) not in self._decided]
+        finally:
+            self._wanted = None
+        self.artefacts.built += build_ahead(self._chooser, missing)
+
+    def noted(self, conv: Conv2d, target: str) -> bool:
+        """Whether a problem was noted, to be decided later."""
+        if self._wanted is None:
+            return False
+        self._wanted[conv, target] = None
+        return True
+
+    def _device(self, target: str) -> Device:
+        from im2win.backends import device_for
+
+        return device_for(target, self.threads if target == "cpu" else None)
+
+    def _decide(self, conv: Conv2d, target: str) -> Decision:
+        device = self._device(target)
+        choice = self._chooser.choose(conv, device)
+        if not choice.algorithm:
+            return Decision("", None, choice.rung)
         if target == "cpu":
             pool.share()
         native.load()
-        name, op = self.artefacts.get(conv, algorithm, tile, device, tuned=rung == "exact")
+        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.rung == "exact")
 
         def another(other: Conv2d) -> str | None:
             return self.decide(other, target).name or None
 
         register(name, op, another if self.dynamic == "build" else None)
-        return Decision(name, op, rung, target)
+        return Decision(name, op, choice.rung, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
         """Logs, once for a module, that an input has a shape or layout that the example had not."""

@@ -240,6 +240,8 @@ class Site:
         except ConvError as error:
             self.prepared[None] = Prepared(Decision("", None, str(error)))
             return y
+        if self.planner.noted(conv, x.device.type):
+            return y
         if conv not in self.prepared:
             decision = self.planner.decide(conv, x.device.type)
             self.prepared[conv] = prepared = Prepared(decision)

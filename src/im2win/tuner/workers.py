@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any
@@ -107,6 +107,22 @@ class Worker:
             if resource is not None:
                 resource.close()
         self._process = self._jobs = self._results = self._stderr = None
+
+
+def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[Any]:
+    """What the jobs returned, in their order, each worker at one of them; a `WorkerError` in the place of one that returned nothing."""
+    count = len(workers)
+    for worker, job in zip(workers, jobs, strict=False):
+        worker.submit(job)
+    for place in range(len(jobs)):
+        worker = workers[place % count]
+        try:
+            answer: Any = worker.result(timeout_s)
+        except WorkerError as error:
+            answer = error
+        if place + count < len(jobs):
+            worker.submit(jobs[place + count])
+        yield answer
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:

@@ -1,0 +1,43 @@
+"""Operators built by several processes before they are asked for: the same that would be built one by one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from im2win import Conv2d, ahead
+from im2win.ahead import Chooser, build_ahead
+from im2win.artefacts import Artefacts
+from im2win.machine import Machine
+
+CONVS = [Conv2d(1, 3, 8, 8, 4 + i, 3) for i in range(5)]
+
+
+def test_what_is_missing_is_built_at_once(tmp_path: Path) -> None:
+    device, chooser, cache = Machine.host(), Chooser(tmp_path), Artefacts(tmp_path)
+    layers = [(conv, device) for conv in (*CONVS, CONVS[0])]
+    assert all(chooser.lacks(conv, device) for conv in CONVS)
+    assert build_ahead(chooser, layers, processes=2) == len(CONVS)
+    assert not any(chooser.lacks(conv, device) for conv in CONVS)
+    for conv in CONVS:
+        choice = chooser.choose(conv, device)
+        assert cache.get(conv, choice.algorithm, choice.tile, device)[1].conv == conv
+    assert cache.built == 0
+
+
+def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("im2win.tuner.workers.Worker", None)
+    assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS[: ahead.LEAST - 1]]) == 0
+    (tmp_path / "file").write_text("no folder")
+    assert build_ahead(Chooser(tmp_path / "file"), [(conv, Machine.host()) for conv in CONVS]) == 0
+    kept = Chooser(tmp_path, untuned="keep")
+    assert build_ahead(kept, [(conv, Machine.host()) for conv in CONVS]) == 0
+
+
+def test_what_fails_is_noted_and_built_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with caplog.at_level(logging.INFO, "im2win"):
+        assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS], processes=1) == 0
+    assert all(f"{conv}: " in caplog.text for conv in CONVS)
