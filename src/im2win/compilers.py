@@ -28,14 +28,16 @@ def compiler(variable: str) -> str | None:
 
 
 def kept_library(
-    source: Path, variable: str, flags: Sequence[str], libraries: Sequence[str] = (), versions: Sequence[str] = (), *, make: bool = True
-) -> Path:
+    source: Path, variable: str, flags: Sequence[str], libraries: Sequence[str] = (), versions: Sequence[str] = (), *,
+    headers: Sequence[Path] = (), make: bool = True,
+) -> Path:  # fmt: skip
     """The shared library of a source, from the cache's folder or made now: for each source, compiler, command and kind of processor one.
 
     Args:
         variable: "CC" or "CXX", as for `compiler`.
         libraries: what follows the source on the command line.
         versions: what else the result depends on.
+        headers: of ours, that the source includes.
         make: compile it if it is not in the cache.
 
     Raises:
@@ -46,7 +48,8 @@ def kept_library(
         raise OSError(f"no {_LANGUAGES[variable]} compiler on PATH")
     what = "\n".join([platform.machine(), command, *flags, *libraries, *versions])
     folder = default_folder()
-    path = folder / f"{source.stem}-{hashlib.sha256(source.read_bytes() + what.encode()).hexdigest()[:12]}.so"
+    content = b"".join(one.read_bytes() for one in (source, *headers))
+    path = folder / f"{source.stem}-{hashlib.sha256(content + what.encode()).hexdigest()[:12]}.so"
     if path.exists():
         return path
     if not make:

@@ -20,6 +20,7 @@ from im2win.runtime import Launch
 
 _log = logging.getLogger("im2win.torch")
 SOURCE = Path(__file__).with_name("operator.cpp")
+HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "functions", "places")]
 _FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w")
 _LIBRARIES = ("torch_python", "torch_cpu", "c10", "tvm_ffi")
 _lock = threading.Lock()
@@ -106,7 +107,7 @@ def _library(make: bool) -> Path:
     folders = root / "lib", Path(tvm.find_libtvm_ffi()).parent
     libraries = [*(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in _LIBRARIES)]
     versions = torch.__version__, tvm_ffi.__version__, sys.version
-    return kept_library(SOURCE, "CXX", flags, libraries, versions, make=make)
+    return kept_library(SOURCE, "CXX", flags, libraries, versions, headers=HEADERS, make=make)
 
 
 def _imported(path: Path) -> Any:

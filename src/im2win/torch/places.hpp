@@ -1,0 +1,183 @@
+// What calls are bound to: kernels with packed parameters, and the table that finds them by a call's key.
+#pragma once
+
+#include "calls.hpp"
+#include "functions.hpp"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace im2win {
+
+// A compact tensor's sizes and strides, in the order of memory.
+struct Shape {
+  explicit Shape(Numbers given) : sizes(std::move(given)), strides(sizes.size(), 1) {
+    for (size_t i = sizes.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * sizes[i];
+  }
+  Numbers sizes, strides;
+};
+
+// A kernel with the packed parameters of one place in a network, as long as these are what they were.
+class Place : public std::enable_shared_from_this<Place> {
+ public:
+  // product, transform, packed: handles of TVM's objects, 0 for no transform. made: elements of scratch. input, output: shapes in the order
+  // of memory. alignment: of inputs, in bytes. held: the parameters, so that addresses stay their own.
+  Place(int64_t product, int64_t transform, int64_t made, const Numbers& packed, Numbers input, Numbers output, bool channels_last,
+        uintptr_t alignment, std::vector<Tensor> held, Numbers versions)
+      : product_(object_of(product)), transform_(object_of(transform)), made_({made}), input_(std::move(input)), output_(std::move(output)),
+        channels_last_(channels_last), alignment_(alignment), held_(std::move(held)), versions_(std::move(versions)),
+        sizes_(logical(output_.sizes)), strides_(logical(output_.strides)) {
+    for (int64_t handle : packed) packed_.push_back(object_of(handle));
+    device_ = TVMFFITensorGetDLTensorPtr(packed_[0].get())->device;
+  }
+  ~Place();
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  // Whether these are the parameters that it was bound with, unchanged.
+  bool is_fresh(const Call& call) const {
+    size_t i = 0;
+    for (const Tensor* one : call.parameters) {
+      if (!one) continue;
+      if (i == held_.size() || one->const_data_ptr() != held_[i].const_data_ptr() || version_of(*one) != versions_[i]) return false;
+      ++i;
+    }
+    return i == held_.size();
+  }
+
+  Tensor run(const Call& call) const {
+    const c10::DeviceGuard guard(call.x->device());
+    const Tensor x = laid_out(*call.x), residual = call.residual ? laid_out(*call.residual) : Tensor();
+    const Tensor y = at::empty_strided(sizes_, strides_, x.options());
+    const Tensor scratch = made_.sizes[0] ? at::empty_strided(made_.sizes, made_.strides, x.options()) : Tensor();
+    const CurrentStream stream(device_);
+    launch(x, residual, scratch, y);
+    return y;
+  }
+
+  void remember();
+
+ private:
+  // The same values as the kernel reads them: one after another, from where its widest copies may begin.
+  Tensor laid_out(const Tensor& tensor) const {
+    const Tensor compact = tensor.contiguous(channels_last_ ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+    return reinterpret_cast<uintptr_t>(compact.const_data_ptr()) % alignment_ ? compact.clone() : compact;
+  }
+
+  // From the order of memory to batch, channels, height, width.
+  Numbers logical(const Numbers& one) const {
+    return channels_last_ ? Numbers{one[0], one[3], one[1], one[2]} : one;
+  }
+
+  DLTensor described(const Tensor& tensor, const Shape& shape) const {
+    const DLDataType type{kDLFloat, static_cast<uint8_t>(8 * tensor.element_size()), 1};
+    return {const_cast<void*>(tensor.const_data_ptr()), device_, static_cast<int32_t>(shape.sizes.size()), type,
+            const_cast<int64_t*>(shape.sizes.data()), const_cast<int64_t*>(shape.strides.data()), 0};
+  }
+
+  void launch(const Tensor& x, const Tensor& residual, const Tensor& scratch, const Tensor& y) const {
+    DLTensor data = described(x, input_), output = described(y, output_), made, added;
+    Arguments arguments{argument(data)};
+    if (scratch.defined()) {
+      made = described(scratch, made_);
+      arguments.push_back(argument(made));
+    }
+    if (transform_) {
+      run_function(transform_, arguments);
+      arguments = {argument(made)};
+    }
+    for (const Object& one : packed_) arguments.push_back(argument(*TVMFFITensorGetDLTensorPtr(one.get())));
+    if (residual.defined()) {
+      added = described(residual, output_);
+      arguments.push_back(argument(added));
+    }
+    arguments.push_back(argument(output));
+    run_function(product_, arguments);
+  }
+
+  Object product_, transform_;
+  Shape made_, input_, output_;
+  bool channels_last_;
+  uintptr_t alignment_;
+  std::vector<Object> packed_;
+  DLDevice device_;
+  std::vector<Tensor> held_;
+  Numbers versions_;
+  Numbers sizes_, strides_;  // of the output, in the order of PyTorch's dimensions
+};
+
+// What calls are bound to. It keeps no place alive: a place ends with the `Bound` that made it.
+class Table {
+ public:
+  std::shared_ptr<const Place> find(const Key& key, const Call& call) const {
+    std::shared_ptr<const Place> place;
+    {
+      const std::shared_lock lock(mutex_);
+      const auto found = places_.find(key);
+      if (found != places_.end()) place = found->second.lock();
+    }
+    return place && place->is_fresh(call) ? place : nullptr;
+  }
+
+  void add(const Key& key, const std::shared_ptr<const Place>& place) {
+    const std::unique_lock lock(mutex_);
+    std::vector<Key>& keys = keys_[place.get()];
+    if (keys.size() >= most_) drop(keys);
+    places_[key] = place;
+    keys.push_back(key);
+  }
+
+  void forget(const Place* place) {
+    const std::unique_lock lock(mutex_);
+    const auto found = keys_.find(place);
+    if (found == keys_.end()) return;
+    drop(found->second);
+    keys_.erase(found);
+  }
+
+  size_t size() const {
+    const std::shared_lock lock(mutex_);
+    return places_.size();
+  }
+
+ private:
+  void drop(std::vector<Key>& keys) {
+    for (const Key& key : keys) places_.erase(key);
+    keys.clear();
+  }
+
+  static constexpr size_t most_ = 1024;  // inputs of so many layouts are remembered for a place
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<Key, std::weak_ptr<const Place>> places_;
+  std::unordered_map<const Place*, std::vector<Key>> keys_;
+};
+
+inline Table& table() {
+  static Table& one = *new Table;  // places may outlive what ends with the process
+  return one;
+}
+
+// The call that this thread waits for Python to compute; null if calls like it must not be remembered.
+inline thread_local const Key* asked = nullptr;
+
+struct Asking {
+  explicit Asking(const Key* key) : before(std::exchange(asked, key)) {}
+  ~Asking() { asked = before; }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+  const Key* before;
+};
+
+inline Place::~Place() { table().forget(this); }
+
+inline void Place::remember() {
+  if (asked) table().add(*asked, shared_from_this());
+}
+
+}  // namespace im2win
