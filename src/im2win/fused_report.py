@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -129,13 +130,19 @@ def _title(form: str) -> str:
 
 
 def _failures(entries: Sequence[Entry]) -> list[str]:
-    """Why forms have no time on a problem, each reason once."""
-    lines: dict[str, None] = {}
+    """Why forms have no time on a problem: of reasons that differ in numbers only the first, and of how many problems it is one."""
+    reasons: dict[str, str] = {}
+    problems: dict[str, set[Any]] = {}
     for problem in _problems(entries):
         for form, entry in _times(entries, problem).items():
             if entry is None and form in (*_OURS, *INT8, REQUANTISED):
-                here = [one for one in entries if _problem(one) == problem and one["form"] == form]
-                lines |= {f"{form}: {one['failed']}": None for one in here if one["failed"]}
+                for one in entries:
+                    if one["failed"] and one["form"] == form and _problem(one) == problem:
+                        reason = f"{form}: {' '.join(one['failed'].split())}"
+                        kind = re.sub(r"\d+", "#", reason.removeprefix(form)) + form
+                        reasons.setdefault(kind, reason)
+                        problems.setdefault(kind, set()).add(problem)
+    lines = [f"{reason} ({len(problems[kind])} problems)" if len(problems[kind]) > 1 else reason for kind, reason in reasons.items()]
     return ["Failed: " + "; ".join(lines) + "."] if lines else []
 
 
