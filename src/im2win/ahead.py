@@ -126,6 +126,7 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     Args:
         processes: at a time; None: as many as there are CPUs.
     """
+    from im2win.machine import usable_cpus
     from im2win.tuner.workers import Worker, in_order
 
     if len(layers) < LEAST or not _keeps(chooser.folder):
@@ -133,7 +134,8 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device)]
     if len(wanted) < LEAST:
         return 0
-    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(min(len(wanted), processes or os.cpu_count() or 1))]
+    count = min(len(wanted), processes or usable_cpus())
+    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=False) for _ in range(count)]
     try:
         built = 0
         for job, answer in zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True):

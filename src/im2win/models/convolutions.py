@@ -94,7 +94,7 @@ def in_processes(jobs: Sequence[Job], workers: int) -> list[Built]:
     with ExitStack() as stack:
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for _ in range(min(workers, len(jobs))):
-            idle.put(stack.enter_context(Worker("im2win.models.convolutions", environment)))
+            idle.put(stack.enter_context(Worker("im2win.models.convolutions", environment, torch=False)))
 
         def one(job: Job) -> Built:
             worker = idle.get()

@@ -43,7 +43,7 @@ class Crew:
         backend = backend_for(device)
         backend.check_tools()
         builders = max(1, backend.workers // share)
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}) for _ in range(builders)]
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}, torch=False) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.places()[place])
 
     def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:

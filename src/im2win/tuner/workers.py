@@ -29,10 +29,16 @@ class Worker:
 
     It is a fresh interpreter that runs a module's `serve` loop (not a fork, and not multiprocessing's spawn, which would import the user's
     script again), in a session of its own, so that Ctrl-C reaches the parent only.
+
+    Args:
+        module: with a function `main` that serves.
+        env: variables that it has beside the parent's.
+        torch: whether it may import PyTorch. tvm_ffi does where it can, which takes longer than everything that compiling needs.
     """
 
-    def __init__(self, module: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, module: str, env: dict[str, str] | None = None, *, torch: bool = True) -> None:
         self._module = module
+        self._begin = "" if torch else "import sys; sys.modules['torch'] = None; "
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: Connection | None = None
@@ -50,7 +56,7 @@ class Worker:
         result_read, result_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {self._module} import main; main({job_read}, {result_write})"],
+            [sys.executable, "-c", f"{self._begin}from {self._module} import main; main({job_read}, {result_write})"],
             pass_fds=(job_read, result_write), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._stderr,
             env=self._env, start_new_session=True,
         )  # fmt: skip
