@@ -62,7 +62,7 @@ def assert_readable(one: Result) -> None:
     figure = roofline.draw(one)
     [axes] = figure.axes
     written = boxes(figure)
-    names = {point.layer for point in roofline.points(one)}
+    names = set(roofline.labels(roofline.points(one)))
     assert names <= {text for text, _ in written} and len(written) == len(names) + len(roofline.roofs(one)) + 1
     for (text, box), (other, another) in itertools.combinations(written, 2):
         assert not box.overlaps(another), f"{text} and {other}"
@@ -82,6 +82,13 @@ def test_committed_results_are_readable(name: str) -> None:
 def test_a_crowd_is_readable() -> None:
     """Twelve layers of one problem, a percent apart."""
     assert_readable(result([row(f"layer{i}", 0.5 * 1.01**i, 0.55 * 1.01**i) for i in range(12)]))
+
+
+def test_many_layers_have_numbers_and_a_key() -> None:
+    one = result([row(f"layer{i}", 0.5 * 1.05**i, 0.7 * 1.04**i) for i in range(23)])
+    assert_readable(one)
+    key = [text.get_text() for legend in roofline.draw(one).legends for text in legend.get_texts()]
+    assert key[-23:] == [f"{i + 1}  layer{i}" for i in range(23)]
 
 
 def test_one_layer_without_a_peer(tmp_path: Path) -> None:

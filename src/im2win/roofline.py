@@ -19,6 +19,7 @@ OURS, PEER = "#0072B2", "#E69F00"
 _GREY = "#444444"
 _ANGLES = [math.radians(degrees) for degrees in (0, 180, 90, 270, 45, 135, 315, 225)]
 _RADII = (9, 15, 22, 30, 40)  # points from a marker to its label
+_NAMED = 14  # layers that are named beside their points
 _MARKER = 4.0  # points from a marker's middle to its rim
 
 
@@ -58,6 +59,11 @@ def roofs(result: Result) -> dict[str, float]:
     return {"FMA": ceilings["fma_gflops"], "three TF32 products": ceilings["tf32_gflops"] / 3}
 
 
+def labels(shown: Sequence[Point]) -> list[str]:
+    """What stands beside each point: its layer's name, or where there are too many for names, a number that a key explains."""
+    return [point.layer for point in shown] if len(shown) <= _NAMED else [str(number) for number in range(1, len(shown) + 1)]
+
+
 def plot(result: Result, path: Path) -> Path:
     """Draws the roofline and writes it as PNG; returns its path. Needs matplotlib (the `bench` extra)."""
     figure = draw(result)
@@ -87,19 +93,32 @@ def draw(result: Result) -> Any:
     batch = "" if result.batch is None else f", batch {result.batch}"
     axes.set_title(f"{result.suite}, {result.dtype}{batch} – {result.brand}", fontsize=10, loc="left")  # noqa: RUF001
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8.5)
+    names = labels(shown)
+    if len(shown) > _NAMED:
+        _key(figure, [f"{name}  {point.layer}" for name, point in zip(names, shown, strict=True)])
     figure.draw_without_rendering()  # the axes get their place
     taken = [_around(axes, mark, mark, _MARKER) for mark in marks] + [_around(axes, *line, 0.5) for line in lines]
     taken += _roof_labels(axes, peaks, bandwidth, canvas, taken)
-    for point in sorted(shown, key=lambda point: point.intensity):
-        taken.append(_label(axes, canvas, point, taken))
+    for name, point in sorted(zip(names, shown, strict=True), key=lambda pair: pair[1].intensity):
+        taken.append(_label(axes, canvas, name, point, taken))
     return figure
+
+
+def _key(figure: Any, lines: Sequence[str]) -> None:
+    """Lines of text beside the axes."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="none") for _ in lines]
+    look = {"frameon": False, "fontsize": 7.5, "handlelength": 0, "handletextpad": 0, "labelspacing": 0.35}
+    figure.legend(handles, lines, loc="outside right upper", **look)
 
 
 def _axes(axes: Any, shown: Sequence[Point], peaks: dict[str, float], bandwidth: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     speeds = [speed for point in shown for speed in (point.ours, point.peer) if speed]
-    top, bottom = 1.45 * max([*peaks.values(), *speeds]), min([*speeds, *peaks.values()]) / 2.2
+    highest, lowest = max([*peaks.values(), *speeds]), min([*speeds, *peaks.values()])
+    top, bottom = highest * max(1.45, (highest / lowest) ** 0.09), lowest / 2.2  # the roof's name has its place above it
     left = min([bottom / bandwidth * 1.3, *(point.intensity / 1.5 for point in shown)])
     right = 1.9 * max([*(point.intensity for point in shown), max(peaks.values()) / bandwidth])
     axes.set_xscale("log")
@@ -132,7 +151,8 @@ def _roof_labels(axes: Any, peaks: dict[str, float], bandwidth: float, canvas: A
             shift = {"left": 5, "right": -3}[across], {"bottom": 3, "top": -3}[up]
             label = axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", ha=across, va=up, fontsize=8, color=_GREY)
             box = label.get_window_extent(canvas.get_renderer())
-            options.append((sum(_area(box, other) for other in (*taken, *found)), len(options), label, box))
+            outside = box.width * box.height - _area(box, axes.bbox)
+            options.append((sum(_area(box, other) for other in (*taken, *found)) + 100 * outside, len(options), label, box))
         best = min(options, key=lambda option: option[:2])
         for option in options:
             if option is not best:
@@ -156,13 +176,13 @@ def _around(axes: Any, one: tuple[float, float], other: tuple[float, float], mar
     return Bbox([corners.min(axis=0) - margin, corners.max(axis=0) + margin])
 
 
-def _label(axes: Any, canvas: Any, point: Point, taken: Sequence[Any]) -> Any:
-    """Writes a layer's name near its marker, at the nearest place that covers nothing; returns its box."""
+def _label(axes: Any, canvas: Any, name: str, point: Point, taken: Sequence[Any]) -> Any:
+    """Writes a layer's name or number near its marker, at the nearest place that covers nothing; returns its box."""
     from matplotlib.transforms import Bbox
 
     at = point.intensity, point.ours or point.peer
     frame = axes.bbox
-    text = axes.annotate(point.layer, at, xytext=(0, 0), textcoords="offset points", ha="center", va="center", fontsize=7.5, zorder=4)
+    text = axes.annotate(name, at, xytext=(0, 0), textcoords="offset points", ha="center", va="center", fontsize=7.5, zorder=4)
     size, scale = text.get_window_extent(canvas.get_renderer()), axes.figure.dpi / 72
     column, row = axes.transData.transform(at)
     places = []
@@ -177,7 +197,7 @@ def _label(axes: Any, canvas: Any, point: Point, taken: Sequence[Any]) -> Any:
     _, radius, shift, box = min(places, key=lambda place: place[:2])
     text.remove()
     line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3} if radius > _RADII[1] else None
-    axes.annotate(point.layer, at, xytext=shift, textcoords="offset points", ha="center", va="center", fontsize=7.5, zorder=4,
+    axes.annotate(name, at, xytext=shift, textcoords="offset points", ha="center", va="center", fontsize=7.5, zorder=4,
                   arrowprops=line)  # fmt: skip
     return box
 
