@@ -101,10 +101,20 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     assert "| pkf-shmem | transformed inputs stay in shared memory | NHWC | 4.00 | 4.00 | 4.00 |" in text
     line = "0.2500 | 0.1250 | 0.2500 | 0.3750 | 0.5000 | 0.6250 | 0.7500 | 2.00 | 0.0 % |"
     assert f"| NCHW | 1 | 224x224 | {line}" in text and "one kernel ms" in text
-    monkeypatch.setattr(cuda_fused_study, "time_layer", None)  # all layers are known: nothing is measured again
+    timed: list[tuple[str, ...]] = []
+    real = cuda_fused_study.time_part
+
+    def spy(part: Any, conv: Any, ours: Any, libraries: Any, forms: Any, *rest: Any) -> Any:
+        timed.append(tuple(forms))
+        return real(part, conv, ours, libraries, forms, *rest)
+
+    monkeypatch.setattr(cuda_fused_study, "time_part", spy)
     _script().main()
-    assert json.loads(file.read_text())["entries"] == study["entries"]
+    assert json.loads(file.read_text())["entries"] == study["entries"] and not timed
     _an_older_study_gets_what_it_lacks(file, study, forms, tmp_path)
+    assert timed == [(REQUANTISED,)] * 4
+    _forms_that_were_taken_out_are_timed_again(file, study)
+    assert timed[4:] == [("pkf-shmem-16",)] * 4
     assert text.count(REFUSED) == 1 and "NVIDIA H200 (`nvidia-h200`)" in text and "PKF-Shmem-16 ms" in text
     pytest.importorskip("matplotlib")
     [drawn] = plot_all(tmp_path / "results")
@@ -112,7 +122,7 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
 
 
 def _an_older_study_gets_what_it_lacks(file: Path, study: dict[str, Any], forms: str, folder: Path) -> None:
-    """int8 outputs, and nothing else: `time_layer` is not there. Without them the table is as it was."""
+    """int8 outputs, and nothing else. Without them the table is as it was."""
     older = [entry for entry in study["entries"] if not entry["form"].startswith(REQUANTISED)]
     file.write_text(json.dumps({**study, "entries": older, "versions": {**study["versions"], "system": "another kernel"}}))
     text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(folder / "results"))
@@ -121,6 +131,15 @@ def _an_older_study_gets_what_it_lacks(file: Path, study: dict[str, Any], forms:
     entries = json.loads(file.read_text())["entries"]
     assert entries[: len(older)] == older and len(entries) == len(study["entries"])
     assert all(entry["form"].startswith(REQUANTISED) and "out.int8" in entry["conv"] for entry in entries[len(older) :])
+
+
+def _forms_that_were_taken_out_are_timed_again(file: Path, study: dict[str, Any]) -> None:
+    """By themselves, without peers."""
+    rest = [entry for entry in study["entries"] if entry["form"] != "pkf-shmem-16"]
+    file.write_text(json.dumps({**study, "entries": rest}))
+    _script().main()
+    entries = json.loads(file.read_text())["entries"]
+    assert entries[: len(rest)] == rest and [entry["form"] for entry in entries[len(rest) :]] == ["pkf-shmem-16"] * 8
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -183,6 +202,7 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = Conv2d.parse("n1-c64x224x224-k64x3x3-p1-float16")
     ours = {one: recipe for one, recipe in recipes(conv, H200, 1).items() if one[0] != PROTOTYPE}
-    entries = cuda_fused_study.time_layer(conv, ours, cuda_builds.build_all(ours, Path()), 2, 1.0)
+    part = cuda_fused_study.PARTS[0]
+    entries = cuda_fused_study.time_part(part, conv, ours, cuda_builds.build_all(ours, Path()), part.forms, 2, 1.0, {})
     [none] = [entry for entry in entries if entry.form == PROTOTYPE]
     assert none.ms is None and none.failed == "no tile of it is legal for the layer"

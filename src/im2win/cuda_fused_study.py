@@ -65,6 +65,8 @@ INT8_FORMS: dict[str, dict[str, Any]] = {
 Try = tuple[str, int]
 """(form, place of the tile in the model's order)"""
 
+Named = list[tuple[str, Callable[[], Contender]]]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -101,9 +103,31 @@ def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
     return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
 
 
-def requantised(conv: Conv2d, gpu: Gpu) -> dict[Try, Recipe]:
-    """The same for int8 outputs, by the best kernel without Winograd's form."""
+def requantised(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """The same for int8 outputs, by the best kernel without Winograd's form: there is one."""
     return {(REQUANTISED, 0): TileRecipe(conv.with_(dtype="int8", out_dtype="int8"), "auto", gpu, recorded=True)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Forms that are timed on the same tensors, in the same rounds.
+
+    types: of the problem's tensors. forms: every one has an entry at least. recipes: ours. peers: of all peers those that take part.
+    """
+
+    types: Mapping[str, str]
+    forms: tuple[str, ...]
+    recipes: Callable[[Conv2d, Gpu, int], dict[Try, Recipe]]
+    peers: Callable[[Named], Named] | None
+
+    def of_forms(self, forms: Sequence[str], conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+        """Our recipes of some of the forms."""
+        return {one: recipe for one, recipe in self.recipes(conv, gpu, tries).items() if one[0] in forms} if forms else {}
+
+
+def _by_name(peers: Named) -> Named:
+    """cuDNN's algorithms, under names that say what of."""
+    return [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
 
 
 def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
@@ -113,6 +137,14 @@ def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
         found |= {(form, place): TileRecipe(conv, ROW, gpu, ACCURACY, tile=tile) for place, tile in enumerate(tiles[:tries])}
     return found
+
+
+PARTS = (
+    Part({}, (*FORMS, WHOLE, OTHERS), recipes, list),
+    Part({"dtype": "int8"}, (*INT8_FORMS, INTEGERS), integers, None),
+    Part({"dtype": "int8", "out_dtype": "int8"}, (REQUANTISED,), requantised, _by_name),
+)
+"""Of float16, with all peers; of int8, by itself; of int8 with int8 outputs, beside those of cuDNN (see `cudnn_contenders`)."""
 
 
 def run(
@@ -134,8 +166,8 @@ def run(
         rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
         tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
         progress: called with (layers done, layers in all, entries of the layer) after each.
-        before: a study that was stopped: its layers are not measured again, if it is of the same device and libraries; those that lack
-            only int8 outputs, which older studies do not have, get these.
+        before: a study that was stopped: what it has is not measured again, if it is of the same device and libraries; layers that lack
+            some forms, or had them taken out, get these.
         keep: called with the study as it stands after each layer.
 
     Returns:
@@ -156,29 +188,28 @@ def run(
     facts = new_result(STUDY, layers, gpu, {})
     head = {"study": STUDY, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
     entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, head) else []
-    known = {_problem(entry) for entry in entries if not entry.form.startswith(REQUANTISED)}
-    complete = {_problem(entry) for entry in entries if entry.form == REQUANTISED}
 
     def study() -> dict[str, Any]:
         return {**head, "entries": [asdict(entry) for entry in entries]}
 
     with Builders() as builders:
         for done, layer in enumerate(layers, 1):
-            place = layer.conv.height, layer.conv.batch, layer.conv.layout
-            if place in known & complete:
+            conv = layer.conv
+            known = {entry.form for entry in entries if _problem(entry) == (conv.height, conv.batch, conv.layout)}
+            lacking = [[form for form in part.forms if form not in known] for part in PARTS]
+            search = bool(tvm_trials) and conv.layout == "NCHW" and TVM not in known
+            if not any(lacking) and not search:
                 continue
+            searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if search else {}
+            found: list[Entry] = []
             with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
-                ours, small = ({}, {}) if place in known else (recipes(layer.conv, gpu, tries), integers(layer.conv, gpu, tries))
-                scaled = {} if place in complete else requantised(layer.conv, gpu)
-                built = builders.build_all({**ours, **small, **scaled}, Path(folder))
-                found: list[Entry] = []
-                if ours:
-                    wanted = tvm_trials and layer.conv.layout == "NCHW"
-                    searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if wanted else {}
-                    found += time_layer(layer.conv, ours, {one: built[one] for one in ours}, rounds, seconds, searched)
-                    found += time_integers(layer.conv, small, {one: built[one] for one in small}, rounds, seconds)
-                if scaled:
-                    found += time_requantised(layer.conv, scaled, {one: built[one] for one in scaled}, rounds, seconds)
+                made = [part.of_forms(forms, conv, gpu, tries) for part, forms in zip(PARTS, lacking, strict=True)]
+                built = builders.build_all({one: recipe for some in made for one, recipe in some.items()}, Path(folder))
+                for part, ours, forms in zip(PARTS, made, lacking, strict=True):
+                    others = searched if part is PARTS[0] else {}
+                    if forms or others:
+                        libraries = {one: built[one] for one in ours}
+                        found += time_part(part, conv, ours, libraries, forms, rounds, seconds, others)
             entries += found
             if progress is not None:
                 progress(done, len(layers), found)
@@ -198,36 +229,17 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return first == second
 
 
-def time_layer(
-    conv: Conv2d,
-    ours: Mapping[Try, Recipe],
-    libraries: Mapping[Try, Library | str],
-    rounds: int,
-    seconds: float,
-    searched: Mapping[str, Callable[[Bench], Contender]] | None = None,
+def time_part(
+    part: Part, conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], forms: Sequence[str], rounds: int,
+    seconds: float, searched: Mapping[str, Callable[[Bench], Contender]],
 ) -> list[Entry]:
-    """Checks and times every tile, cuDNN, and what else is to be prepared for the tensors, on one problem."""
-    bench = Bench(conv, SEED)
+    """Checks and times tiles of these forms on one problem, what is searched for, and, where the forms are all of the part's, its peers."""
+    bench = Bench(conv.with_(**part.types), SEED)
+    others = [(name, partial(prepare, bench)) for name, prepare in searched.items()]
+    if part.peers is None or len(forms) < len(part.forms):
+        return _time(bench, ours, libraries, others, forms, rounds, seconds)
     with _peers(bench) as peers:
-        others = [(name, partial(prepare, bench)) for name, prepare in (searched or {}).items()]
-        return _time(bench, ours, libraries, [*peers, *others], FORMS, rounds, seconds)
-
-
-def time_integers(
-    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
-) -> list[Entry]:
-    """The same for the problem of int8, by itself: its tensors are others."""
-    return _time(Bench(conv.with_(dtype="int8"), SEED), ours, libraries, [], INT8_FORMS, rounds, seconds)
-
-
-def time_requantised(
-    conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], rounds: int, seconds: float
-) -> list[Entry]:
-    """The same for int8 outputs, beside those of cuDNN, which has one scale for all channels (see `cudnn_contenders`)."""
-    bench = Bench(conv.with_(dtype="int8", out_dtype="int8"), SEED)
-    with _peers(bench) as peers:
-        named = [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
-        return _time(bench, ours, libraries, named, [REQUANTISED], rounds, seconds)
+        return _time(bench, ours, libraries, [*part.peers(peers), *others], forms, rounds, seconds)
 
 
 def _time(
