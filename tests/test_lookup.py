@@ -8,6 +8,8 @@ from typing import Any
 
 from recorded import CONV, DEVICE, bad, fill, ok, stale
 
+from im2win.backends import backend_for
+from im2win.gpu import H200
 from im2win.logs import Log
 from im2win.lookup import Found, find
 from im2win.problem import Conv2d
@@ -163,3 +165,15 @@ def test_look_up_in_a_folder_of_2000_layers_is_quick(log: Log) -> None:
     hopeless, found = best_of_5(conv=wanted.with_(bias=True), accepts=lambda record: "stale")
     assert (found.rung, len(found.skipped)) == ("none", 2000)
     assert hopeless < 0.25
+
+
+def test_on_a_gpu_a_layer_is_near_with_the_same_channels_and_about_as_many_windows(log: Log) -> None:
+    """Or so many that every multiprocessor has enough of them: elsewhere the model's tile was the faster one."""
+    backend = backend_for(H200)
+    small, large = Conv2d(1, 512, 7, 7, 512, 3, padding=1), Conv2d(1, 64, 224, 224, 64, 3, padding=1)
+    assert backend.alike(small, small.with_(bias=True)) and backend.alike(small, small.with_(batch=2))
+    assert not backend.alike(small, small.with_(batch=32)) and not backend.alike(small.with_(batch=32), small)
+    assert not backend.alike(small, small.with_(in_channels=256)) and not backend.alike(small, small.with_(out_channels=256))
+    assert backend.alike(large, large.with_(height=960, width=960, batch=16))
+    fill(log, ok(conv=CONV.with_(batch=2)))
+    assert look(log).rung == "nearest layer" and look(log, alike=lambda conv, other: False).rung == "none"

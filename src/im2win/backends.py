@@ -68,6 +68,7 @@ class Backend(Protocol):
     def fingerprint(self, name: str) -> str: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
     def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
 
 
 class CpuBackend:
@@ -149,6 +150,12 @@ class CpuBackend:
     def proven(self, conv: Conv2d, tile: Tile) -> bool:
         """Whether a tile that nobody tuned for this problem may be used."""
         return True
+
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool:
+        """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's."""
+        return True
+
+_MANY_WINDOWS = 1 << 15
 
 
 class CudaBackend:
@@ -294,6 +301,16 @@ class CudaBackend:
         if tile.outputs == 0 or tile.in_rows:
             return bool(tile.outputs == 0 or tile.dtype == "float16")
         return bool(tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))
+
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool:
+        """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's.
+
+        That takes the same channels, and as many windows, or so many that blocks occupy every multiprocessor in both layers.
+        """
+        if (conv.in_channels, conv.out_channels, conv.groups) != (other.in_channels, other.out_channels, other.groups):
+            return False
+        fewer, more = sorted(one.batch * math.prod(one.output_size) for one in (conv, other))
+        return more <= 2 * fewer or fewer >= _MANY_WINDOWS
 
 
 def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:

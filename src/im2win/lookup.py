@@ -21,6 +21,7 @@ from im2win.records import Record, TileValue, parse_key
 from im2win.reference import Accuracy
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
+Alike = Callable[[Conv2d, Conv2d], bool]
 
 PACKAGED = Path(__file__).parent / "tuning_logs"
 _NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
@@ -110,7 +111,7 @@ def _kinship(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
 
 
-def _ladder(conv: Conv2d, device: str, logs: Sequence[Log]) -> Iterator[tuple[str, list[Record]]]:
+def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Iterator[tuple[str, list[Record]]]:
     """Rungs and the records that stand on each, best first; a file is read only when its turn comes."""
     for log in logs:
         yield "exact", log.read(conv, device)
@@ -118,7 +119,8 @@ def _ladder(conv: Conv2d, device: str, logs: Sequence[Log]) -> Iterator[tuple[st
     for _, other, log in sorted(others, key=lambda row: row[:2]):
         yield "compatible device", log.read(conv, other)
     family = _family(conv)
-    layers = [(log, near) for log in logs for near in log.convs(device) if near != conv and _family(near) == family]
+    others_here = ((log, near) for log in logs for near in log.convs(device) if near != conv)
+    layers = [(log, near) for log, near in others_here if _family(near) == family and alike(conv, near)]
     for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
         yield "nearest layer", log.read(near, device)
 
@@ -130,6 +132,7 @@ def find(
     logs: Sequence[Log],
     accepts: Accepts,
     legal: Legal,
+    alike: Alike = lambda conv, other: True,
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
@@ -138,7 +141,8 @@ def find(
     1. "exact": this device, this layer; the best (`Record.cost`) that `accepts` does not object to.
     2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
     3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
-       this one; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not this layer's.
+       this one, that is `alike`; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not
+       this layer's.
     4. "none".
 
     Args:
@@ -147,11 +151,12 @@ def find(
         accepts: the reason why a record does not apply, or None (see `records.validate`). It sees the records of other devices
             too, so it must not compare the device if rung 2 is to hold any.
         legal: ``legal(conv, algorithm, tile)``, the problems of a tile with this layer on this machine.
+        alike: ``alike(conv, other)``, whether another layer's tile is worth more than the model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
     skipped: list[tuple[Record, str]] = []
-    for rung, records in _ladder(conv, device, logs):
+    for rung, records in _ladder(conv, device, logs, alike):
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
             if _superseded(record, records):
@@ -202,6 +207,7 @@ def search(
         logs=open_logs(logs),
         accepts=accepts,
         legal=legal,
+        alike=backend.alike,
         target=backend.target,
         threads=backend.threads,
     )
