@@ -11,7 +11,8 @@ from oracle import assert_equal, exact_tensors, oracle
 
 from im2win import artefacts
 from im2win.algorithms import ALGORITHMS
-from im2win.artefacts import Artefacts, artefact_name, conv_of, default_folder
+from im2win.artefacts import Artefacts, artefact_name, conv_of
+from im2win.files import default_folder
 from im2win.gpu import KNOWN
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile, ranked_tiles

@@ -12,30 +12,18 @@ import hashlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from im2win import __version__
-from im2win.files import replace_text
+from im2win.files import default_folder, replace_text
 from im2win.logs import LogError, locked
 from im2win.problem import Conv2d
 from im2win.runtime import ArtefactError, Op, load
 
 _log = logging.getLogger("im2win")
 _DIGITS = 12
-
-
-def default_folder() -> Path:
-    """Where artefacts are kept unless told: `IM2WIN_CACHE`, else the platform's folder for what can be made again."""
-    if given := os.environ.get("IM2WIN_CACHE"):
-        return Path(given)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "im2win"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "im2win"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "im2win"
 
 
 def _digest(values: Any) -> str:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from im2win.artefacts import default_folder
+from im2win.files import default_folder
 from im2win.logs import LogError, locked
 
 _log = logging.getLogger("im2win")

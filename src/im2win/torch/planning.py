@@ -50,7 +50,7 @@ class Planner:
 
     Args:
         logs, accuracy, threads: as for `im2win.build`.
-        cache: folder of artefacts; None for `artefacts.default_folder()`.
+        cache: folder of artefacts; None for `files.default_folder()`.
         untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
         dynamic: what calls with another shape get: "fallback", PyTorch's, or "build", an operator built at the first such call.
 
