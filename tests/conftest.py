@@ -135,3 +135,43 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip("there is no C++ compiler, or it lacks Python's headers")
     yield request.param
     native.unload()
+
+
+@pytest.fixture
+def library(direct: None) -> Iterator[None]:
+    """PyTorch's calls go through the compiled library."""
+    from im2win.torch import native
+
+    if not native.load():
+        pytest.skip("there is no C++ compiler, or it lacks Python's headers")
+    yield
+    native.unload()
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls that pass through Python: of sites, and of bound operators."""
+    from im2win.torch.bound import Bound
+    from im2win.torch.site import Site
+
+    seen: list[str] = []
+    general, run = Site.general, Bound.__call__
+    monkeypatch.setattr(Site, "general", lambda self, *given: seen.append("site") or general(self, *given))
+    monkeypatch.setattr(Bound, "__call__", lambda self, *given: seen.append("bound") or run(self, *given))
+    return seen
+
+
+@pytest.fixture
+def warm() -> tuple[Any, Any]:
+    """A module and itself optimised, called before."""
+    import torch
+    from networks import Residual, with_integers
+    from optimizing import X, optimized
+
+    module = with_integers(Residual())
+    fast = optimized(module)
+    for context in (torch.inference_mode, torch.no_grad):
+        with context():
+            for _ in range(3):
+                assert torch.equal(fast(X), module(X))
+    return module, fast

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from im2win.commands.tune import shared_out
 from im2win.gpu import H200
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.tuner.workers import Worker, WorkerError
+from im2win.tuner.workers import Worker, WorkerError, in_order
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -112,3 +115,14 @@ def test_a_cpu_is_one_place() -> None:
     machine = Machine.host(1)
     with tuner.crews(machine, 5) as crews:
         assert len(crews) == 1 and CpuBackend(machine).places() == [{"TVM_NUM_THREADS": "1"}]
+
+
+def test_who_stops_asking_leaves_no_answer_behind() -> None:
+    """Two processes, four jobs, one answer taken: the next jobs get answers of their own; a process that dies has an error in its place."""
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with Worker("worker_jobs", path) as one, Worker("worker_jobs", path, torch=False) as other:
+        answers = in_order([one, other], ["a", "b", "c", "d"], 60.0)
+        assert next(answers)[0] == "did a"
+        answers.close()
+        first, died, last = in_order([one, other], ["e", "crash", "f"], 60.0)
+    assert (first[0], last[0]) == ("did e", "did f") and isinstance(died, WorkerError) and "SIGSEGV" in str(died)

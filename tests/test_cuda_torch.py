@@ -57,6 +57,14 @@ def right(module: nn.Module, x: Any) -> Any:
         return copy.deepcopy(module).double()(x.double()).float()
 
 
+def captured(fast: nn.Module, held: Any) -> tuple[Any, Any]:
+    """A CUDA graph of a call, and the output that it writes."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = fast(held)
+    return graph, y
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_resnet(dtype: str, layout: str) -> None:
@@ -111,9 +119,7 @@ def test_a_cuda_graph_sees_new_inputs_and_new_filters(exact: Any) -> None:
     held = torch.zeros_like(x)
     with torch.inference_mode():
         fast(held)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = fast(held)
+        graph, y = captured(fast, held)
     held.copy_(x)
     graph.replay()
     assert torch.equal(y, right(module, x))
@@ -244,9 +250,7 @@ def test_graphs_without_python(by_library: Any) -> None:
     held = torch.zeros_like(x)
     by_library()
     with torch.inference_mode():
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = fast(held)
+        graph, y = captured(fast, held)
     held.copy_(x)
     graph.replay()
     assert torch.equal(y, right(module, x))

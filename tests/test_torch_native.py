@@ -1,15 +1,12 @@
-"""Calls that pass Python by: which do, what they see of changes, what they leave to Python, and what happens without a compiler."""
+"""Calls that pass Python by: which do, what they see of changes, and what kernels are given."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
 import gc
-import logging
 import math
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,69 +14,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tvm_ffi  # noqa: E402
-from networks import Residual, integers, with_integers  # noqa: E402
-from optimizing import X, optimized  # noqa: E402
+from networks import integers  # noqa: E402
+from optimizing import X  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from ways import Ways, right  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win import compilers  # noqa: E402
 from im2win.runtime import Launch  # noqa: E402
-from im2win.torch import conv_op, native  # noqa: E402
-from im2win.torch.bound import Bound  # noqa: E402
-from im2win.torch.site import Site  # noqa: E402
+from im2win.torch import native  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def library(direct: None) -> Iterator[None]:
-    if not native.load():
-        pytest.skip("there is no C++ compiler, or it lacks Python's headers")
-    yield
-    native.unload()
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Calls that pass through Python: of sites, and of bound operators."""
-    seen: list[str] = []
-    general, run = Site.general, Bound.__call__
-    monkeypatch.setattr(Site, "general", lambda self, *given: seen.append("site") or general(self, *given))
-    monkeypatch.setattr(Bound, "__call__", lambda self, *given: seen.append("bound") or run(self, *given))
-    return seen
-
-
-class Ways:
-    """A module of one layer with everything fused, and the ways to call it: its site, and the operator."""
-
-    def __init__(self, layout: str = "NCHW", *, plain: bool = False) -> None:
-        order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
-        one = nn.Conv2d(5, 5, 3, padding=1, bias=plain)
-        self.module = with_integers(nn.Sequential(one) if plain else _Added(one)).to(memory_format=order)
-        self.x = X.contiguous(memory_format=order)
-        self.fast = optimized(self.module, self.x)
-        self.site: Site = self.fast._im2win.site_0
-
-    def operator(self, x: Any) -> Any:
-        source, (weight, bias, *norm) = self.site.source, self.site.source.parameters()
-        residual = x if source.residual else None
-        numbers = source.eps, source.stride, source.padding, source.dilation, source.groups, source.activation
-        return torch.ops.im2win.conv2d(x, weight, bias, residual, *norm, *numbers, next(iter(self.site._kernels.values())))
-
-
-class _Added(nn.Module):
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.conv, self.norm = conv, nn.BatchNorm2d(5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.norm(self.conv(x)) + x)
-
-
-def right(ways: Ways, call: Any, x: Any = None) -> None:
-    """A call's values, strides, and kind of tensor."""
-    x = ways.x if x is None else x
-    y, expected = call(x), ways.module(x)
-    assert y.stride() == expected.stride() and torch.equal(y, expected) and y.is_inference() == expected.is_inference()
+pytestmark = pytest.mark.usefixtures("library")
 
 
 # --- what passes Python by
@@ -219,83 +163,6 @@ def test_what_pytorch_does_not_count_is_packed_on_demand() -> None:
                 right(ways, call)
 
 
-# --- what is left to Python, however often it was called before
-
-
-@pytest.fixture
-def warm() -> tuple[Any, Any]:
-    """A module and itself optimised, called before."""
-    module = with_integers(Residual())
-    fast = optimized(module)
-    with torch.inference_mode():
-        for _ in range(3):
-            assert torch.equal(fast(X), module(X))
-    with torch.no_grad():
-        for _ in range(3):
-            assert torch.equal(fast(X), module(X))
-    return module, fast
-
-
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
-        self.functions: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.functions.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-def test_modes_and_tracers_see_calls(warm: Any) -> None:
-    module, fast = warm
-    for context in (torch.inference_mode, torch.no_grad):
-        with context(), Seen() as seen:
-            assert torch.equal(fast(X), module(X))
-        assert seen.functions.count(conv_op.conv2d) == 3
-    with torch.no_grad():
-        graph = torch.fx.experimental.proxy_tensor.make_fx(fast)(X).graph
-        assert sum(node.target is conv_op.conv2d for node in graph.nodes) == 3
-
-
-def test_transforms_autocast_and_training_are_pytorchs(warm: Any) -> None:
-    module, fast = warm
-    with torch.no_grad():
-        assert torch.equal(torch.vmap(fast)(torch.stack([X, -X])), torch.stack([module(X), module(-X)]))
-        with torch.autocast("cpu", torch.bfloat16):
-            assert fast(X).dtype == torch.bfloat16 and torch.equal(fast(X), module(X))
-        assert torch.equal(fast(X), module(X))
-        alone = copy.deepcopy(module)
-        for one in (fast.second_norm, alone.second_norm):
-            one.eps = 1.0  # of 0 training refuses
-            one.train()
-        torch.testing.assert_close(fast(X), alone(X), atol=1e-4, rtol=1e-4)
-        assert torch.equal(fast.second_norm.running_mean, alone.second_norm.running_mean)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # by PyTorch's own forward differentiation
-def test_forward_differentiation_is_pytorchs(warm: Any) -> None:
-    module, fast = warm
-    tangent = integers(*X.shape, seed=1)
-    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(X, tangent)
-        mine, wanted = (torch.autograd.forward_ad.unpack_dual(one(dual)).tangent for one in (fast, module))
-        assert torch.equal(mine, wanted)
-
-
-def test_gradients_compilers_and_exporters(warm: Any) -> None:
-    module, fast = warm
-    alone = copy.deepcopy(module)
-    fast(X).sum().backward()
-    alone(X).sum().backward()
-    for mine, other in zip(fast.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
-    with torch.inference_mode():
-        compiled = torch.compile(fast, backend="aot_eager", fullgraph=True)
-        program = torch.export.export(fast, (X,)).module()
-        for _ in range(3):
-            assert torch.equal(compiled(X), module(X)) and torch.equal(program(X), module(X))
-
-
 # --- threads, copies, memory
 
 
@@ -398,34 +265,3 @@ def test_what_kernels_raise(monkeypatch: pytest.MonkeyPatch) -> None:
             right(ways, call)
             with pytest.raises(RuntimeError, match="no such launch"):
                 call(ways.x)
-
-
-# --- without the library
-
-
-@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
-def test_without_a_compiler_calls_pass_through_python(
-    compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, passes: list[str]
-) -> None:
-    native.unload()
-    monkeypatch.setattr(native, "_module", None)
-    monkeypatch.setattr(native, "_failed", False)
-    with caplog.at_level(logging.INFO, "im2win.torch"), monkeypatch.context() as patch:
-        patch.setenv("CXX", compiler)  # TVM, too, links with it
-        assert not native.load()
-    ways = Ways()
-    with torch.inference_mode():
-        for _ in range(3):
-            for call in (ways.fast, ways.operator):
-                right(ways, call)
-    assert caplog.text.count("calls of operators pass through Python (") == 1
-    assert compiler in caplog.text and passes.count("bound") >= 6 and not native.load()
-
-
-def test_only_who_asks_for_kernels_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program that loads an operator takes the library where it has been compiled, and compiles nothing; `optimize` may, later."""
-    monkeypatch.setattr(compilers, "default_folder", lambda: tmp_path)
-    for name, value in (("_module", None), ("_failed", False), ("site", native.in_python)):
-        monkeypatch.setattr(native, name, value)
-    assert not native.load(make=False) and not list(tmp_path.iterdir()) and native.site is native.in_python
-    assert not native._failed

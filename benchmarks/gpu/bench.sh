@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
-# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes a minute a layer
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes minutes a layer
 # (a folder TVM_CACHE in the environment keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -124,8 +124,9 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     What fails here fails again, with its reason, where the operator is asked for.
 
     Args:
-        processes: at a time; None: as many as there are CPUs.
+        processes: at a time; None: as many as CPUs may be used.
     """
+    from im2win.gpu import Gpu
     from im2win.machine import usable_cpus
     from im2win.tuner.workers import Worker, in_order
 
@@ -135,7 +136,8 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     if len(wanted) < LEAST:
         return 0
     count = min(len(wanted), processes or usable_cpus())
-    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=False) for _ in range(count)]
+    torch = any(isinstance(job.device, Gpu) for job in wanted)
+    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=torch) for _ in range(count)]
     try:
         built = 0
         for job, answer in zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True):

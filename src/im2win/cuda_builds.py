@@ -125,7 +125,7 @@ class Builders:
 
     def __init__(self, processes: int | None = None) -> None:
         count = processes or max(1, (os.cpu_count() or 1) - 1)
-        self._workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=False) for _ in range(count)]
+        self._workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(count)]
 
     def __enter__(self) -> Builders:
         return self

@@ -16,7 +16,7 @@ from im2win.reference import Accuracy
 from im2win.tuner.builder import BuildJob, Built, RankJob, rank
 from im2win.tuner.cost_model import Choice
 from im2win.tuner.runner import Candidate, Outcome, RunJob
-from im2win.tuner.workers import Worker, WorkerError
+from im2win.tuner.workers import Worker, WorkerError, in_order
 
 if TYPE_CHECKING:
     from im2win.tuner.session import Session
@@ -43,20 +43,15 @@ class Crew:
         backend = backend_for(device)
         backend.check_tools()
         builders = max(1, backend.workers // share)
-        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}, torch=False) for _ in range(builders)]
+        on_gpu = backend.target == "cuda"
+        self.builders = [Worker("im2win.tuner.builder", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.places()[place])
 
     def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:
         """The spaces of algorithms in order, each by a process of its own as far as there are any; what one fails at is done here."""
-        found: dict[str, list[tuple[float, Tile]]] = {}
-        for start in range(0, len(names), len(self.builders)):
-            wave = list(zip(self.builders, names[start : start + len(self.builders)], strict=False))
-            for worker, name in wave:
-                worker.submit(RankJob(conv, name, device, accuracy))
-            for worker, name in wave:  # every answer is taken: a later job must not find another's
-                with contextlib.suppress(WorkerError):
-                    found[name] = worker.result(RANK_S)
-        return {name: found[name] if name in found else rank(RankJob(conv, name, device, accuracy)) for name in names}
+        jobs = [RankJob(conv, name, device, accuracy) for name in names]
+        answers = list(in_order(self.builders, jobs, RANK_S))
+        return {job.algorithm: rank(job) if isinstance(one, WorkerError) else one for job, one in zip(jobs, answers, strict=True)}
 
     def __enter__(self) -> Crew:
         return self
@@ -92,18 +87,15 @@ class Measurement:
         """Removes the libraries."""
         self.folder.cleanup()
 
-    def _submit(self, worker: Worker, choice: Choice) -> None:
+    def _job(self, choice: Choice) -> BuildJob:
         self._serial += 1
-        path = Path(self.folder.name) / f"{self._serial}.so"
-        self.libraries[choice.key] = path
-        worker.submit(BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path))
+        path = self.libraries[choice.key] = Path(self.folder.name) / f"{self._serial}.so"
+        return BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path)
 
-    def _built(self, worker: Worker, choice: Choice) -> Outcome | None:
-        """Waits for a build; the outcome if it failed."""
-        try:
-            built: Built = worker.result(BUILD_S)
-        except WorkerError as error:
-            built = Built("timeout" if error.kind == "timeout" else "build_error", f"building: {error}")
+    def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
+        """The outcome of a build, if it failed."""
+        if isinstance(built, WorkerError):
+            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
         self.allocated[choice.key] = built.allocated
         return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
 
@@ -112,24 +104,9 @@ class Measurement:
 
         A GPU measures while the CPUs build the rest. Where the CPU measures, everything is built before anything is handed out.
         """
-        count = len(self.builders)
-        if self.session.backend.target == "cpu":
-            yield from [pair for start in range(0, len(batch), count) for pair in self._wave(batch[start : start + count])]
-            return
-        for worker, choice in zip(self.builders, batch, strict=False):
-            self._submit(worker, choice)
-        for place, choice in enumerate(batch):
-            worker = self.builders[place % count]
-            failed = self._built(worker, choice)
-            if place + count < len(batch):
-                self._submit(worker, batch[place + count])
-            yield choice, failed
-
-    def _wave(self, batch: list[Choice]) -> list[tuple[Choice, Outcome | None]]:
-        jobs = list(zip(self.builders, batch, strict=False))
-        for worker, choice in jobs:
-            self._submit(worker, choice)
-        return [(choice, self._built(worker, choice)) for worker, choice in jobs]
+        answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
+        pairs = ((choice, self._failed(choice, built)) for choice, built in zip(batch, answers, strict=True))
+        yield from pairs if self.session.backend.target == "cuda" else list(pairs)
 
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""

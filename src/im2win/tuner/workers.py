@@ -33,7 +33,8 @@ class Worker:
     Args:
         module: with a function `main` that serves.
         env: variables that it has beside the parent's.
-        torch: whether it may import PyTorch. tvm_ffi does where it can, which takes longer than everything that compiling needs.
+        torch: whether it may import PyTorch. tvm_ffi does where it can, which takes longer than everything that compiling for a CPU needs.
+            For a GPU it stays: with it come CUDA's libraries.
     """
 
     def __init__(self, module: str, env: dict[str, str] | None = None, *, torch: bool = True) -> None:
@@ -116,19 +117,27 @@ class Worker:
 
 
 def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[Any]:
-    """What the jobs returned, in their order, each worker at one of them; a `WorkerError` in the place of one that returned nothing."""
-    count = len(workers)
-    for worker, job in zip(workers, jobs, strict=False):
-        worker.submit(job)
-    for place in range(len(jobs)):
-        worker = workers[place % count]
-        try:
-            answer: Any = worker.result(timeout_s)
-        except WorkerError as error:
-            answer = error
-        if place + count < len(jobs):
-            worker.submit(jobs[place + count])
-        yield answer
+    """What the jobs returned, in their order, each worker at one of them; a `WorkerError` in the place of one that returned nothing.
+
+    Who stops asking ends the workers that are still at a job: a later one must not find another's answer.
+    """
+    count, taken = len(workers), 0
+    try:
+        for worker, job in zip(workers, jobs, strict=False):
+            worker.submit(job)
+        for place in range(len(jobs)):
+            worker = workers[place % count]
+            try:
+                answer: Any = worker.result(timeout_s)
+            except WorkerError as error:
+                answer = error
+            taken += 1
+            if place + count < len(jobs):
+                worker.submit(jobs[place + count])
+            yield answer
+    finally:
+        for place in range(taken, min(taken + count, len(jobs))):
+            workers[place % count].close()
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:
