@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, asdict, fields
+from typing import Any, ClassVar, TypeVar
 
 Made = TypeVar("Made", bound="PlainTile")
 
@@ -12,9 +12,17 @@ Made = TypeVar("Made", bound="PlainTile")
 class PlainTile:
     """What frozen dataclasses of integers, words and flags have in common."""
 
+    LATER: ClassVar[tuple[str, ...]] = ()
+    """Fields that are younger than some records: at their default they are left out, and may be missing."""
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        return {field.name: field.default for field in fields(cls) if field.default is not MISSING}  # type: ignore[arg-type]
+
     def as_dict(self) -> dict[str, Any]:
         """The tile as plain values, for a record or a manifest."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        values: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in values.items() if name not in self.LATER or value != self._defaults()[name]}
 
     @classmethod
     def from_dict(cls: type[Made], values: Mapping[str, Any]) -> Made:
@@ -24,6 +32,7 @@ class PlainTile:
             ValueError: a field is missing, unknown or of the wrong type.
         """
         names = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
+        values = {**{name: cls._defaults()[name] for name in cls.LATER}, **values}
         if set(values) != set(names):
             raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
         for name, kind in names.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 from im2win.emulator import HEADERS, Launch, _compile, _runtime, translate
@@ -29,7 +30,7 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Types...), dim3 grid, dim3 block, vo
   noted.insert(noted.end(), {grid.x, grid.y, grid.z, block.x, block.y, block.z, unsigned(shared)});
   if (shared > im2win_granted) return cudaErrorLaunchFailure;
   const auto body = [&] { run(kernel, arguments, std::index_sequence_for<Types...>()); };
-  failure = emulator::launch("kernel", {grid, block, shared}, 0, 1, body);
+  failure = emulator::launch("kernel", {grid, block, shared, CLUSTER}, 0, 1, body);
   return failure ? cudaErrorLaunchFailure : cudaSuccess;
 }
 extern "C" const unsigned* im2win_noted(unsigned* count) { return *count = unsigned(noted.size()), noted.data(); }
@@ -46,7 +47,8 @@ class Library:
         self.header = source.with_suffix(".h")
         text = source.read_text().replace(f'#include "{name}.h"', self.header.read_text())
         code, library = source.with_suffix(".cpp"), source.with_suffix(".so")
-        code.write_text(RUNTIME + translate(text))
+        clusters = set(re.findall(r"__cluster_dims__\((\d+), 1, 1\)", text)) or {"1"}  # of the only kernel, as the hardware reads it
+        code.write_text(f"#define CLUSTER {clusters.pop()}\n{RUNTIME}{translate(text)}")
         _compile("the CUDA source", library, "-Og", f"-I{HEADERS}", code, _runtime())
         self._library = ctypes.CDLL(str(library))
         self.call, self.pack = self._library[f"im2win_conv_{name}"], self._library[f"im2win_conv_{name}_pack"]

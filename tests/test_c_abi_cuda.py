@@ -94,6 +94,7 @@ CASES = [
     (WIDE, "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
     (WIDE.with_(layout="NCHW"), "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (WIDE, "implicit_gemm", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
     (WIDE, "implicit_gemm_split", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm", "s8"),

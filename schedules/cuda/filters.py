@@ -42,6 +42,13 @@ class Filters:
                 with T.If(done + self._tid < copies), T.Then():
                     one()
 
+    def renew(self, step: Expr, slot: Expr) -> None:
+        """Behind a barrier, when all threads have read the slot: copies a step's filters to it."""
+        self.begin(step, slot)
+
+    def follow(self, step: Expr, slot: Expr) -> None:
+        """Behind the next products: where blocks share copies, only now they begin."""
+
     def wait(self, step: Expr) -> None:
         """Behind the step's barrier they have landed."""
 
@@ -57,10 +64,14 @@ class BulkFilters(Filters):
 
     def begin(self, step: Expr, slot: Expr) -> None:
         """Begins to copy a step's filters."""
+        with T.If(self._tid == 0), T.Then():
+            call("copy_bulk", *self._copy(step, slot))
+
+    def _copy(self, step: Expr, slot: Expr) -> tuple[Expr, Expr, int, Expr]:
+        """To where, from where, bytes, and the barrier that counts them."""
         size = self._run * np.dtype(self._tile.dtype).itemsize
         from_ = pointer(self._packed, (self._block * self._steps + step) * self._run)
-        with T.If(self._tid == 0), T.Then():
-            call("copy_bulk", pointer(self.shared, slot, 0), from_, size, pointer(self._phases, slot))
+        return pointer(self.shared, slot, 0), from_, size, pointer(self._phases, slot)
 
     def wait(self, step: Expr) -> None:
         """Until they have landed."""

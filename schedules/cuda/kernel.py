@@ -13,7 +13,8 @@ from tvm.tirx.script import builder as T
 from im2win.cuda_packing import CudaPack
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
-from im2win.schedules.cuda import filters, gather, patch, planes
+from im2win.schedules.cuda import cluster, filters, gather, patch, planes
+from im2win.schedules.cuda.cluster import SharedFilters, block_place
 from im2win.schedules.cuda.epilogue import Epilogue, run_length
 from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
@@ -30,6 +31,11 @@ from im2win.winograd_tiles import row_problem, tiles_of
 
 Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
+
+
+def filters_of(tile: CudaTile) -> type[Filters]:
+    """How filters come to shared memory."""
+    return SharedFilters if tile.cluster > 1 else BulkFilters if tile.warpgroup else Filters
 
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
@@ -70,7 +76,8 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
 def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
     parts = {Gather: gather.shared_bytes, Patch: patch.shared_bytes, TileRows: patch.shared_bytes, Planes: planes.shared_bytes}
-    return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
+    own = parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
+    return own + cluster.shared_bytes(tile)
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
@@ -115,10 +122,10 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
+        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        group = channels // per_group
         arena = Arena(shared_bytes(source, tile, plan), tile.dtype)
-        form = BulkFilters if tile.warpgroup else Filters
-        filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
         operand = operand_of(tile)(source, tile, plan, arena, tensors["data"], windows, group, tid)
         whole, outputs = place(operand) if place else (conv, operand.outputs_of(conv) if isinstance(operand, TileRows) else operand)
         product = _product(source, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
@@ -162,7 +169,7 @@ def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, produc
         more = step + ahead < steps
         if steps > ahead:
             with T.If(more), T.Then():
-                filter_.begin(step + ahead, slot)
+                filter_.renew(step + ahead, slot)
                 if not tile.patch:
                     operand.advance(step, ahead, slot)
         if tile.patch:
@@ -170,6 +177,9 @@ def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, produc
         commit()
         filter_.wait(step)
         product.multiply(filter_.shared, step, turn)
+        if steps > ahead and tile.cluster > 1:
+            with T.If(more), T.Then():
+                filter_.follow(step + ahead, slot)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:

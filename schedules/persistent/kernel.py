@@ -19,6 +19,7 @@ from tvm.tirx.script import builder as T
 from im2win.cuda_packing import row
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
+from im2win.schedules.cuda.cluster import block_place
 from im2win.schedules.cuda.epilogue import Epilogue, finished, value_type
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.matrix import Place, TensorProduct
@@ -33,10 +34,11 @@ PROMOTED = 2  # level-2 cache fetches 128 bytes
 
 
 def grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
-    """Thread blocks: no more than run at once, and a whole number for every block of channels."""
+    """Thread blocks: no more than run at once, and whole clusters for every block of channels."""
     field, blocks = Field(conv, tile), tile.pack(conv).blocks(conv)
     at_once = gpu.multiprocessors * max(gpu.shared // (field.shared_bytes + KIB), 1)
-    return blocks * max(min(-(-field.patches // tile.groups), at_once // blocks), 1)
+    many = min(-(-field.patches // tile.groups), at_once // blocks)
+    return blocks * max(many - many % tile.cluster, tile.cluster)
 
 
 def persistent_kernel(conv: Conv2d, tile: PersistentTile, gpu: Gpu, name: str) -> Any:
@@ -67,9 +69,7 @@ class _Boxes:
         self._map = tirx.Var("boxes", T.handle("tensormap").ty)
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
         order = ORDERS[f.pixel_bytes]
-        T.evaluate(
-            T.call_packed(MAP, self._map, conv.dtype, 4, source.data, *sizes, *strides, *self._box, *steps, 0, order, PROMOTED, 0)
-        )
+        T.evaluate(T.call_packed(MAP, self._map, conv.dtype, 4, source.data, *sizes, *strides, *self._box, *steps, 0, order, PROMOTED, 0))
 
     @property
     def step_bytes(self) -> int:
@@ -100,8 +100,9 @@ class _Kernel:
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
         self._field, pack = Field(conv, tile), tile.pack(conv)
         self._steps, channel_blocks = pack.steps(conv), pack.blocks(conv)
-        self._channel_block, self._group = block % channel_blocks, tid // LANES
-        self._worker, self._workers = block // channel_blocks * tile.groups + self._group, blocks // channel_blocks * tile.groups
+        self._channel_block, place = block_place(block, channel_blocks, tile.cluster)
+        self._group = tid // LANES
+        self._worker, self._workers = place * tile.groups + self._group, blocks // channel_blocks * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
         self._ring = arena.take("ring", f.ring, tile.dtype)
         self._raw = None if f.boxed else arena.take("raw", f.boxes, tile.dtype)
@@ -137,12 +138,18 @@ class _Kernel:
     def _begin(self) -> None:
         """Filters, and the first steps of every warpgroup, are on their way."""
         size = self._field.filters * self._conv.itemsize
+        from_ = pointer(self._tensors["filter"], self._channel_block * self._field.filters)
         with T.If(self._tid == 0), T.Then():
             with T.unroll(self._field.landings) as i:
                 call("start_phases", pointer(self._phases, i))
-            from_ = pointer(self._tensors["filter"], self._channel_block * self._field.filters)
-            call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
-        barrier()
+            if self._tile.cluster == 1:
+                call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
+        if self._tile.cluster == 1:
+            barrier()
+        else:
+            call("cluster_barrier")
+            with T.If(self._tid == 0), T.Then():
+                call(f"copy_shared<{self._tile.cluster}>", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
         for step in range(self._tile.stages - 1 if self._field.boxed else 1):
             self._copy(tirx.const(step, "int32"))
         call("wait_bulk", pointer(self._phases, 0), 0)

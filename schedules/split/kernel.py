@@ -13,10 +13,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.problem import Conv2d
+from im2win.schedules.cuda.cluster import block_place
 from im2win.schedules.cuda.epilogue import Epilogue, finished, run_length, value_type
-from im2win.schedules.cuda.filters import BulkFilters, Filters
 from im2win.schedules.cuda.gather import Gather
-from im2win.schedules.cuda.kernel import _pipeline, _product, arguments, pack_of, shared_bytes, step_filters, thread_blocks
+from im2win.schedules.cuda.kernel import _pipeline, _product, arguments, filters_of, pack_of, shared_bytes, step_filters, thread_blocks
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.requantise import store_int8
 from im2win.schedules.cuda.shared import Arena, Expr, local, named
@@ -67,10 +67,10 @@ def _launch_parts(conv: Conv2d, tile: CudaTile, tensors: dict[str, Any]) -> None
     steps = math.prod(pack_of(conv, tile).shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows, group = bx % blocks[0], bx // blocks[0], bx % blocks[0] // per_group
+        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        group = channels // per_group
         arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
-        form = BulkFilters if tile.warpgroup else Filters
-        filter_ = form(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
         operand = Gather(conv, tile, plan, arena, tensors["data"], windows, group, tid)
         product = _product(conv, tile, operand, tid, run_length(conv, tile, operand.run(conv, tile)))
         _pipeline(tile, steps, filter_, operand, product)

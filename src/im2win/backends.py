@@ -155,6 +155,7 @@ class CpuBackend:
         """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's."""
         return True
 
+
 _MANY_WINDOWS = 1 << 15
 
 
@@ -243,7 +244,7 @@ class CudaBackend:
         plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
         kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
         fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
-        plain += [*fused, getattr(tile, "wave", 0), tile.outputs]
+        plain += [*fused, getattr(tile, "wave", 0), tile.outputs, getattr(tile, "cluster", 1)]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
     def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import kernel
+from im2win.schedules.cuda.cluster import cluster_functions, with_clusters
 from im2win.schedules.cuda.instructions import warpgroup_products
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
@@ -98,7 +99,8 @@ def device_functions() -> str:
 
 def _called(kernels: str) -> str:
     """Device functions that are there only for kernels that call them."""
-    return warpgroup_products(kernels) + shared_products(kernels) + tile_transforms(kernels) + requantisation(kernels)
+    parts = (warpgroup_products, shared_products, tile_transforms, requantisation, cluster_functions)
+    return "".join(part(kernels) for part in parts)
 
 
 @contextlib.contextmanager
@@ -117,7 +119,7 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
         functions = device_functions() + "\n" + _called(kernels)
-        return head + functions + reconstruct(mark + kernels, rules).source
+        return head + functions + with_clusters(reconstruct(mark + kernels, rules).source)
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield

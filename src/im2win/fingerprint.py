@@ -52,7 +52,7 @@ _NOT_TUNED = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space"
 # files that only one algorithm's kernels go through
 _OF_ONE = {"parts": "mcfa", "winograd": "winograd", "winograd_transforms": "winograd"}
 
-_OF_PERSISTENT = ("epilogue", "instructions", "kernel", "matrix", "pipeline", "requantise", "shared")  # of schedules/cuda
+_OF_PERSISTENT = ("cluster", "epilogue", "instructions", "kernel", "matrix", "pipeline", "requantise", "shared")  # of schedules/cuda
 
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -93,7 +93,7 @@ def _cuda_sources(algorithm: str) -> dict[str, str]:
     folder = Path(cuda.__file__).parent
     paths = [path for path in folder.glob("*.py") if path.stem not in _NOT_TUNED and _OF_ONE.get(path.stem, algorithm) == algorithm]
     sources = {f"{cuda.__name__}.{path.stem}": path.read_text() for path in paths}
-    device = "".join((folder / f"{stem}.hpp").read_text() for stem in ("device", "requantise"))
+    device = "".join((folder / f"{stem}.hpp").read_text() for stem in ("device", "requantise", "cluster"))
     sources["device"] = f"DEVICE = {device!r}"
     of_one = (*_FORM, winograd_tiles) if algorithm == "winograd" else ()
     return sources | {module.__name__: inspect.getsource(module) for module in (cuda_packing, packing, lowered, nest, *of_one)}
@@ -120,7 +120,8 @@ def _persistent_sources() -> dict[str, str]:
     paths = {f"persistent.{path.stem}": path for path in own.glob("*.py") if path.stem not in _NOT_TUNED}
     paths |= {f"cuda.{stem}": shared / f"{stem}.py" for stem in _OF_PERSISTENT}
     sources = {name: path.read_text() for name, path in paths.items()}
-    device = "".join(path.read_text() for path in (shared / "device.hpp", own / "device.hpp", shared / "requantise.hpp"))
+    headers = (shared / "device.hpp", own / "device.hpp", shared / "requantise.hpp", shared / "cluster.hpp")
+    device = "".join(path.read_text() for path in headers)
     packing_ = {module.__name__: inspect.getsource(module) for module in (chunk_packing, cuda_packing)}
     return {**sources, **packing_, "device": f"DEVICE = {device!r}"}
 

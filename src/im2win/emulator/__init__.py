@@ -60,9 +60,9 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: the kernel, its arguments, grid and block extents (x, y, z), bytes of dynamic shared memory.
+    """One kernel launch: the kernel, its arguments, grid and block extents (x, y, z), bytes of dynamic shared memory, blocks of a cluster.
 
-    arguments: tensors by name, numbers and maps of tensors as they are.
+    arguments: tensors by name, numbers and maps of tensors as they are. cluster: of neighbours along x.
     """
 
     kernel: str
@@ -70,6 +70,7 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_bytes: int = 0
+    cluster: int = 1
 
 
 def translate(source: str) -> str:
@@ -129,7 +130,7 @@ class Emulation:
             values = ", ".join(map(self._argument, launch.arguments))
             grid, block = (f"dim3{{{x}, {y}, {z}}}" for x, y, z in (launch.grid, launch.block))
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
-            what = f'"{launch.kernel}", {{{grid}, {block}, {launch.dynamic_bytes}}}, seed, resident, {call}'
+            what = f'"{launch.kernel}", {{{grid}, {block}, {launch.dynamic_bytes}, {launch.cluster}}}, seed, resident, {call}'
             calls.append(f"  if (const char* failure = emulator::launch({what})) return failure;")
         head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {']
         return "\n".join([*head, *calls, "  return nullptr;", "}", ""])

@@ -80,6 +80,7 @@ struct Thread {
   dim3 index;
   int barrier = 0;                              // of a group of threads, that it waits at
   size_t paused = 0;                            // `progress` when it last found that it must wait for another block
+  size_t cluster_barriers = 0;                  // of its cluster, that it came to
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
   void* argument = nullptr;                     // what it brings to that operation
@@ -93,8 +94,13 @@ struct Thread {
 
 struct Phases {  // of a barrier that counts bulk copies
   int begun = 0, ended = 0;
-  size_t expected = 0, copied = 0;  // bytes, of boxes
+  size_t expected = 0, copied = 0;  // bytes, of boxes and of copies for a whole cluster
   std::vector<AsyncCopy> under_way;
+};
+
+struct Releases {  // of a barrier that blocks of a cluster arrive at
+  size_t blocks = 0, arrived = 0;
+  int ended = 0;
 };
 
 struct Block {
@@ -107,11 +113,14 @@ struct Block {
   std::string failure;
   std::vector<unsigned> pace;  // of warps: some run at every turn they get, others fall behind until somebody waits for them
   std::vector<char> dynamic_shared;
-  std::vector<std::pair<const void*, Phases>> all_phases;  // by address
+  std::vector<std::pair<const void*, Phases>> all_phases;      // by address
+  std::vector<std::pair<const void*, Releases>> all_releases;  // likewise
+  size_t at_cluster_barrier = 0;                               // threads that came there, all in all
   std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
 };
 static Block block;
 static Function<> kernel;
+static size_t cluster = 1;  // blocks of one
 static char *shared, *shared_end;  // the kernel's static arrays
 size_t progress = 1;
 
@@ -193,7 +202,8 @@ static void begin_block(unsigned seed) {
   std::fill(shared, shared_end, char(0xff));
   std::fill(block.dynamic_shared.begin(), block.dynamic_shared.end(), char(0xff));
   block.unfenced.assign(block.dynamic_shared.size() / 16 + 1, 0);
-  block.all_phases.clear();
+  block.all_phases.clear(), block.all_releases.clear();
+  block.at_cluster_barrier = 0;
   for (size_t i = 0; i < count; ++i) {
     Thread& thread = block.threads[i];
     thread = Thread();
@@ -282,17 +292,23 @@ static void let_run(Resident* next) {
   running = next;
 }
 
-// "" or what went wrong.
+static void start_block(Resident& slot, size_t i, unsigned seed) {
+  let_run(nullptr);
+  slot.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y), unsigned(i / gridDim.x / gridDim.y)};
+  slot.active = true, slot.waiting = 0;
+  let_run(&slot);
+  begin_block(seed);
+}
+
+// Of clusters, in this order: "" or what went wrong. Neighbouring slots have the blocks of a cluster.
 static std::string run_blocks(const std::vector<size_t>& order, std::mt19937_64& random) {
-  for (size_t next = 0, done = 0; done < order.size();) {
-    for (auto& slot : slots) {
-      if (slot.active || next == order.size()) continue;
-      const size_t i = order[next++];
-      let_run(nullptr);
-      slot.index = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y), unsigned(i / gridDim.x / gridDim.y)};
-      slot.active = true, slot.waiting = 0;
-      let_run(&slot);
-      begin_block(unsigned(random()));
+  const size_t blocks = order.size() * cluster;
+  for (size_t next = 0, done = 0; done < blocks;) {
+    for (size_t first = 0; first < slots.size() && next < order.size(); first += cluster) {
+      const auto begin = slots.begin() + first;
+      if (std::any_of(begin, begin + cluster, [](const Resident& slot) { return slot.active; })) continue;
+      for (size_t rank = 0; rank < cluster; ++rank) start_block(begin[rank], order[next] * cluster + rank, unsigned(random()));
+      ++next;
     }
     std::vector<Resident*> able;
     for (auto& slot : slots)
@@ -317,12 +333,16 @@ const char* launch(const char* name, const Grid& grid, unsigned seed, size_t res
     failure = std::string(name) + ", more than 1024 threads a block";
     return failure.c_str();
   }
-  gridDim = grid.blocks, blockDim = grid.threads, kernel = body, shared = grid.shared, shared_end = grid.shared_end;
-  std::vector<size_t> order(size_t(gridDim.x) * gridDim.y * gridDim.z);
+  if (grid.blocks.x % grid.cluster) {
+    failure = std::string(name) + ", a grid of blocks that are no whole clusters";
+    return failure.c_str();
+  }
+  gridDim = grid.blocks, blockDim = grid.threads, kernel = body, shared = grid.shared, shared_end = grid.shared_end, cluster = grid.cluster;
+  std::vector<size_t> order(size_t(gridDim.x) * gridDim.y * gridDim.z / cluster);
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937_64 random(seed);
   std::shuffle(order.begin(), order.end(), random);
-  slots.resize(std::min(std::max(resident, size_t(1)), order.size()));
+  slots.resize(std::min(std::max(resident / cluster, size_t(1)), order.size()) * cluster);
   for (auto& slot : slots) {
     slot.state.dynamic_shared.assign(grid.dynamic_bytes + 1024, char(0xff));
     slot.active = false;
@@ -334,9 +354,8 @@ const char* launch(const char* name, const Grid& grid, unsigned seed, size_t res
   return failure.c_str();
 }
 
-char* dynamic_shared_memory() {
-  return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(block.dynamic_shared.data()) + 1023) & ~uintptr_t(1023));
-}
+static uintptr_t start_of_dynamic(const Block& block) { return (reinterpret_cast<uintptr_t>(block.dynamic_shared.data()) + 1023) & ~uintptr_t(1023); }
+char* dynamic_shared_memory() { return reinterpret_cast<char*>(start_of_dynamic(block)); }
 
 // ---------------------------------------------------------------- asynchronous copies
 
@@ -368,12 +387,13 @@ void wait_copies(size_t newest_left) {
 
 // ---------------------------------------------------------------- bulk copies
 
-static Phases& phases_at(const void* at) {
+static Phases& phases_at(Block& block, const void* at) {
   for (auto& [address, phases] : block.all_phases)
     if (address == at) return phases;
   fail("a barrier for bulk copies that was not started");
   return block.all_phases.front().second;
 }
+static Phases& phases_at(const void* at) { return phases_at(block, at); }
 void start_phases(const void* at) { block.all_phases.emplace_back(at, Phases()); }
 void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
   Phases& phases = phases_at(at);
@@ -384,7 +404,7 @@ void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
 void expect_bytes(const void* at, size_t bytes) {
   Phases& phases = phases_at(at);
   if (phases.begun++ != phases.ended) fail("bytes expected in a phase that has some");
-  phases.expected = bytes, phases.copied = 0;
+  phases.expected = bytes;
 }
 
 // 16 bytes at a time: their places in shared memory follow from their addresses.
@@ -422,16 +442,76 @@ void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const 
 void wait_bulk(const void* at, int phase) {
   Phases& phases = phases_at(at);
   for (int tries = 0; phases.ended % 2 == phase; ++tries) {
-    if (phases.begun > phases.ended) {
+    if (phases.begun > phases.ended && phases.copied < phases.expected && cluster > 1) {
+      pause(-4);
+    } else if (phases.begun > phases.ended) {
       if (phases.expected != phases.copied) fail("other bytes in boxes than expected");
       for (auto& copy : phases.under_way) land(copy);
       phases.under_way.clear(), ++phases.ended;
+      phases.expected = phases.copied = 0;
     } else if (tries > 100000) {
       fail("a wait for a bulk copy that nobody began");
     } else {
       wait(State::ready);
     }
   }
+}
+
+// ---------------------------------------------------------------- clusters
+
+size_t cluster_rank() { return blockIdx.x % cluster; }
+
+static Resident& slot_of(size_t rank) { return *(running - cluster_rank() + rank); }  // a block of this cluster
+
+static Block& member(size_t rank) {  // the same, which must not have ended
+  Resident& slot = slot_of(rank);
+  if (!slot.active) fail("a block of a cluster reaches for one that has ended");
+  return &slot == running ? block : slot.state;
+}
+
+// What lies at the same place in the dynamic shared memory of another block.
+template <typename Type>
+static Type* there(const Block& other, Type* here) {
+  return reinterpret_cast<Type*>(start_of_dynamic(other) + (reinterpret_cast<uintptr_t>(here) - start_of_dynamic(block)));
+}
+
+void cluster_barrier() {
+  const size_t all = ++block.current->cluster_barriers * block.threads.size();
+  ++block.at_cluster_barrier, ++progress;
+  for (size_t rank = 0; rank < cluster; ++rank)
+    while (slot_of(rank).active && member(rank).at_cluster_barrier < all) pause(-5);
+}
+
+static Releases& releases_at(Block& block, const void* at) {
+  for (auto& [address, releases] : block.all_releases)
+    if (address == at) return releases;
+  fail("a barrier of a cluster that was not started");
+  return block.all_releases.front().second;
+}
+void start_releases(const void* at, size_t blocks) { block.all_releases.emplace_back(at, Releases{blocks}); }
+void release(const void* at) {
+  for (size_t rank = 0; rank < cluster; ++rank) {
+    Block& other = member(rank);
+    Releases& releases = releases_at(other, there(other, at));
+    if (++releases.arrived == releases.blocks) releases.arrived = 0, ++releases.ended;
+  }
+  ++progress;
+}
+void wait_releases(const void* at, int phase) {
+  while (releases_at(block, at).ended % 2 == phase) pause(-6);
+}
+
+void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at) {
+  expect_bytes(at, expected);
+  for (size_t rank = 0; rank < cluster; ++rank) {
+    Block& other = member(rank);
+    Phases& phases = phases_at(other, there(other, at));
+    if (phases.copied + bytes > expected) fail("a copy from another block for a phase that has all its bytes");
+    phases.under_way.push_back({there(other, to), from, bytes, bytes});
+    if (block.random() & 1) land(phases.under_way.back());
+    phases.copied += bytes;
+  }
+  ++progress;
 }
 
 // ---------------------------------------------------------------- products that run on

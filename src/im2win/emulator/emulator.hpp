@@ -5,7 +5,7 @@
 // code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies land at once
 // or when they are waited for, drawn from the seed, too: who reads before the wait, or writes what is still to be read, is found out.
 //
-// Blocks run one after the other, or a few of them in turns ("resident"). A block that waits for another calls emulator::pause in its loop;
+// Blocks run one after the other, or a few of them in turns ("resident"), those of a cluster always. A block that waits for another calls emulator::pause in its loop;
 // if all of them only wait, they wait for each other, or for a block that has not started: an error.
 //
 // The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in the headers beside it, nothing else.
@@ -33,6 +33,7 @@
 #define __forceinline__ inline
 #define __restrict__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 #define __shared__ static __attribute__((section("emulated_shared")))
@@ -119,6 +120,14 @@ void wait_bulk(const void* at, int phase);
 void expect_bytes(const void* at, size_t bytes);
 void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);
 
+// Of blocks of a cluster, which reach what lies at the same place in each other's dynamic shared memory.
+size_t cluster_rank();
+void cluster_barrier();
+void start_releases(const void* at, size_t blocks);  // of a barrier that so many blocks arrive at
+void release(const void* at);                        // arrives there in all blocks
+void wait_releases(const void* at, int phase);
+void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
+
 struct Product {
   virtual ~Product() = default;
   virtual void run() = 0;
@@ -199,10 +208,11 @@ void call(void (*kernel)(Types...), std::initializer_list<Argument> arguments) {
   call_indexed(kernel, arguments.begin(), std::index_sequence_for<Types...>());
 }
 
-// A grid, its blocks in an order drawn from the seed, at most `resident` of them in turns. shared: where the kernel's static arrays are.
+// A grid, its blocks in an order drawn from the seed, at most `resident` of them in turns, or one cluster. shared: where the kernel's static
+// arrays are.
 struct Grid {
   dim3 blocks, threads;
-  size_t dynamic_bytes;
+  size_t dynamic_bytes, cluster = 1;  // of blocks, neighbours along x
   char *shared = __start_emulated_shared, *shared_end = __stop_emulated_shared;
 };
 const char* launch(const char* name, const Grid& grid, unsigned seed, size_t resident, const Function<>& kernel);  // null, or what went wrong

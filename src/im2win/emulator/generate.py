@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from im2win.emulator import Launch, TensorMap
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _DYNAMIC = "tirx.use_dyn_shared_memory"
 _MAP = "runtime.cuTensorMapEncodeTiled"
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\) (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _SWIZZLES = {0: 0, 2: 64, 3: 128}  # bytes, by the driver's numbers
 
 
@@ -127,4 +129,7 @@ def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = 
     watch, sources = _Launches(), list[str]()
     with _stop_at_source(sources), tvm.transform.PassContext(config=config or {}, instruments=[watch]):
         tvm.compile(module, target, tir_pipeline=pipeline)
-    return Generated("\n".join(sources), tuple(watch.found), watch.workspace)
+    source = "\n".join(sources)
+    clusters = {name: int(size) for size, name in _CLUSTER.findall(source)}
+    launches = (replace(launch, cluster=clusters.get(launch.kernel, 1)) for launch in watch.found)
+    return Generated(source, tuple(launches), watch.workspace)
