@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -169,6 +170,7 @@ def on_gpu(setting: Setting, ways: list[str], rounds: int) -> tuple[dict[str, An
                 failed[name] = f"{type(refused).__name__}: {refused}"[:500]
                 continue
             ready[name] = module, x
+            print(f"{name} ready", file=sys.stderr, flush=True)
             layers = layers_of(report) if report is not None else layers
         samples: dict[str, list[float]] = {name: [] for name in ready}
         for name in [*ready] * 3 + [*ready] * rounds:  # three times to warm up

@@ -40,7 +40,7 @@ def studies() -> dict[tuple[str, str], cuda_builds.Recipe]:
 
 
 def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
-    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems."""
+    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems; and one whose blocks share copies."""
     gpu, rng = device_gpu(), random.Random(0)
     backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
     for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
@@ -49,9 +49,11 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
             if name not in names or row.supports(conv, "cuda", ACCURACY) is not None:
                 continue
             tiles = [tile for _, tile in backend.ranked(conv, row)]
-            for product in sorted({tile.product for tile in tiles}):
-                tile = rng.choice([tile for tile in tiles if tile.product == product])
-                recipes[str(conv), f"{name} {product}"] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)
+            kinds = [(tile.product, getattr(tile, "cluster", 1) > 1) for tile in tiles]
+            for product, shares in sorted(set(kinds)):
+                tile = rng.choice([tile for tile, kind in zip(tiles, kinds, strict=True) if kind == (product, shares)])
+                label = f"{name} {product}{' in clusters' if shares else ''}"
+                recipes[str(conv), label] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)
     return recipes
 
 

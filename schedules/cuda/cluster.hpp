@@ -9,9 +9,9 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// Waits for all threads of the cluster.
+// Waits for all threads of the cluster, and for the barriers that they started; for nothing else that they wrote.
 __device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 // A barrier in shared memory that every block of the cluster arrives at once a phase.
 template <int blocks>
@@ -19,11 +19,12 @@ __device__ __forceinline__ void start_releases(void* releases) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(releases)), "n"(blocks)
                : "memory");
 }
-// Arrives there in every block.
+// Arrives there in every block. What was read is in registers by then, and nothing was written: so no fence for the whole GPU, which a release
+// to the cluster would be, and which would wait for all copies under way.
 template <int blocks>
 __device__ __forceinline__ void release(void* releases) {
   for (int rank = 0; rank < blocks; ++rank)
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(
                      shared_address(releases)),
                  "r"(rank)
                  : "memory");
@@ -31,7 +32,7 @@ __device__ __forceinline__ void release(void* releases) {
 __device__ __forceinline__ void wait_releases(void* releases, int phase) {
   unsigned done;
   do {
-    asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+    asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
                  : "=r"(done) : "r"(shared_address(releases)), "r"(phase) : "memory");
   } while (!done);
 }
