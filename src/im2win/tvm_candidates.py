@@ -76,6 +76,8 @@ class OneAtATime(ms.runner.PyRunner):  # type: ignore[misc,unused-ignore]
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
         """Futures of the inputs' times, in their order."""
+        if not runner_inputs:  # nothing compiled
+            return []
         first = runner_inputs[0]
         kinds = tuple(kind.as_json() for kind in first.args_info)
         with contextlib.suppress(Exception):  # the candidates say what is wrong
