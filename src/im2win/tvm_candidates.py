@@ -33,9 +33,20 @@ def give_way() -> None:
     os.nice(NICENESS)
 
 
-def builder(processes: int) -> Any:
-    """TVM's builder with so many processes."""
-    return ms.builder.LocalBuilder(max_workers=processes, timeout_sec=BUILD_S, f_build=compile_candidate, initializer=give_way)
+@derived_object  # type: ignore[untyped-decorator,unused-ignore]
+class Builder(ms.builder.PyBuilder):  # type: ignore[misc,unused-ignore]
+    """TVM's builder with so many processes; `errors` gets what it says of candidates that do not compile."""
+
+    def __init__(self, processes: int, errors: list[str]) -> None:
+        super().__init__()
+        how: dict[str, Any] = {"f_build": compile_candidate, "initializer": give_way}
+        self._builder, self._errors = ms.builder.LocalBuilder(max_workers=processes, timeout_sec=BUILD_S, **how), errors
+
+    def build(self, build_inputs: list[Any]) -> list[Any]:
+        """The inputs' libraries or errors, in their order."""
+        built: list[Any] = self._builder.build(build_inputs)
+        self._errors += [str(one.error_msg) for one in built if one.error_msg is not None]
+        return built
 
 
 _held: dict[str, Any] = {}  # in TVM's measuring process, which serves one search: its candidates all have the same arguments
@@ -68,11 +79,11 @@ def seconds(module: Any, device: Any, how: Any, tensors: Any) -> list[float]:
 
 @derived_object  # type: ignore[untyped-decorator,unused-ignore]
 class OneAtATime(ms.runner.PyRunner):  # type: ignore[misc,unused-ignore]
-    """TVM's runner in a process beside others: whoever holds the lock measures. Tensors are made before."""
+    """TVM's runner in a process beside others: whoever holds the lock measures. Tensors are made before; `errors` as for `Builder`."""
 
-    def __init__(self, runner: Any, lock: Path) -> None:
+    def __init__(self, runner: Any, lock: Path, errors: list[str]) -> None:
         super().__init__()
-        self._runner, self._lock = runner, FileLock(lock)
+        self._runner, self._lock, self._errors = runner, FileLock(lock), errors
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
         """Futures of the inputs' times, in their order."""
@@ -86,16 +97,18 @@ class OneAtATime(ms.runner.PyRunner):  # type: ignore[misc,unused-ignore]
         for given in runner_inputs:
             with self._lock.acquire(poll_interval=_POLL_S):
                 futures += self._runner.run([given])
+        said = [future.result().error_msg for future in futures]
+        self._errors += [str(error) for error in said if error is not None]
         return futures
 
 
 @contextlib.contextmanager
-def runner(lock: Path, gpu: bool) -> Iterator[Any]:
+def runner(lock: Path, gpu: bool, errors: list[str]) -> Iterator[Any]:
     """Times candidates while no other process does that holds the lock: about 0.2 s each, on a CPU by TVM's defaults."""
     how = ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=30) if gpu else ms.runner.EvaluatorConfig()
     ways: dict[str, Any] = {"f_alloc_argument": arguments, "f_run_evaluator": seconds}
     inner = ms.runner.LocalRunner(timeout_sec=RUN_S, evaluator_config=how, **ways)
     try:
-        yield OneAtATime(inner, lock)
+        yield OneAtATime(inner, lock, errors)
     finally:
         inner.pool.shutdown()  # its process holds the tensors

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,18 @@ def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) ->
     Raises:
         PeerError: no candidate ran, or the best does not compile again.
     """
-    from im2win.tvm_candidates import builder, runner
+    from im2win.tvm_candidates import Builder, runner
 
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
-    folder, target, builds = _folder(conv, trials, device, cache), _target(device), builder(cpus)
+    errors = list[str]()
+    folder, target, builds = _folder(conv, trials, device, cache), _target(device), Builder(cpus, errors)
     shutil.rmtree(folder, ignore_errors=True)  # a file that was cut off would not be read
     folder.mkdir(parents=True)
-    with runner(cache / _LOCK, not isinstance(device, Machine)) as runs:
+    with runner(cache / _LOCK, not isinstance(device, Machine), errors) as runs:
         how = {"num_trials_per_iter": min(trials, 64), "num_tuning_cores": cpus, "builder": builds, "runner": runs, "seed": 1}
         database = ms.tune_tir(definition(conv), target, str(folder), trials, **how)
     (folder / _DONE).touch()
-    best = _best(database, conv, target, trials)
+    best = _best(database, conv, target, trials, errors)
     _keep(best, target, folder, builds)
     return float(sum(map(float, best.run_secs))) / len(best.run_secs)
 
@@ -93,7 +95,7 @@ def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> A
     Raises:
         PeerError: no candidate ran, or the best does not compile again.
     """
-    from im2win.tvm_candidates import builder
+    from im2win.tvm_candidates import Builder
 
     with contextlib.ExitStack() as stack:
         root = cache if cache is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
@@ -102,7 +104,7 @@ def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> A
         folder, target = _folder(conv, trials, device, root), _target(device)
         if not (folder / _LIBRARY).exists():
             database = ms.database.JSONDatabase(work_dir=str(folder))
-            _keep(_best(database, conv, target, trials), target, folder, builder(1))
+            _keep(_best(database, conv, target, trials), target, folder, Builder(1, []))
         return tvm.runtime.load_module(str(folder / _LIBRARY))["main"]
 
 
@@ -110,12 +112,13 @@ def _folder(conv: Conv2d, trials: int, device: Device, cache: Path) -> Path:
     return cache / f"{conv}-{device.name}-{trials}"
 
 
-def _best(database: Any, conv: Conv2d, target: Any, trials: int) -> Any:
-    """The fastest candidate's record."""
+def _best(database: Any, conv: Conv2d, target: Any, trials: int, errors: Sequence[str] = ()) -> Any:
+    """The fastest candidate's record; `errors`: of candidates that did not compile or run."""
     module = tvm.IRModule({"main": definition(conv)})
     record = database.query_tuning_record(module, target, "main")
     if record is None:
-        raise PeerError(f"tvm: no candidate of the default space ran in {trials} trials.")
+        reason = f" One said: {errors[0].strip().splitlines()[-1][-200:]}" if errors else ""
+        raise PeerError(f"tvm: no candidate of the default space ran in {trials} trials.{reason}")
     return record
 
 
