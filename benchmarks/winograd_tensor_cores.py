@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="that a tile's timed calls take, about")
     parser.add_argument("--tvm-trials", type=int, default=0, help="candidates that TVM's default search may try on a layer")
+    parser.add_argument("--tvm-cache", type=Path, help="keep what it searched in this folder")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     try:
@@ -54,8 +55,8 @@ def main() -> None:
             layers += workload.read("winograd64", batch=batch, dtype="float16", layout=layout, names=options.layers)[0]
         before = json.loads(options.json.read_text()) if options.json.exists() else None
         keep = partial(replace_json, options.json)
-        how = {"tries": options.tries, "rounds": options.rounds, "seconds": options.seconds, "tvm_trials": options.tvm_trials}
-        keep(cuda_fused_study.run(layers, **how, progress=show, before=before, keep=keep))
+        how = {name: getattr(options, name) for name in ("tries", "rounds", "seconds", "tvm_trials", "tvm_cache")}
+        keep(cuda_fused_study.run(layers, **how, progress=show, before=before, keep=keep, note=partial(print, flush=True)))
     except (ValueError, NoGpuError, ToolchainError) as error:
         parser.error(str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from im2win.cuda_bench import TRANSFORM, Contender, _note, interleaved, with_tra
 from im2win.cuda_packing import CudaPack
 from im2win.cuda_runtime import CudaLayer, Kernels
 from im2win.gpu import H200
+from im2win.peers import PeerError
 from im2win.problem import Conv2d
 from im2win.results import Row
 from im2win.suites import Layer
@@ -55,6 +57,20 @@ def test_what_is_built_before_anything_is_timed() -> None:
     assert [recipe.recorded for recipe in made.values()] == [True, False] * 2
     with pytest.raises(cuda_builds.BuildError, match="no compiler"):
         cuda_bench._ours(None, H200, "exact", "no compiler")  # type: ignore[arg-type]
+
+
+def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(conv=CONV.with_(stride=(2, 2)))
+    monkeypatch.setattr("im2win.tvm_searches.search_all", lambda convs, *rest, **more: {CONV: "tvm: searching: no result within 9 s"})
+    monkeypatch.setattr("im2win.tvm_default.compiled", lambda *given: pytest.fail("searched") if CONV in given else lambda *tensors: None)
+    monkeypatch.setattr(cuda_bench, "verify", lambda bench, call, allowed: ("", 1e-7))
+    prepare = cuda_bench.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
+    with pytest.raises(PeerError, match="no result within 9 s"):
+        prepare(SimpleNamespace(conv=CONV))  # type: ignore[arg-type]
+    with pytest.raises(cuda_bench.WrongError, match="the plain convolution in NCHW"):
+        prepare(SimpleNamespace(conv=CONV.with_(bias=True)))  # type: ignore[arg-type]
+    found.inputs, found.output = {"data": None, "filter": None}, None
+    assert prepare(found).error == 1e-7  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transform_ms", [None, 0.125])

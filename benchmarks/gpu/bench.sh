@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
-# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search, which takes minutes a layer
-# (a folder TVM_CACHE in the environment keeps it).
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, and tvm: with TVM's default search of all layers at once, which takes
+# all CPUs for minutes (a folder TVM_CACHE in the environment keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200} logs=${2:-tuning_logs}

@@ -117,17 +117,20 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
     return Contender(call, max(0, extra), error)
 
 
-def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path | None = None) -> Contender:
-    """TVM's default search, with so many trials; `cache` as in `im2win.peers.TvmDefault`.
+def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapping[Conv2d, str]) -> Contender:
+    """The best of TVM's default search, with so many trials; `cache` as in `im2win.peers.TvmDefault`, `failed` from `search_all`.
 
     Raises:
-        WrongError: it is wrong, or its definition has no such convolution. PeerError: no candidate of it ran.
+        WrongError: it is wrong, or its definition has no such convolution. PeerError: the search failed, or no candidate of it ran.
     """
-    from im2win.tvm_default import compiled
+    from im2win.peers import PeerError
+    from im2win.tvm_default import compiled, refused
 
     conv = bench.conv
-    if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
-        raise WrongError(f"TVM's default search gets the plain convolution in NCHW, not {conv}.")
+    if (reason := refused(conv)) is not None:
+        raise WrongError(reason)
+    if conv in failed:
+        raise PeerError(failed[conv])
     call = partial(compiled(conv, trials, gpu, cache), bench.inputs["data"], bench.inputs["filter"], bench.output)
     message, error = verify(bench, call, tolerance(conv))
     if message or error is None:
@@ -199,6 +202,7 @@ def run(
     suite: str = "custom",
     progress: Progress | None = None,
     keep: Callable[[Result], object] | None = None,
+    note: Callable[[str], object] | None = None,
 ) -> Result:
     """Times the layers on the first GPU; one row each.
 
@@ -207,8 +211,9 @@ def run(
         untuned: times the default tile too.
         rounds: samples a contender.
         tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
-        tvm_cache: see `im2win.peers.TvmDefault`.
+        tvm_cache: see `im2win.peers.TvmDefault`; what it lacks is searched for all layers at once, before the first is timed.
         progress, keep: see `im2win.bench.run`.
+        note: called with lines of text while TVM searches.
 
     Raises:
         NoGpuError: there is none. A contender that fails is a message in its row instead.
@@ -219,9 +224,10 @@ def run(
     set_up_peers(accuracy)
     limits = measure_ceilings()
     result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
-    searched = {"tvm": partial(tvm_contender, gpu=gpu, trials=tvm_trials, cache=tvm_cache)} if tvm_trials else {}
     with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
         built = build_all(recipes(layers, gpu, logs, algorithm, accuracy, untuned), Path(folder))
+        cache = tvm_cache or Path(folder) / "tvm"
+        searched = tvm_searched([layer.conv for layer in layers], gpu, tvm_trials, cache, note) if tvm_trials else {}
         for done, layer in enumerate(layers, 1):
             torch.cuda.empty_cache()
             ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
@@ -232,6 +238,16 @@ def run(
             if progress is not None:
                 progress(done, len(layers), row)
     return result
+
+
+def tvm_searched(
+    convs: Sequence[Conv2d], gpu: Gpu, trials: int, cache: Path, note: Callable[[str], object] | None,
+) -> dict[str, Callable[[Bench], Contender]]:
+    """TVM's default search of the layers, done: the contender by its name."""
+    from im2win.tvm_searches import search_all
+
+    failed = search_all(convs, trials, gpu, cache, note=note)
+    return {"tvm": partial(tvm_contender, gpu=gpu, trials=trials, cache=cache, failed=failed)}
 
 
 def set_up_peers(accuracy: Accuracy) -> None:

@@ -28,7 +28,7 @@ from im2win.cuda_bench import (
     prepared,
     set_up_peers,
     torch_contender,
-    tvm_contender,
+    tvm_searched,
 )
 from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe, load
 from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
@@ -154,9 +154,11 @@ def run(
     rounds: int = 15,
     seconds: float = 0.5,
     tvm_trials: int = 0,
+    tvm_cache: Path | None = None,
     progress: Callable[[int, int, list[Entry]], None] | None = None,
     before: Mapping[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] | None = None,
+    note: Callable[[str], object] | None = None,
 ) -> dict[str, Any]:
     """Times every form on every layer on the first GPU.
 
@@ -165,6 +167,7 @@ def run(
         tries: tiles of a form on a layer.
         rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
         tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
+        tvm_cache, note: as in `im2win.cuda_bench.run`.
         progress: called with (layers done, layers in all, entries of the layer) after each.
         before: a study that was stopped: what it has is not measured again, if it is of the same device and libraries; layers that lack
             some forms, or had them taken out, get these.
@@ -192,15 +195,20 @@ def run(
     def study() -> dict[str, Any]:
         return {**head, "entries": [asdict(entry) for entry in entries]}
 
-    with Builders() as builders:
+    def known(conv: Conv2d) -> set[str]:
+        return {entry.form for entry in entries if _problem(entry) == (conv.height, conv.batch, conv.layout)}
+
+    with contextlib.ExitStack() as stack:
+        wanted = [layer.conv for layer in layers if tvm_trials and layer.conv.layout == "NCHW" and TVM not in known(layer.conv)]
+        cache = tvm_cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
+        by_tvm = tvm_searched(wanted, gpu, tvm_trials, cache, note) if wanted else {}
+        builders = stack.enter_context(Builders())
         for done, layer in enumerate(layers, 1):
             conv = layer.conv
-            known = {entry.form for entry in entries if _problem(entry) == (conv.height, conv.batch, conv.layout)}
-            lacking = [[form for form in part.forms if form not in known] for part in PARTS]
-            search = bool(tvm_trials) and conv.layout == "NCHW" and TVM not in known
-            if not any(lacking) and not search:
+            lacking = [[form for form in part.forms if form not in known(conv)] for part in PARTS]
+            searched = by_tvm if conv in wanted else {}
+            if not any(lacking) and not searched:
                 continue
-            searched = {TVM: partial(tvm_contender, gpu=gpu, trials=tvm_trials)} if search else {}
             found: list[Entry] = []
             with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
                 made = [part.of_forms(forms, conv, gpu, tries) for part, forms in zip(PARTS, lacking, strict=True)]

@@ -212,7 +212,8 @@ class TvmDefault:
 
     Args:
         trials: candidates measured a layer; the same number as ours had, to be fair.
-        cache: folder that keeps MetaSchedule's database of each layer, so that a second run searches nothing; None: a temporary one.
+        cache: folder that keeps MetaSchedule's database and the best candidate of each layer, so that a second run searches nothing;
+            None: a temporary one.
     """
 
     trials: int = 64

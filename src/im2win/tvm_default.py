@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from im2win.machine import Machine, usable_cpus
 from im2win.peers import PeerError
 from im2win.problem import Conv2d
 
-_BUILD_SECONDS = 180  # a candidate for a GPU takes longer than TVM's default of 30 s where every CPU compiles one
+_DONE, _LIBRARY = "done", "best.tar"
+_LOCK = "measuring.lock"
 
 
 def definition(conv: Conv2d) -> Any:
@@ -49,30 +52,86 @@ def definition(conv: Conv2d) -> Any:
     return te.create_prim_func([data, weight, output])
 
 
-def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> Any:
-    """Searches with `trials` trials (or takes the search of the last run from `cache`) and compiles the best.
+def refused(conv: Conv2d) -> str | None:
+    """Why the definition is not this convolution, or None."""
+    if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
+        return f"TVM's default search gets the plain convolution in NCHW, not {conv}."
+    return None
+
+
+def lacks(conv: Conv2d, trials: int, device: Device, cache: Path) -> bool:
+    """Whether the cache has no search of these trials, or one that was interrupted."""
+    return not (_folder(conv, trials, device, cache) / _DONE).exists()
+
+
+def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) -> float:
+    """Searches with `trials` trials, anew, by so many threads and compiling processes, and keeps what was found in the cache.
+
+    Returns:
+        Seconds a call of the best candidate.
 
     Raises:
-        PeerError: the search found no candidate that runs.
+        PeerError: no candidate ran, or the best does not compile again.
     """
-    target = _target(device)
+    from im2win.tvm_candidates import Builder, runner
+
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
+    errors = list[str]()
+    folder, target, builds = _folder(conv, trials, device, cache), _target(device), Builder(cpus, errors)
+    shutil.rmtree(folder, ignore_errors=True)  # a file that was cut off would not be read
+    folder.mkdir(parents=True)
+    with runner(cache / _LOCK, not isinstance(device, Machine), errors) as runs:
+        how = {"num_trials_per_iter": min(trials, 64), "num_tuning_cores": cpus, "builder": builds, "runner": runs, "seed": 1}
+        database = ms.tune_tir(definition(conv), target, str(folder), trials, **how)
+    (folder / _DONE).touch()
+    best = _best(database, conv, target, trials, errors)
+    _keep(best, target, folder, builds)
+    return float(sum(map(float, best.run_secs))) / len(best.run_secs)
+
+
+def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> Any:
+    """The best candidate of a search with `trials` trials, which is made now if `cache` lacks it.
+
+    Raises:
+        PeerError: no candidate ran, or the best does not compile again.
+    """
+    from im2win.tvm_candidates import Builder
+
     with contextlib.ExitStack() as stack:
         root = cache if cache is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
-        folder = root / f"{conv}-{device.name}-{trials}"
-        done = folder / "done"
-        folder.mkdir(parents=True, exist_ok=True)
-        if done.exists():
+        if lacks(conv, trials, device, root):
+            search(conv, trials, device, root, usable_cpus())
+        folder, target = _folder(conv, trials, device, root), _target(device)
+        if not (folder / _LIBRARY).exists():
             database = ms.database.JSONDatabase(work_dir=str(folder))
-        else:
-            builder = ms.builder.LocalBuilder(max_workers=usable_cpus(), timeout_sec=_BUILD_SECONDS)
-            how = {"num_trials_per_iter": min(trials, 64), "builder": builder, "seed": 1}
-            database = ms.tune_tir(definition(conv), target, str(folder), trials, **how)
-            done.touch()
-        schedule = ms.tir_integration.compile_tir(database, definition(conv), target)
-        if schedule is None:
-            raise PeerError(f"tvm: no candidate of the default space ran in {trials} trials.")
-        return tvm.compile(schedule.mod, target)["main"]
+            _keep(_best(database, conv, target, trials), target, folder, Builder(1, []))
+        return tvm.runtime.load_module(str(folder / _LIBRARY))["main"]
+
+
+def _folder(conv: Conv2d, trials: int, device: Device, cache: Path) -> Path:
+    return cache / f"{conv}-{device.name}-{trials}"
+
+
+def _best(database: Any, conv: Conv2d, target: Any, trials: int, errors: Sequence[str] = ()) -> Any:
+    """The fastest candidate's record; `errors`: of candidates that did not compile or run."""
+    module = tvm.IRModule({"main": definition(conv)})
+    record = database.query_tuning_record(module, target, "main")
+    if record is None:
+        reason = f" One said: {errors[0].strip().splitlines()[-1][-200:]}" if errors else ""
+        raise PeerError(f"tvm: no candidate of the default space ran in {trials} trials.{reason}")
+    return record
+
+
+def _keep(record: Any, target: Any, folder: Path, builds: Any) -> None:
+    """Compiles a record's candidate into the folder's library."""
+    schedule = tvm.s_tir.Schedule(record.workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    [built] = builds.build([ms.builder.BuilderInput(schedule.mod, target)])
+    if built.error_msg is not None:
+        raise PeerError(f"tvm: the best candidate does not compile: {str(built.error_msg).strip()[-300:]}")
+    made = Path(str(built.artifact_path))
+    shutil.move(made, folder / _LIBRARY)
+    made.parent.rmdir()
 
 
 def _target(device: Device) -> Any:

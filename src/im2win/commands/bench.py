@@ -109,7 +109,7 @@ def _on_gpu(
     return cuda_bench.run(
         layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
-        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep,
+        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
     )  # fmt: skip
 
 
@@ -118,6 +118,15 @@ def _names(algorithms: str) -> list[str]:
 
     names = [name.strip() for name in algorithms.split(",")]
     return [name if name == "auto" else algorithm(name).name for name in names]
+
+
+def _noter(console: Console) -> Callable[[str], None]:
+    """A line for what takes long before the first layer is measured."""
+
+    def note(text: str) -> None:
+        console.print(escape(text), soft_wrap=True)
+
+    return note
 
 
 def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:

@@ -105,10 +105,10 @@ class Worker:
         return f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Ends the process and those that it started, whatever they are doing."""
         if self._process is not None:
             if self._process.poll() is None:
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)  # its session is its group
             self._process.wait()
         for resource in (self._jobs, self._results, self._stderr):
             if resource is not None:
