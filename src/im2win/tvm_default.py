@@ -82,7 +82,7 @@ def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) ->
     folder.mkdir(parents=True)
     with runner(cache / _LOCK, not isinstance(device, Machine), errors) as runs:
         how = {"num_trials_per_iter": min(trials, 64), "num_tuning_cores": cpus, "builder": builds, "runner": runs, "seed": 1}
-        database = ms.tune_tir(definition(conv), target, str(folder), trials, **how)
+        database = ms.tune_tir(definition(conv), target, str(folder), trials, space=_space(conv, device), **how)
     (folder / _DONE).touch()
     best = _best(database, conv, target, trials, errors)
     _keep(best, target, folder, builds)
@@ -132,6 +132,16 @@ def _keep(record: Any, target: Any, folder: Path, builds: Any) -> None:
     made = Path(str(built.artifact_path))
     shutil.move(made, folder / _LIBRARY)
     made.parent.rmdir()
+
+
+def _space(conv: Conv2d, device: Device) -> Any:
+    """TVM's default space for the target; for float16 on a GPU that without tensor cores, since it does not compile what those come to.
+
+    Seen with TVM 0.27: "tvm_access_ptr element type must match the source buffer (float16 vs float32)", from any definition.
+    """
+    if isinstance(device, Machine) or conv.dtype != "float16":
+        return "post-order-apply"
+    return ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda")
 
 
 def _target(device: Device) -> Any:
