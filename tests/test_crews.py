@@ -117,6 +117,13 @@ def test_a_cpu_is_one_place() -> None:
         assert len(crews) == 1 and CpuBackend(machine).places() == [{"TVM_NUM_THREADS": "1"}]
 
 
+def test_a_process_without_pytorch_finds_none() -> None:
+    """Nor a None in its place, of which array libraries would ask for its classes."""
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with Worker("worker_jobs", path, torch=False) as worker:
+        assert worker.call("torch", 60.0) == (False, False)
+
+
 def test_who_stops_asking_leaves_no_answer_behind() -> None:
     """Two processes, four jobs, one answer taken: the next jobs get answers of their own; a process that dies has an error in its place."""
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

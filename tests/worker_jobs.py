@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ def handle(job: str) -> Any:
         raise RuntimeError("a job that fails")
     if job == "hang":
         time.sleep(600)
+    if job == "torch":
+        return importlib.util.find_spec("torch") is not None, "torch" in sys.modules
     print("noise on standard output")
     print("noise on standard error", file=sys.stderr)
     return f"did {job}", os.getpid()

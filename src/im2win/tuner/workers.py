@@ -15,6 +15,19 @@ from typing import IO, Any
 
 STARTUP_S = 60.0
 
+# An import of PyTorch finds none. None in its place in sys.modules would do that, too, but whoever asks there for its classes breaks.
+_WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == "torch" else super().find_spec(name, path, target)
+
+sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
+"""
+
 
 class WorkerError(RuntimeError):
     """A job that produced no result. `kind` is "crashed" or "timeout"."""
@@ -39,7 +52,7 @@ class Worker:
 
     def __init__(self, module: str, env: dict[str, str] | None = None, *, torch: bool = True) -> None:
         self._module = module
-        self._begin = "" if torch else "import sys; sys.modules['torch'] = None; "
+        self._begin = "" if torch else _WITHOUT_TORCH
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: Connection | None = None
