@@ -84,7 +84,7 @@ def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], devi
         return [str(error)]
 
 
-def _superseded(record: Record, records: Sequence[Record]) -> bool:
+def superseded(record: Record, records: Sequence[Record]) -> bool:
     """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
     later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
     what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
@@ -159,7 +159,7 @@ def find(
     for rung, records in _ladder(conv, device, logs, alike):
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
-            if _superseded(record, records):
+            if superseded(record, records):
                 continue
             reason = _thread_mismatch(record, threads) or accepts(record)
             if not reason:

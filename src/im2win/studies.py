@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win import deploy_report, fused_report, search_report, sliding_report
+from im2win import cluster_report, deploy_report, fused_report, search_report, sliding_report
 
 Study = Mapping[str, Any]
 
@@ -19,6 +19,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     search_report.STUDY: search_report.table,
     sliding_report.STUDY: sliding_report.table,
     fused_report.STUDY: fused_report.table,
+    cluster_report.STUDY: cluster_report.table,
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,

@@ -60,10 +60,15 @@ def read(
         raise WorkloadError(f"{what!r} must be a suite ({known}), {files} or a key like n8-c64x56x56-k64x3x3-p1.")
     changes = {name: value for name, value in (("dtype", dtype), ("out_dtype", out_dtype), ("layout", layout)) if value is not None}
     layers = [suites.Layer(layer.name, layer.conv.with_(**changes), layer.count) for layer in layers] if changes else layers
-    return _only(layers, names), skipped
+    return only(layers, names), skipped
 
 
-def _only(layers: list[Layer], names: str | None) -> list[Layer]:
+def only(layers: list[Layer], names: str | None) -> list[Layer]:
+    """The layers of these names, with commas between them; all if None.
+
+    Raises:
+        WorkloadError: a name is no layer's, or there is none.
+    """
     if names is None:
         return layers
     wanted = [name.strip() for name in names.split(",") if name.strip()]
