@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -228,12 +229,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_compiled_modules(module: Any) -> None:
-    """One graph without breaks, three operators in it; parameters that change later are seen."""
+    """One graph without breaks, three operators in it, which name their places; parameters that change later are seen."""
     x = integers(2, 5, 12, 14)
     fast, seen = im2win.torch.optimize(module, x), []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(sum(node.target is conv_op.conv2d for node in graph.graph.nodes))
+        seen.append(sum(node.target is conv_op.at_site for node in graph.graph.nodes))
+        assert [tuple(one.shape) for one in inputs] == [x.shape]  # no parameter is checked, or handed over, at every call
         return graph.forward
 
     compiled = torch.compile(fast, backend=backend, fullgraph=True)
@@ -245,6 +247,46 @@ def test_compiled_modules(module: Any) -> None:
         module.second_norm.running_mean += 1
     with torch.inference_mode():
         assert torch.equal(compiled(x), module(x)) and seen == [3]
+
+
+def test_compiled_modules_follow_what_happens_to_the_module(module: Any) -> None:
+    """Copies have parameters of their own; normalisation that trains takes the batch's statistics; a module that is gone is an error."""
+    x = integers(2, 5, 12, 14)
+    fast = im2win.torch.optimize(module, x)
+    other = copy.deepcopy(fast)
+    ours, theirs = (torch.compile(one, backend="aot_eager", fullgraph=True) for one in (fast, other))
+    with torch.no_grad():
+        other.first.weight.neg_()
+        expected = copy.deepcopy(module)
+        expected.first.weight.neg_()
+        assert torch.equal(ours(x), module(x)) and torch.equal(theirs(x), expected(x))
+        expected.second_norm.train()
+        other.second_norm.train()
+        torch.testing.assert_close(theirs(x), expected(x))
+        assert torch.equal(other.second_norm.running_mean, expected.second_norm.running_mean)
+    with pytest.raises(RuntimeError, match="a module that is there no more"):
+        conv_op.at_site(x, None, conv_op.Place(-1, (8, 5, 3, 3), False, (1, 1), (1, 1, 1, 1), (1, 1)).text)
+
+
+def test_many_modules_are_compiled(module: Any) -> None:
+    """Each has its own program: PyTorch gives up on code for which it has made eight."""
+    x = integers(2, 5, 12, 14)
+    for _ in range(10):
+        compiled = torch.compile(im2win.torch.optimize(module, x), backend="eager", fullgraph=True)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), module(x))
+
+
+def test_places_have_shapes_without_a_run() -> None:
+    """What compilers are told of an output is what PyTorch gives: batches they do not know, layouts, strides."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    place = conv_op.Place(-1, (8, 5, 3, 3), True, (2, 1), (1, 1, 1, 1), (1, 2))
+    assert conv_op.Place.read(place.text).text == place.text
+    y = torch.nn.functional.conv2d(torch.zeros(2, 5, 12, 14), torch.zeros(8, 5, 3, 3), stride=(2, 1), padding=1, dilation=(1, 2))
+    with FakeTensorMode():
+        found = conv_op.at_site(torch.zeros(2, 5, 12, 14), None, place.text)
+    assert found.shape == y.shape and found.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_compiled_modules_have_gradients(module: Any) -> None:

@@ -9,8 +9,11 @@ it go to the kernel without Python where `native` has its library.
 
 from __future__ import annotations
 
+import functools
+import json
 import weakref
 from collections.abc import Iterator
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -18,12 +21,17 @@ import torch
 from im2win.artefacts import conv_of
 from im2win.problem import ConvError
 from im2win.torch.bound import BUILDERS, Bound, addresses_of, bound_for, note
-from im2win.torch.plain import Maybe, Parameters, Tensor, alike, memory_format, problem, reference, symmetric
+from im2win.torch.plain import Maybe, Parameters, Tensor, alike, is_channels_last, memory_format, problem, reference, symmetric
 
 SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? variance, "
     "Tensor? counter, float eps, int[] stride, int[] padding, int[] dilation, int groups, str activation, str kernel) -> Tensor"
 )
+
+SITE_SCHEMA = "site(Tensor x, Tensor? residual, str place) -> Tensor"
+
+SITES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""What is at a `Place` of this process, see `site.Site`: where no gradient is needed, compiled programs name it in place of parameters."""
 
 _CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # what a call's tensors, as they are laid out, resolve to
 
@@ -80,12 +88,61 @@ def _fake(
     x: Tensor, weight: Tensor, bias: Maybe, residual: Maybe, scale: Maybe, shift: Maybe, mean: Maybe, variance: Maybe, counter: Maybe,
     eps: float, stride: list[int], padding: list[int], dilation: list[int], groups: int, activation: str, kernel: str,
 ) -> Tensor:  # fmt: skip
-    def size(i: int) -> Any:
-        return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1
+    return _empty(x, residual, weight.shape, memory_format(x, weight), stride, padding, dilation)
 
-    shape = (x.shape[0], weight.shape[0], size(0), size(1))
+
+def _empty(x: Tensor, residual: Maybe, kernel: Any, order: torch.memory_format, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """A tensor like the output with filters of the shape `kernel`."""
+
+    def size(i: int) -> Any:
+        return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (kernel[2 + i] - 1) - 1) // stride[i] + 1
+
+    shape = (x.shape[0], kernel[0], size(0), size(1))
     dtype = x.dtype if residual is None else torch.result_type(x, residual)
-    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=memory_format(x, weight))
+    return torch.empty(shape, dtype=dtype, device=x.device, memory_format=order)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What compiled programs name a site by: its number in this process, and all that tells the shape, type and layout of its output.
+
+    Compilers keep programs from one process to the next, and know them by their text.
+    """
+
+    number: int
+    kernel: tuple[int, ...]
+    channels_last: bool
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The place as an argument of an operator."""
+        return json.dumps(astuple(self))
+
+    @classmethod
+    @functools.cache
+    def read(cls, text: str) -> Place:
+        """The inverse of `text`."""
+        return cls(*json.loads(text))
+
+    def order(self, x: Tensor) -> torch.memory_format:
+        """Of the output."""
+        return torch.channels_last if self.channels_last or is_channels_last(x) else torch.contiguous_format
+
+
+def _at_site(x: Tensor, residual: Maybe, place: str) -> Tensor:
+    site = SITES.get(place)
+    if site is None:
+        raise RuntimeError(f"im2win: a compiled program calls a module that is there no more (place {place}); compile it again.")
+    y: Tensor = site.now(x, residual)
+    return y.contiguous(memory_format=Place.read(place).order(x))
+
+
+def _fake_site(x: Tensor, residual: Maybe, place: str) -> Tensor:
+    found = Place.read(place)
+    return _empty(x, residual, found.kernel, found.order(x), found.stride, found.padding, found.dilation)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -185,5 +242,10 @@ for _name in ("conv2d", "conv2d_in_python"):
         _LIBRARY.impl(_name, _kernel, _key)
     _LIBRARY.impl(_name, _autograd, "Autograd", with_keyset=True)
 torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
+_LIBRARY.define(SITE_SCHEMA, tags=tuple(_tags()))
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("site", _at_site, _key)
+torch.library.register_fake("im2win::site", _fake_site, lib=_LIBRARY)
 
 conv2d = torch.ops.im2win.conv2d.default
+at_site = torch.ops.im2win.site.default

@@ -195,6 +195,8 @@ def _like(module: nn.Module, held: Holder) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return Optimized.forward(self, *args, **kwargs)
 
+    own: Any = forward
+    own.__code__ = own.__code__.replace()  # torch.compile allows eight programs for each
     members = {"__module__": kind.__module__, "forward": forward}
     result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), members))
     result.__dict__.update(vars(module))

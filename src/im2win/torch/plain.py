@@ -62,10 +62,10 @@ def alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """Of the output: channels-last if x or the weight is, as for PyTorch's convolution."""
-    return torch.channels_last if _is_channels_last(x) or _is_channels_last(weight) else torch.contiguous_format
+    return torch.channels_last if is_channels_last(x) or is_channels_last(weight) else torch.contiguous_format
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
+def is_channels_last(tensor: Tensor) -> bool:
     """Whether the strides are those of channels-last memory, or of a part of it; decided by them even where a size is 1."""
     _, channels, height, width = tensor.shape
     batch_stride, channel_stride, row_stride, column_stride = tensor.stride()

@@ -13,13 +13,14 @@ from im2win.problem import Conv2d, ConvError
 from im2win.reference import tolerance
 from im2win.torch import conv_op, native
 from im2win.torch.bound import Bound, note
-from im2win.torch.plain import Parameters, Tensor, activate, alike, folded, problem, reference
+from im2win.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
 from im2win.torch.planning import Decision, Planner
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
 _tracer = torch._C._get_tracing_state
+_exporting = getattr(torch.compiler, "is_exporting", lambda: True)  # where PyTorch does not tell, every compiler may be an exporter
 _numbers = itertools.count()
 _MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
 
@@ -98,8 +99,9 @@ class Site:
     """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
 
     A plain call in eager mode that needs no gradient goes straight to the bound operator, from the second on without Python (`native`).
-    Compilers, exporters, tracers, dispatch modes and autograd get the operator of `conv_op`. Under autocast, in function transforms and
-    forward differentiation, and while its normalisation is in training mode, PyTorch computes.
+    Exporters, tracers, dispatch modes and autograd get the operator `conv_op.conv2d`; compilers, where no gradient is needed,
+    `conv_op.at_site`, which names this place in one word: parameters would each be checked at every call. Under autocast, in function
+    transforms and forward differentiation, and while its normalisation is in training mode, PyTorch computes.
 
     prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
     """
@@ -115,14 +117,33 @@ class Site:
     def __post_init__(self) -> None:
         self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
         self._present = [one for one in self._tables if one is not None]
-        self._given = (next(_numbers), self.source.norm, *itertools.chain.from_iterable(self._present))
+        self._enter()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._enter()
+
+    def _enter(self) -> None:
+        """Takes a number, by which compiled programs find it; a copy takes one of its own."""
+        number, s, weight = next(_numbers), self.source, self.source.weight()
+        self._given = (number, s.norm, *itertools.chain.from_iterable(self._present))
+        self.place = conv_op.Place(number, tuple(weight.shape), is_channels_last(weight), s.stride, s.padding, s.dilation).text
+        conv_op.SITES[self.place] = self
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output; residual exactly where the source adds one."""
+        compiling = torch.compiler.is_compiling()
+        if compiling and not torch.is_grad_enabled() and not _exporting():
+            traced: Tensor = conv_op.at_site(x, residual, self.place)  # whatever else is read here, compiled programs check at every call
+            return traced
         if self.preparing:
             return self._prepare(x, residual)
-        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        if compiling or forward_ad._current_level >= 0:
             return self.general(x, residual)
+        return self.now(x, residual)
+
+    def now(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output of a call that no compiler traces."""
         y: Tensor = native.site(self, self._given, x, residual)
         return y
 
