@@ -277,18 +277,6 @@ def test_many_modules_are_compiled(module: Any) -> None:
             assert torch.equal(compiled(x), module(x))
 
 
-def test_places_have_shapes_without_a_run() -> None:
-    """What compilers are told of an output is what PyTorch gives: batches they do not know, layouts, strides."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    place = conv_op.Place(-1, (8, 5, 3, 3), True, (2, 1), (1, 1, 1, 1), (1, 2))
-    assert conv_op.Place.read(place.text).text == place.text
-    y = torch.nn.functional.conv2d(torch.zeros(2, 5, 12, 14), torch.zeros(8, 5, 3, 3), stride=(2, 1), padding=1, dilation=(1, 2))
-    with FakeTensorMode():
-        found = conv_op.at_site(torch.zeros(2, 5, 12, 14), None, place.text)
-    assert found.shape == y.shape and found.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_compiled_modules_have_gradients(module: Any) -> None:
     x = integers(2, 5, 12, 14)
     fast = torch.compile(im2win.torch.optimize(module, x), backend="aot_eager", fullgraph=True)

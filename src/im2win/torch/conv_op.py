@@ -136,6 +136,7 @@ def _at_site(x: Tensor, residual: Maybe, place: str) -> Tensor:
     site = SITES.get(place)
     if site is None:
         raise RuntimeError(f"im2win: a compiled program calls a module that is there no more (place {place}); compile it again.")
+    site.introduce()
     y: Tensor = site.now(x, residual)
     return y.contiguous(memory_format=Place.read(place).order(x))
 
@@ -243,8 +244,11 @@ for _name in ("conv2d", "conv2d_in_python"):
     _LIBRARY.impl(_name, _autograd, "Autograd", with_keyset=True)
 torch.library.register_fake("im2win::conv2d", _fake, lib=_LIBRARY)
 _LIBRARY.define(SITE_SCHEMA, tags=tuple(_tags()))
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("site", _at_site, _key)
+_LIBRARY.define(SITE_SCHEMA.replace("site", "site_in_python", 1))
+for _name in ("site", "site_in_python"):
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _at_site, _key)
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # compilers name places where no gradient is needed only
 torch.library.register_fake("im2win::site", _fake_site, lib=_LIBRARY)
 
 conv2d = torch.ops.im2win.conv2d.default

@@ -7,6 +7,7 @@ import logging
 import sys
 import sysconfig
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _LIBRARIES = ("torch_python", "torch_cpu", "c10", "tvm_ffi")
 _lock = threading.Lock()
 _module: Any = None
 _failed = False
+_introduced: set[str] = set()
 
 
 def load(*, make: bool = True) -> bool:
@@ -62,6 +64,24 @@ def unload() -> None:
 def in_python(place: Any, given: tuple[Any, ...], x: Any, residual: Any) -> Any:
     """A site's call without the library."""
     return place.general(x, residual)
+
+
+def introduce(site: Any, given: tuple[Any, ...], channels_last: bool) -> None:
+    """Lets calls of compiled programs, which name a site by its place, go through the library, too.
+
+    Args:
+        given: what the library reads of it.
+        channels_last: whether its filters are.
+    """
+    if _module is not None and site.place not in _introduced:
+        _introduced.add(site.place)
+        _module.introduce(site.place, given, channels_last)
+        weakref.finalize(site, _dismiss, site.place)
+
+
+def _dismiss(place: str) -> None:
+    _introduced.discard(place)
+    _module.dismiss(place)
 
 
 site = in_python

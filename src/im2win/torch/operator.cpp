@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -96,17 +97,22 @@ struct Silence : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// Puts the operator's kernels before those of Python.
+void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack);
+
+// Puts the operators' kernels before those of Python.
 void enter() {
   if (!registrations().empty()) return;
   Silence silence;  // PyTorch warns of kernels that take another's place
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  auto add = [](DispatchKey key, c10::KernelFunction kernel) {
-    const c10::OperatorName name("im2win::conv2d", "");
+  auto add = [](DispatchKey key, c10::KernelFunction kernel, const char* op = "im2win::conv2d") {
+    const c10::OperatorName name(op, "");
     auto& dispatcher = c10::Dispatcher::singleton();
     registrations().push_back(dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "im2win's operator.cpp"));
   };
-  for (DispatchKey key : {DispatchKey::CPU, DispatchKey::CUDA}) add(key, c10::KernelFunction::makeFromBoxedFunction<&compute>());
+  for (DispatchKey key : {DispatchKey::CPU, DispatchKey::CUDA}) {
+    add(key, c10::KernelFunction::makeFromBoxedFunction<&compute>());
+    add(key, c10::KernelFunction::makeFromBoxedFunction<&at_site>(), "im2win::site");
+  }
   add(DispatchKey::Autograd, c10::KernelFunction::makeFromBoxedFunction<&autograd>());
 }
 
@@ -123,22 +129,34 @@ bool is_training(PyObject* module) {
   return value != Py_False;
 }
 
-// Reads a site's call into `call`. Whether it may go past the dispatcher: PyTorch's own tensors, no training, and nothing that must see it:
-// no gradients, tracer, dispatch mode, function transform or autocast.
-bool read_plain(Call& call, PyObject* given, PyObject* x, PyObject* residual) {
+// Adds a site's parameters to `call`. Whether it may go past the dispatcher: PyTorch's own tensors, no training, and nothing that must see
+// it: no gradients, tracer, dispatch mode, function transform or autocast.
+bool read_parameters(Call& call, PyObject* given) {
   constexpr DispatchKeySet usual({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
                                   DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
-  const bool adds = residual != Py_None;
-  if (!Py_IS_TYPE(x, reinterpret_cast<PyTypeObject*>(THPVariableClass)) || (adds && !THPVariable_CheckExact(residual))) return false;
   if (is_training(PyTuple_GET_ITEM(given, 1))) return false;
-  call.x = &THPVariable_Unpack(x);
-  if (adds) call.residual = &THPVariable_Unpack(residual);
   for (Py_ssize_t i = 2; i < PyTuple_GET_SIZE(given); i += 2) {
     PyObject* const one = PyDict_GetItem(PyTuple_GET_ITEM(given, i), PyTuple_GET_ITEM(given, i + 1));
     if (!one || !THPVariable_CheckExact(one)) return false;
     call.parameters.push_back(&THPVariable_Unpack(one));
   }
   return usual.has_all(call.keys()) && !call.needs_grad();
+}
+
+bool read_plain(Call& call, PyObject* given, PyObject* x, PyObject* residual) {
+  const bool adds = residual != Py_None;
+  if (!Py_IS_TYPE(x, reinterpret_cast<PyTypeObject*>(THPVariableClass)) || (adds && !THPVariable_CheckExact(residual))) return false;
+  call.x = &THPVariable_Unpack(x);
+  if (adds) call.residual = &THPVariable_Unpack(residual);
+  return read_parameters(call, given);
+}
+
+Key key_of(const Call& call, PyObject* given) {
+  Key key;
+  key.reserve(512);
+  append(key, PyLong_AsLongLong(PyTuple_GET_ITEM(given, 0)));
+  append_tensors(key, call);
+  return key;
 }
 
 // site(place, given, x, residual or None). `given` is the place's number, its normalisation's module or None, and of each parameter the
@@ -151,9 +169,7 @@ PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   Key key;
   const bool plain = read_plain(call, given, x, residual);
   if (plain) {
-    key.reserve(512);
-    append(key, PyLong_AsLongLong(PyTuple_GET_ITEM(given, 0)));
-    append_tensors(key, call);
+    key = key_of(call, given);
     if (const auto found = table().find(key, call)) {
       Tensor y;
       {
@@ -166,6 +182,40 @@ PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   const Asking asking(plain ? &key : nullptr);
   return PyObject_CallMethodObjArgs(place, general, x, residual, nullptr);
   END_HANDLE_TH_ERRORS
+}
+
+// --- the same sites, named in compiled programs; arguments as in SITE_SCHEMA in conv_op.py
+
+struct Named {
+  pybind11::object given;  // as above
+  bool channels_last;      // whether the filters are
+};
+
+std::unordered_map<std::string, Named>& all_named() {  // read and written while Python waits
+  static auto& all = *new std::unordered_map<std::string, Named>;
+  return all;
+}
+
+void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
+  static const c10::OperatorHandle in_python = c10::Dispatcher::singleton().findSchemaOrThrow("im2win::site_in_python", "");
+  constexpr size_t count = 3;
+  const c10::IValue* arguments = stack->data() + stack->size() - count;
+  Call call;
+  call.x = &arguments[0].toTensor();
+  if (arguments[1].isTensor()) call.residual = &arguments[1].toTensor();
+  std::shared_ptr<const Place> place;
+  {
+    const pybind11::gil_scoped_acquire python_waits;
+    const auto found = all_named().find(arguments[2].toStringRef());
+    if (found != all_named().end() && read_parameters(call, found->second.given.ptr())) {
+      place = table().find(key_of(call, found->second.given.ptr()), call);
+      if (place && found->second.channels_last && !place->channels_last()) place = nullptr;  // its output has another layout than PyTorch's
+    }
+  }
+  if (!place) return in_python.redispatchBoxed(keys, stack);
+  Tensor y = place->run(call);
+  torch::jit::drop(*stack, count);
+  stack->emplace_back(std::move(y));
 }
 
 PyMethodDef functions[] = {
@@ -190,6 +240,10 @@ PYBIND11_MODULE(im2win_operator, module) {
   module.def("enter", &enter);
   module.def("leave", &leave);
   module.def("remembered", [] { return table().size(); });
+  module.def("introduce", [](const std::string& place, pybind11::tuple given, bool channels_last) {
+    all_named()[place] = {std::move(given), channels_last};
+  });
+  module.def("dismiss", [](const std::string& place) { all_named().erase(place); });
   PyModule_AddFunctions(module.ptr(), functions);
   using namespace pybind11::literals;
   pybind11::class_<Place, std::shared_ptr<Place>>(module, "Place")

@@ -63,6 +63,8 @@ class Place : public std::enable_shared_from_this<Place> {
 
   void remember();
 
+  bool channels_last() const { return channels_last_; }
+
  private:
   // The same values as the kernel reads them: one after another, from where its widest copies may begin.
   Tensor laid_out(const Tensor& tensor) const {

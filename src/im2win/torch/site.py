@@ -142,6 +142,10 @@ class Site:
             return self.general(x, residual)
         return self.now(x, residual)
 
+    def introduce(self) -> None:
+        """Lets compiled programs call it without Python, see `native`."""
+        native.introduce(self, self._given, conv_op.Place.read(self.place).channels_last)
+
     def now(self, x: Tensor, residual: Tensor | None) -> Tensor:
         """The output of a call that no compiler traces."""
         y: Tensor = native.site(self, self._given, x, residual)
