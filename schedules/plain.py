@@ -32,9 +32,9 @@ class PlainTile:
             ValueError: a field is missing, unknown or of the wrong type.
         """
         names = {field.name: field.type for field in fields(cls)}  # type: ignore[arg-type]
-        values = {**{name: cls._defaults()[name] for name in cls.LATER}, **values}
+        given, values = values, {**{name: cls._defaults()[name] for name in cls.LATER}, **values}
         if set(values) != set(names):
-            raise ValueError(f"tile: fields {sorted(values)} must be {sorted(names)}.")
+            raise ValueError(f"tile: fields {sorted(given)} must be {sorted(names)}.")
         for name, kind in names.items():
             good = isinstance(values[name], str) if kind == "str" else isinstance(values[name], int) and not isinstance(values[name], bool)
             if not good:

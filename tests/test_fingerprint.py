@@ -74,12 +74,14 @@ def test_device_functions_and_plans_count() -> None:
 
 
 def test_every_file_of_device_functions_counts() -> None:
-    """Of the kernels' own folder, and those that all share: theirs, and those of other outputs than sums where kernels have these."""
+    """Of the kernels' own folder, and those that all share: theirs, and those of other outputs than sums and of clusters where kernels have
+    these."""
     folders = {"persistent": _persistent_sources, "winograd_tc": _fused_sources}
     shared = Path(cuda.__file__).parent
     found = {path.parent.name for path in shared.parent.glob("*/device.hpp")}
     assert found == {"cuda", *folders}
     for name, sources in folders.items():
-        files = [shared / "device.hpp", shared.parent / name / "device.hpp", *[shared / "requantise.hpp"] * (name == "persistent")]
+        more = [shared / "requantise.hpp", shared / "cluster.hpp"] if name == "persistent" else []
+        files = [shared / "device.hpp", shared.parent / name / "device.hpp", *more]
         assert sources()["device"] == f"DEVICE = {''.join(path.read_text() for path in files)!r}"
-    assert {path.name for path in shared.glob("*.hpp")} == {"device.hpp", "requantise.hpp"}
+    assert {path.name for path in shared.glob("*.hpp")} == {"device.hpp", "requantise.hpp", "cluster.hpp"}

@@ -12,6 +12,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from im2win import Conv2d, cuda_ablation, cuda_builds, cuda_sliding
@@ -49,11 +50,13 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
             if name not in names or row.supports(conv, "cuda", ACCURACY) is not None:
                 continue
             tiles = [tile for _, tile in backend.ranked(conv, row)]
-            kinds = [(tile.product, getattr(tile, "cluster", 1) > 1) for tile in tiles]
-            for product, shares in sorted(set(kinds)):
-                tile = rng.choice([tile for tile, kind in zip(tiles, kinds, strict=True) if kind == (product, shares)])
-                label = f"{name} {product}{' in clusters' if shares else ''}"
-                recipes[str(conv), label] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)
+            for product in sorted({tile.product for tile in tiles}):
+                some = [tile for tile in tiles if tile.product == product]
+                shared = (replace(tile, cluster=2) for tile in rng.sample(some, len(some)) if hasattr(tile, "cluster"))
+                pair = next((tile for tile in shared if not backend.problems(conv, row, tile)), None)
+                for label, tile in ((product, rng.choice(some)), (f"{product} in clusters", pair)):
+                    if tile is not None:
+                        recipes[str(conv), f"{name} {label}"] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)
     return recipes
 
 

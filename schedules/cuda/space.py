@@ -1,4 +1,7 @@
-"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank."""
+"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank.
+
+Blocks are alone in them: sharing copies in clusters was measured, and does not pay (`docs/reconstruct.md`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from im2win.compute.lowered import oriented, transform_bytes
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda import planes
-from im2win.schedules.cuda.legality import CLUSTERS, problems
+from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 from im2win.winograd_tiles import forms, row_forms, row_problem, tiles_of
@@ -77,13 +80,6 @@ def _blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[in
             yield block_m, warp_n * down, warp_m, warp_n
 
 
-def _shared(tile: CudaTile) -> Iterator[CudaTile]:
-    """A tile, and where copies run far enough ahead those whose blocks share them."""
-    yield tile
-    if tile.warpgroup and tile.ahead > 1:
-        yield from (replace(tile, cluster=blocks) for blocks in CLUSTERS[1:])
-
-
 def _plane_tiles(conv: Conv2d) -> Iterator[CudaTile]:
     """Tiles of planes: for few channels, on CUDA cores."""
     total = planes.rows(conv)
@@ -104,7 +100,7 @@ def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
     for block in _blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
         forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if plan.patched else _gathers(conv, plan)
         for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
-            yield from _shared(CudaTile(product, *block, slabs, stages, order, *patch))
+            yield CudaTile(product, *block, slabs, stages, order, *patch)
 
 
 def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[CudaTile]:
@@ -113,7 +109,7 @@ def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[CudaTile]:
     for product, outputs in itertools.product(products, () if few else row_forms(conv)):
         for block in _blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
             for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
-                yield from _shared(CudaTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs))
+                yield CudaTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
 
 
 def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.persistent.legality import MAX_COLUMNS, PRODUCTS, problems, unable
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import Field, M, PersistentTile
@@ -38,8 +37,8 @@ def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
     blocks = sorted({M * count for count in (1, 2, 3, 4) if M * count < conv.out_channels + M})
     for block_m, columns in itertools.product(blocks, COLUMNS):
         shapes = patches(conv, min(columns, MAX_COLUMNS))
-        for (rows, cols), slabs, stages, groups, cluster in itertools.product(shapes, (1, 2), (2, 3, 4), (1, 2, 3, 4), CLUSTERS):
-            yield PersistentTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, stages, groups, cluster)
+        for (rows, cols), slabs, stages, groups in itertools.product(shapes, (1, 2), (2, 3, 4), (1, 2, 3, 4)):
+            yield PersistentTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, stages, groups)
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:

@@ -223,7 +223,8 @@ def run(
     gpu = device_gpu()
     set_up_peers(accuracy)
     limits = measure_ceilings()
-    result = new_result(suite if accuracy == "float32" else f"{suite}-{accuracy}", layers, gpu, limits)
+    name = "-".join([suite, *([accuracy] if accuracy != "float32" else []), *([f"tvm{tvm_trials}"] if tvm_trials else [])])
+    result = new_result(name, layers, gpu, limits)
     with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
         built = build_all(recipes(layers, gpu, logs, algorithm, accuracy, untuned), Path(folder))
         cache = tvm_cache or Path(folder) / "tvm"
