@@ -4,8 +4,8 @@
 
 The layer is so small that its kernel takes about nothing; on a GPU calls are only issued, and waited for after the last one. Rows are
 cumulative: the kernel alone (arguments converted already; TVM's call of it counts as the kernel's), the bound layer (arguments checked,
-output made), the module's site (parameters checked for changes), the operator (dispatched, as compiled programs call it), and PyTorch's
-convolution of the same layer.
+output made), the module's site (parameters checked for changes), the site named by its place (dispatched, as compiled programs call it),
+the operator with its parameters (as exported programs do), and PyTorch's convolution of the same layer.
 Calls run under inference_mode, and those of modules and operators under no_grad, too, where autograd's dispatch key stands before the
 kernel. A row's overhead is the median, over rounds, of its time less the kernel's in the same round. Nothing else should run meanwhile.
 """
@@ -30,7 +30,7 @@ from im2win.records import utc_now
 from im2win.torch import conv_op
 
 CALLS = 200
-THROUGH_PYTORCH = ("module", "operator", "torch_module")
+THROUGH_PYTORCH = ("module", "place", "operator", "torch_module")
 
 
 def times(functions: dict[str, Callable[[], object]], rounds: int, wait: Callable[[], object]) -> dict[str, list[float]]:
@@ -86,6 +86,7 @@ def contenders(channels_last: bool, device: str) -> dict[str, Callable[[], objec
         "layer": lambda: layer(data),
         "site": lambda: site(x),
         "module": lambda: fast(x),
+        "place": lambda: conv_op.at_site(x, None, site.place),
         "operator": lambda: conv_op.conv2d(*arguments),
         "torch_conv2d": lambda: torch.conv2d(x, module[0].weight, module[0].bias),
         "torch_module": lambda: module(x),

@@ -44,6 +44,6 @@ def test_overhead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run("op_overhead", monkeypatch, "--rounds", 1, "--json", path)
     result = json.loads(path.read_text())
     for rows in result["layouts"].values():
-        assert {"kernel", "layer", "site", "module", "operator", "torch_conv2d", "operator_no_grad"} < set(rows)
+        assert {"kernel", "layer", "site", "module", "place", "operator", "torch_conv2d", "operator_no_grad"} < set(rows)
         assert all(row["median"] > 0 and row["overhead"] < row["median"] for row in rows.values())
         assert rows["kernel"]["overhead"] == 0

@@ -19,6 +19,7 @@ _WAYS = {
     "layer": "layer, arguments checked and output made",
     "site": "site in an optimised module",
     "module": "optimised module",
+    "place": "`torch.ops.im2win.site`",
     "operator": "`torch.ops.im2win.conv2d`",
     "torch_conv2d": "`torch.conv2d`",
     "torch_module": "the module in PyTorch",
