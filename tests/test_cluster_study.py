@@ -162,7 +162,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_clusters.backend_for(H200).__class__, "check_tools", lambda self: None)
     monkeypatch.setattr(cuda_clusters, "Bench", FakeBench)
     monkeypatch.setattr(cuda_clusters, "build_all", build_all)
-    monkeypatch.setattr(cuda_clusters, "_contender", contender)
+    monkeypatch.setattr(cuda_clusters, "kernel_contender", contender)
     monkeypatch.setattr(cuda_clusters, "verify", lambda bench, call, allowed: ("", 0.0) if call() < 3e-3 else ("error 1 exceeds 0", 1.0))
     monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
 

@@ -15,7 +15,7 @@ from conftest import ROOT
 from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_bench, cuda_builds, cuda_codegen, cuda_sliding, studies
+from im2win import cuda_bench, cuda_builds, cuda_codegen, cuda_sliding, gpu_study, studies
 from im2win.codegen import TileError, ToolchainError
 from im2win.cuda_bench import Contender
 from im2win.cuda_sliding import SlidingRecipe
@@ -162,7 +162,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         return {key: "; ".join(broken[key]) + "." if broken.get(key) else key[1] for key in recipes}
 
-    def contender(bench: Any, built: Any) -> Contender:
+    def contender(bench: Any, built: Any, allowed: float) -> Contender:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, block = built
@@ -181,8 +181,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_sliding, "set_up_peers", lambda accuracy: None)
     monkeypatch.setattr(cuda_sliding, "Bench", FakeBench)
     monkeypatch.setattr(cuda_sliding, "build_all", build_all)
-    monkeypatch.setattr(cuda_sliding, "_contender", contender)
-    monkeypatch.setattr(cuda_sliding, "_peers", peers)
+    monkeypatch.setattr(cuda_sliding, "kernel_contender", contender)
+    monkeypatch.setattr(cuda_sliding, "every_peer", peers)
     monkeypatch.setattr(cuda_sliding, "verify", lambda bench, call, allowed: ("", 0.0))
     monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
 
@@ -252,8 +252,8 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
         raise RuntimeError("CUDA out of memory")
         yield
 
-    monkeypatch.setattr(cuda_sliding, "cudnn_contenders", none)
-    with cuda_sliding._peers(None) as peers:  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
+    with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
         names = [name for name, _ in peers]
         _, failed = cuda_bench.prepared(peers[2:])
     assert names == ["torch_nchw", "torch_nhwc", "cudnn_all"] and failed == {"cudnn_all": "CUDA out of memory"}

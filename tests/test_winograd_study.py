@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from im2win import cuda_bench, cuda_builds, cuda_fused_study, studies
+from im2win import cuda_bench, cuda_builds, cuda_fused_study, gpu_study, studies
 from im2win.cuda_bench import Contender
 from im2win.cuda_builds import TileRecipe
 from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
@@ -64,8 +64,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_fused_study, "set_up_peers", lambda accuracy: None)
     monkeypatch.setattr(cuda_fused_study, "Bench", FakeBench)
     monkeypatch.setattr(cuda_builds.Builders, "build_all", build_all)
-    monkeypatch.setattr(cuda_fused_study, "_contender", contender)
-    monkeypatch.setattr(cuda_fused_study, "_peers", peers)
+    monkeypatch.setattr(cuda_fused_study, "kernel_contender", contender)
+    monkeypatch.setattr(cuda_fused_study, "every_peer", peers)
     monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
     monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
 
@@ -193,8 +193,8 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
         raise RuntimeError("CUDA out of memory")
         yield
 
-    monkeypatch.setattr(cuda_fused_study, "cudnn_contenders", none)
-    with cuda_fused_study._peers(None) as peers:  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
+    with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
         _, failed = cuda_bench.prepared(peers[2:])
     assert failed == {"cudnn_all": "CUDA out of memory"}
 

@@ -19,9 +19,10 @@ from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import spreads
 from im2win.cluster_report import ROWS, STAYS, STUDY, TAPS
-from im2win.cuda_bench import Contender, interleaved, new_result, op_contender, prepared
-from im2win.cuda_builds import Library, TileRecipe, build_all, load
+from im2win.cuda_bench import Contender, interleaved, prepared
+from im2win.cuda_builds import Library, TileRecipe, build_all
 from im2win.gpu import Gpu, device_gpu
+from im2win.gpu_study import head, kernel_contender, timed
 from im2win.logs import Log, best_first
 from im2win.lookup import PACKAGED, superseded, tile_problems
 from im2win.problem import LAYOUTS, Conv2d
@@ -175,12 +176,11 @@ def run(
     wanted = recipes(layers, gpu, log)
     if not wanted:
         raise ValueError(f"clusters: `layers` must have one of which {log.folder} has a tile for {gpu.name} that may be in clusters.")
-    facts = new_result(STUDY, layers, gpu, {})
-    head = {"study": STUDY, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
+    facts = head(STUDY, layers, gpu)
     entries: list[Entry] = []
 
     def study() -> dict[str, Any]:
-        return {**head, "entries": [asdict(entry) for entry in entries]}
+        return {**facts, "entries": [asdict(entry) for entry in entries]}
 
     with tempfile.TemporaryDirectory(prefix="im2win-clusters-") as folder:
         built = build_all(wanted, Path(folder))
@@ -200,7 +200,7 @@ def time_problem(conv: Conv2d, gpu: Gpu, libraries: Mapping[Variant, Library | s
     """Checks and times variants of one problem, in interleaved rounds, and checks them again."""
     bench, backend = Bench(conv, SEED), backend_for(gpu)
     allowed = {str(one): tolerance(conv, backend.accuracy(one.tile)) for one in libraries}
-    preparations = [(str(one), partial(_contender, bench, library, allowed[str(one)])) for one, library in libraries.items()]
+    preparations = [(str(one), partial(kernel_contender, bench, library, allowed[str(one)])) for one, library in libraries.items()]
     ready, failed = prepared(preparations)
     samples = interleaved(bench, ready, rounds)
     for name, contender in ready.items():
@@ -214,10 +214,4 @@ def time_problem(conv: Conv2d, gpu: Gpu, libraries: Mapping[Variant, Library | s
 
 def _entry(conv: Conv2d, one: Variant, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
     entry = Entry(str(conv), one.family, one.algorithm, one.tile.as_dict(), one.tile.cluster, one.more)
-    if spread is None or contender is None or failed is not None:
-        return replace(entry, failed=failed or "not timed")
-    return replace(entry, ms=spread.median, p10_ms=spread.p10, p90_ms=spread.p90, samples=spread.samples, error=contender.error)
-
-
-def _contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
-    return op_contender(bench, load(library), allowed)
+    return timed(entry, spread, contender, failed)

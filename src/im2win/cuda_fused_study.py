@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,24 +18,13 @@ from typing import Any
 from im2win.algorithms import algorithm
 from im2win.backends import backend_for
 from im2win.bench import spreads
-from im2win.cuda_bench import (
-    Contender,
-    WrongError,
-    cudnn_contenders,
-    interleaved,
-    new_result,
-    op_contender,
-    prepared,
-    set_up_peers,
-    torch_contender,
-    tvm_searched,
-)
-from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe, load
+from im2win.cuda_bench import Contender, interleaved, prepared, set_up_peers, tvm_searched
+from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
 from im2win.gpu import Gpu, device_gpu
+from im2win.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
-from im2win.results import Spread
 from im2win.suites import Layer
 from im2win.tuner.cuda_runner import Bench, verify
 
@@ -188,12 +177,11 @@ def run(
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("float32")
-    facts = new_result(STUDY, layers, gpu, {})
-    head = {"study": STUDY, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
-    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, head) else []
+    facts = head(STUDY, layers, gpu)
+    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, facts) else []
 
     def study() -> dict[str, Any]:
-        return {**head, "entries": [asdict(entry) for entry in entries]}
+        return {**facts, "entries": [asdict(entry) for entry in entries]}
 
     def known(conv: Conv2d) -> set[str]:
         return {entry.form for entry in entries if _problem(entry) == (conv.height, conv.batch, conv.layout)}
@@ -246,7 +234,7 @@ def time_part(
     others = [(name, partial(prepare, bench)) for name, prepare in searched.items()]
     if part.peers is None or len(forms) < len(part.forms):
         return _time(bench, ours, libraries, others, forms, rounds, seconds)
-    with _peers(bench) as peers:
+    with every_peer(bench) as peers:
         return _time(bench, ours, libraries, [*part.peers(peers), *others], forms, rounds, seconds)
 
 
@@ -264,7 +252,7 @@ def _time(
     names = {f"{form} {place}": (form, place) for form, place in libraries}
     plain = (OTHERS, INTEGERS, REQUANTISED)
     allowed = {name: tolerance(conv, "float32" if form in plain else ACCURACY) for name, (form, _) in names.items()}
-    mine = [(name, partial(_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
+    mine = [(name, partial(kernel_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
     ready, failed = prepared([*mine, *peers])
     samples = interleaved(bench, ready, rounds, seconds)
     for name in names.keys() & ready.keys():
@@ -279,34 +267,8 @@ def _time(
         recipe = ours.get(names[name]) if name in names else None
         tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
         entry = Entry(str(conv), conv.height, conv.batch, conv.layout, form, tile)
-        entries.append(_entry(entry, found.get(name), ready.get(name), failed.get(name)))
+        entry = timed(entry, found.get(name), ready.get(name), failed.get(name))
+        entries.append(entry if entry.ms is None else replace(entry, algorithm=ready[name].algorithm))
     missing = [form for form in forms if form not in every.values()]
     reason = "no tile of it is legal for the layer"
     return [*entries, *(Entry(str(conv), conv.height, conv.batch, conv.layout, form, failed=reason) for form in missing)]
-
-
-def _entry(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
-    if spread is None or contender is None or failed is not None:
-        return replace(entry, failed=failed or "not timed")
-    timed = replace(entry, ms=spread.median, p10_ms=spread.p10, p90_ms=spread.p90, samples=spread.samples, error=contender.error)
-    return replace(timed, algorithm=contender.algorithm)
-
-
-def _contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
-    return op_contender(bench, load(library), allowed)
-
-
-@contextlib.contextmanager
-def _peers(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
-    """PyTorch in both layouts, and cuDNN's algorithms by name, or why there are none: their workspace may be larger than memory."""
-    layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
-    with contextlib.ExitStack() as stack:
-        try:
-            named = list(stack.enter_context(cudnn_contenders(bench, "float32")))
-        except RuntimeError as error:
-            named = [("cudnn_all", partial(_refuse, str(error)))]
-        yield [*layouts, *named]
-
-
-def _refuse(reason: str) -> Contender:
-    raise WrongError(reason)

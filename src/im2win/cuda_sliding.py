@@ -6,9 +6,8 @@ reference before it is timed and ours again behind, as in the benchmark (cuda_be
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,19 +18,10 @@ from im2win.backends import backend_for
 from im2win.bench import spreads
 from im2win.builder import cuda_manifest
 from im2win.codegen import SYMBOL, TileError
-from im2win.cuda_bench import (
-    Contender,
-    WrongError,
-    cudnn_contenders,
-    interleaved,
-    new_result,
-    op_contender,
-    prepared,
-    set_up_peers,
-    torch_contender,
-)
-from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.cuda_bench import Contender, interleaved, prepared, set_up_peers
+from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all
 from im2win.gpu import Gpu, device_gpu
+from im2win.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.problem import Conv2d
 from im2win.reference import tolerance
 from im2win.results import Spread
@@ -128,7 +118,7 @@ def run(
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("float32")
-    facts = new_result(STUDY, layers, gpu, {})
+    facts = head(STUDY, layers, gpu)
     entries: list[Entry] = []
     with tempfile.TemporaryDirectory(prefix="im2win-sliding-") as folder:
         wanted = {(layer.conv, form): one for layer in layers for form, one in recipes(layer.conv, blocks, gpu).items()}
@@ -139,16 +129,15 @@ def run(
             entries += found
             if progress is not None:
                 progress(done, len(layers), found)
-    head = {name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}
-    return {"study": STUDY, **head, "entries": [asdict(entry) for entry in entries]}
+    return {**facts, "entries": [asdict(entry) for entry in entries]}
 
 
 def time_layer(conv: Conv2d, libraries: Mapping[Form, Library | str], rounds: int, seconds: float) -> list[Entry]:
     """Checks and times every form, and cuDNN, on one problem."""
     bench = Bench(conv, SEED)
     names = {_label(form): form for form in libraries}
-    with _peers(bench) as peers:
-        ours = [(_label(form), partial(_contender, bench, library)) for form, library in libraries.items()]
+    with every_peer(bench) as peers:
+        ours = [(_label(form), partial(kernel_contender, bench, library, tolerance(conv))) for form, library in libraries.items()]
         ready, failed = prepared([*ours, *peers])
         samples = interleaved(bench, ready, rounds, seconds)
         for name in names.keys() & ready.keys():
@@ -166,28 +155,7 @@ def _label(form: Form) -> str:
 
 
 def _entry(conv: Conv2d, form: Form, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
-    entry = Entry(str(conv), conv.height, conv.stride[0], *form)
-    if spread is None or contender is None or failed is not None:
-        return replace(entry, failed=failed or "not timed")
-    timed = replace(entry, ms=spread.median, p10_ms=spread.p10, p90_ms=spread.p90, samples=spread.samples, error=contender.error)
-    return replace(timed, algorithm=contender.algorithm) if form[0] in LIBRARIES else timed
-
-
-def _contender(bench: Bench, library: Library | str) -> Contender:
-    return op_contender(bench, load(library), tolerance(bench.conv))
-
-
-@contextlib.contextmanager
-def _peers(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
-    """PyTorch in both layouts, and cuDNN's algorithms by name, or why there are none: their workspace may be larger than memory."""
-    layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")]
-    with contextlib.ExitStack() as stack:
-        try:
-            named = list(stack.enter_context(cudnn_contenders(bench, "float32")))
-        except RuntimeError as error:
-            named = [("cudnn_all", partial(_refuse, str(error)))]
-        yield [*layouts, *named]
-
-
-def _refuse(reason: str) -> Contender:
-    raise WrongError(reason)
+    entry = timed(Entry(str(conv), conv.height, conv.stride[0], *form), spread, contender, failed)
+    if contender is None or entry.ms is None or form[0] not in LIBRARIES:
+        return entry
+    return replace(entry, algorithm=contender.algorithm)
