@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from oracle import Array, Tensors
+from oracle import Array, Tensors, exact_tensors
 
 from im2win import cuda_codegen
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
-from im2win.emulator import Emulation, Launch, TensorMap
+from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
 from im2win.emulator.generate import Generated
 from im2win.gpu import H200
 from im2win.problem import Conv2d
@@ -217,3 +217,17 @@ def differences(conv: Conv2d, kernels: Sequence[Kernel | Made], found: Sequence[
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
             lines.append(f"{made(conv, kernel).name}: {wrong.sum()} of {y.size} outputs differ, at {first} {y[first]}, not {right[first]}")
     return lines
+
+
+def goes_wrong(conv: Conv2d, kernel: Kernel | Made, edit: Callable[[str], str], seeds: Iterable[int]) -> bool:
+    """Whether the edited kernel gives another result, or breaks a rule while it runs, for some seed."""
+    tensors = typed(conv, exact_tensors(conv))
+    right, emulated = expected(conv, tensors), Emulated(conv, [kernel], edit)
+
+    def wrong(seed: int) -> bool:
+        try:
+            return bool(differences(conv, [kernel], emulated(tensors, seed), right))
+        except EmulationError:
+            return True
+
+    return any(wrong(seed) for seed in seeds)

@@ -53,6 +53,19 @@ def test_compiled_programs_call_places_without_python(layout: str, passes: list[
         conv_op.at_site(integers(2, 5, 12, 14), None, place)
 
 
+def test_a_module_whose_layout_changes_keeps_what_compilers_were_told(passes: list[str]) -> None:
+    """Filters in another layout since: PyTorch's outputs would follow them, those of a place that was named before may not."""
+    ways = Ways("NCHW")
+    with torch.no_grad():
+        for order in (torch.channels_last, torch.contiguous_format):
+            ways.module.to(memory_format=order)
+            for layout in (torch.contiguous_format, torch.channels_last):
+                x = ways.x.contiguous(memory_format=layout)
+                for _ in range(4):
+                    y = conv_op.at_site(x, x, ways.site.place)
+                    assert torch.equal(y, ways.module(x)) and y.is_contiguous(memory_format=layout)
+
+
 def test_places_have_shapes_without_a_run() -> None:
     """What compilers are told of an output is what PyTorch gives: batches they do not know, layouts, strides."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -64,6 +64,13 @@ inline void append_tensors(Key& key, const Call& call) {
   for (const Tensor* one : call.parameters) append(key, one ? one->const_data_ptr() : nullptr);
 }
 
+// As in plain.py.
+inline bool is_channels_last(const Tensor& tensor) {
+  const auto size = tensor.sizes(), stride = tensor.strides();
+  if (stride[1] < 1 || stride[3] < stride[1] * size[1] || (size[1] == 1 && size[2] == 1 && size[3] == 1)) return false;
+  return stride[2] >= stride[3] * size[3] && stride[0] >= stride[2] * size[2];
+}
+
 // As `Bound` counts: tensors made under inference_mode have no version.
 inline int64_t version_of(const Tensor& tensor) {
   return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());

@@ -187,8 +187,8 @@ PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 // --- the same sites, named in compiled programs; arguments as in SITE_SCHEMA in conv_op.py
 
 struct Named {
-  pybind11::object given;  // as above
-  bool channels_last;      // whether the filters are
+  pybind11::object given;      // as above
+  bool channels_last = false;  // whether the filters were when the place was named
 };
 
 std::unordered_map<std::string, Named>& all_named() {  // read and written while Python waits
@@ -207,9 +207,11 @@ void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
   {
     const pybind11::gil_scoped_acquire python_waits;
     const auto found = all_named().find(arguments[2].toStringRef());
-    if (found != all_named().end() && read_parameters(call, found->second.given.ptr())) {
-      place = table().find(key_of(call, found->second.given.ptr()), call);
-      if (place && found->second.channels_last && !place->channels_last()) place = nullptr;  // its output has another layout than PyTorch's
+    const Named named = found == all_named().end() ? Named() : found->second;  // a copy: what reads parameters may run Python
+    if (named.given && read_parameters(call, named.given.ptr())) {
+      place = table().find(key_of(call, named.given.ptr()), call);
+      // compiled programs were told the output's layout; one that was bound since the module's layout changed may have another
+      if (place && place->channels_last() != (named.channels_last || is_channels_last(*call.x))) place = nullptr;
     }
   }
   if (!place) return in_python.redispatchBoxed(keys, stack);
