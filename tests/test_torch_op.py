@@ -268,6 +268,20 @@ def test_compiled_modules_follow_what_happens_to_the_module(module: Any) -> None
         conv_op.at_site(x, None, conv_op.Place(-1, (8, 5, 3, 3), False, (1, 1), (1, 1, 1, 1), (1, 1)).text)
 
 
+def test_compiled_programs_check_nothing_of_places(module: Any) -> None:
+    """Where no gradient is needed: a check of every place and parameter would take longer than the small kernels."""
+    x, seen = integers(2, 5, 12, 14), []
+
+    def keep(guards: Any) -> list[bool]:
+        seen.extend(one.name for one in guards)
+        return [True] * len(guards)
+
+    fast = im2win.torch.optimize(module, x)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(fast, backend="eager", options={"guard_filter_fn": keep})(x), module(x))
+    assert any("by_place" in name for name in seen) and not any("site_" in name or "_parameters[" in name for name in seen)
+
+
 def test_many_modules_are_compiled(module: Any) -> None:
     """Each has its own program: PyTorch gives up on code for which it has made eight."""
     x = integers(2, 5, 12, 14)

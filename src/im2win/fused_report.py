@@ -78,7 +78,7 @@ def _layers(entries: Sequence[Entry]) -> str:
             (found[OTHERS], found[INTEGERS]),
             *([(found[OTHERS], found[REQUANTISED]), (found[REQUANTISED_PEER], found[REQUANTISED])] if scaled else []),
         ]
-        cells = [_ms(found[form]) for form in shown]
+        cells = _cells(entries, problem, {form: found[form] for form in shown})
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, *(_ratio(*pair) for pair in pairs)])
         of_layout = of_all.setdefault(problem[0], [[] for _ in pairs])
         for ratios, (other, ours) in zip(of_layout, pairs, strict=True):
@@ -117,7 +117,7 @@ def _integers(entries: Sequence[Entry]) -> list[str]:
         found = _times(entries, problem)
         best = _fastest(entry for form in INT8 if (entry := found[form]) is not None)
         error = "-" if best is None or best["error"] is None else f"{100 * best['error']:.1f} %"
-        cells = [_ms(found[form]) for form in (INTEGERS, *INT8)]
+        cells = _cells(entries, problem, {form: found[form] for form in (INTEGERS, *INT8)})
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, _ratio(found[INTEGERS], best), error])
     columns = ["layout", "images", "map", "int8 without Winograd ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
                "one kernel ms", "best Winograd over without", "its error"]  # fmt: skip
@@ -150,8 +150,11 @@ def _fastest(entries: Iterable[Entry]) -> Entry | None:
     return min((entry for entry in entries if entry["ms"] is not None), key=lambda entry: float(entry["ms"]), default=None)
 
 
-def _ms(entry: Entry | None) -> str:
-    return "failed" if entry is None else f"{entry['ms']:.4f}" if entry["ms"] < 1 else f"{entry['ms']:.3f}"
+def _cells(entries: Sequence[Entry], problem: Problem, fastest: Mapping[str, Entry | None]) -> list[str]:
+    """Milliseconds of each form; without a time "failed" where it was tried."""
+    tried = {entry["form"] for entry in entries if _problem(entry) == problem}
+    none = {form: "failed" if form in tried else "-" for form in fastest}
+    return [none[form] if one is None else f"{one['ms']:.4f}" if one["ms"] < 1 else f"{one['ms']:.3f}" for form, one in fastest.items()]
 
 
 def _ratio(other: Entry | None, ours: Entry | None) -> str:

@@ -13,26 +13,40 @@ from torch import nn
 from im2win.ahead import LEAST
 from im2win.reference import Accuracy
 from im2win.rungs import Untuned
-from im2win.torch import tracing
+from im2win.torch import conv_op, tracing
 from im2win.torch.bound import log, note
 from im2win.torch.patterns import Pattern, patterns_of, source_of
 from im2win.torch.planning import Dynamic, Planner
 from im2win.torch.report import LayerReport, Report
-from im2win.torch.site import Site
-from im2win.torch.tracing import Traced, TraceFailure
+from im2win.torch.site import Site, by_place
+from im2win.torch.tracing import Call, Traced, TraceFailure
 
 HOLDER = "_im2win"
+Graph = Callable[[Mapping[str, Call]], Callable[..., Any]]  # a module's graph with these calls for its sites
 
 
 class Holder:
-    """What an optimised module holds beside its own: its sites, also as attributes, the function that runs them, the report.
+    """What an optimised module holds beside its own: its sites, also as attributes, functions that run them, the report.
 
     given: how many arguments the example had.
+    forward: runs the sites; None where modules do.
+    by_place: names the sites by their places, so that compiled programs have nothing to check at a call.
     """
 
-    def __init__(self, report: Report, given: int, forward: Callable[..., Any] | None, sites: Mapping[str, Site]) -> None:
-        self.report, self.given, self.forward, self.sites = report, given, forward, dict(sites)
-        vars(self).update(sites)
+    def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, Site] | None = None) -> None:
+        self.report, self.given, self.sites, self._graph = report, given, dict(sites or {}), graph
+        vars(self).update(self.sites)
+        self.forward = None if graph is None else graph({name: ("call_module", f"{HOLDER}.{name}", ()) for name in self.sites})
+        self._name_places()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._name_places()
+
+    def _name_places(self) -> None:
+        """For the sites as they are; a copy's have places of their own."""
+        calls: dict[str, Call] = {name: ("call_function", conv_op.at_site, (site.place,)) for name, site in self.sites.items()}
+        self.by_place = None if self._graph is None else self._graph(calls)
 
 
 class Optimized(nn.Module):
@@ -51,13 +65,14 @@ class Optimized(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
         held = self._im2win
-        if self.training or held.forward is None:
+        run = held.by_place if by_place() else held.forward
+        if self.training or run is None:
             return super().forward(*args, **kwargs)
         if len(args) + len(kwargs) != held.given:
             name = type(self).__name__
             note(f"arguments {name}", f"{name}: called with other arguments than the example's: PyTorch computes such calls")
             return super().forward(*args, **kwargs)
-        return held.forward(self, *args, **kwargs)
+        return run(self, *args, **kwargs)
 
 
 class OptimizedConv2d(nn.Conv2d):
@@ -183,8 +198,11 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
 
 def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, Site]) -> Any:
     """A module like the traced one whose forward runs its graph with these sites."""
-    module = traced.module
-    return _like(module, Holder(Report("graph"), traced.given, tracing.compiled(traced.graph, patterns, HOLDER), sites))
+
+    def graph(calls: Mapping[str, Call]) -> Callable[..., Any]:
+        return tracing.compiled(traced.graph, patterns, calls)
+
+    return _like(traced.module, Holder(Report("graph"), traced.given, graph, sites))
 
 
 def _like(module: nn.Module, held: Holder) -> Any:
@@ -216,7 +234,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
             left += [LayerReport(name, None, "", source)] if source else []
         else:
             sites[id(one)] = Site(name, source, planner, preparing=True)
-    held = Holder(Report("modules"), -1, None, {})
+    held = Holder(Report("modules"))
     _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
     for site in sites.values():
         site.preparing = False

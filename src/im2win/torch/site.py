@@ -20,9 +20,14 @@ _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
 _tracer = torch._C._get_tracing_state
-_exporting = getattr(torch.compiler, "is_exporting", lambda: True)  # where PyTorch does not tell, every compiler may be an exporter
 _numbers = itertools.count()
 _MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
+
+
+def by_place() -> bool:
+    """Whether calls are for a compiler now, and need no gradient: `conv_op.at_site` is for these."""
+    # is_exporting() is true of every compiler in PyTorch 2.11; where there is no flag either, each may be an exporter
+    return torch.compiler.is_compiling() and not torch.is_grad_enabled() and not getattr(torch.compiler, "_is_exporting_flag", True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +137,12 @@ class Site:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The output; residual exactly where the source adds one."""
-        compiling = torch.compiler.is_compiling()
-        if compiling and not torch.is_grad_enabled() and not _exporting():
+        if by_place():
             traced: Tensor = conv_op.at_site(x, residual, self.place)  # whatever else is read here, compiled programs check at every call
             return traced
         if self.preparing:
             return self._prepare(x, residual)
-        if compiling or forward_ad._current_level >= 0:
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
             return self.general(x, residual)
         return self.now(x, residual)
 

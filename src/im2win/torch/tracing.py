@@ -97,7 +97,7 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
     runner = _Facts(fx.GraphModule(module, graph))
     try:
         runner.run(*copies(example))
-        got, shape = tree_flatten(compiled(graph, {}, "")(module, *copies(example)))
+        got, shape = tree_flatten(compiled(graph, {}, {})(module, *copies(example)))
     except Exception as error:  # of the module's own code
         raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
     want, wanted_shape = tree_flatten(module(*copies(example)))
@@ -145,17 +145,24 @@ class Pattern(Protocol):
     added: fx.Node | None
 
 
-def compiled(graph: fx.Graph, chosen: Mapping[str, Pattern], holder: str) -> Callable[..., Any]:
-    """The graph as a function of the module and its arguments, with operators ``self.<holder>.<name>`` in the place of patterns."""
+Call = tuple[str, Any, tuple[Any, ...]]  # kind and target of a node of torch.fx, and its last arguments
+
+
+def compiled(graph: fx.Graph, patterns: Mapping[str, Pattern], calls: Mapping[str, Call]) -> Callable[..., Any]:
+    """The graph as a function of the module and its arguments, with calls in the place of patterns.
+
+    Args:
+        calls: by the patterns' names. Their first arguments are what the pattern reads and what it adds, None where that is nothing.
+    """
     new = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     mapped: dict[fx.Node, fx.Node] = {}
     output = new.graph_copy(graph, mapped)
     new.output(output)
-    for name, pattern in chosen.items():
+    for name, pattern in patterns.items():
         nodes = [mapped[node] for node in pattern.nodes]
-        added = () if pattern.added is None else (mapped[pattern.added],)
+        kind, target, last = calls[name]
         with new.inserting_before(nodes[-1]):
-            call = new.create_node("call_module", f"{holder}.{name}", (mapped[pattern.x], *added))
+            call = new.create_node(kind, target, (mapped[pattern.x], None if pattern.added is None else mapped[pattern.added], *last))
         nodes[-1].replace_all_uses_with(call)
         mapped[pattern.nodes[-1]] = call  # a later pattern may read it
         for node in reversed(nodes):
