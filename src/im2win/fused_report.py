@@ -17,10 +17,18 @@ REQUANTISED = "requantised"  # int8 to int8, without Winograd's form
 REQUANTISED_PEER = f"{REQUANTISED}-cudnn_"  # and so on: cuDNN's algorithms by name on the same problem
 INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED, WHOLE))  # Winograd's form in int8
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
-_COLOURS = {PROTOTYPE: "#E69F00", FUSED[0]: "#0072B2", FUSED[1]: "#56B4E9", FUSED[2]: "#D55E00", FUSED[3]: "#CC79A7", OTHERS: "#009E73",
-            WHOLE: "#000000"}  # fmt: skip
 _OURS = (SYNCHRONOUS, PROTOTYPE, *FUSED, WHOLE, OTHERS, INTEGERS)
+_STAGES = {PROTOTYPE: "unfused", "pkf-shmem-16": "PKF-Shmem-16", "pkf-shmem-32": "PKF-Shmem-32", "pkf-llc-16": "PKF-LLC-16",
+           "pkf-llc-32": "PKF-LLC-32", WHOLE: "one kernel"}  # fmt: skip
+_NAMES = {"winograd": "cuDNN Winograd", "cudnn": "cuDNN best", SYNCHRONOUS: "synchronous", **_STAGES, OTHERS: "our best", TVM: "TVM"}
+_LINES = {
+    "float16": {**_STAGES, OTHERS: "our best", TVM: "TVM"},
+    "int8": {**{f"{INTEGERS}-{form}": name for form, name in _STAGES.items()}, INTEGERS: "our best", REQUANTISED: "our best, int8 to int8"},
+}
+"""What the panels of a type show: labels by form."""
+# Okabe and Ito's colours, which stay apart for colour-blind readers.
+_COLOURS = {"unfused": "#E69F00", "PKF-Shmem-16": "#0072B2", "PKF-Shmem-32": "#56B4E9", "PKF-LLC-16": "#D55E00", "PKF-LLC-32": "#CC79A7",
+            "one kernel": "#000000", "our best": "#009E73", "our best, int8 to int8": "#F0E442", "TVM": "#999999"}  # fmt: skip
 _RULES = {
     "barriers": (SYNCHRONOUS, (PROTOTYPE,), "a warp's own fragments, and no barrier in the loop, over loads that a thread block shares"),
     "pkf-shmem": (PROTOTYPE, FUSED[:2], "transformed inputs stay in shared memory"),
@@ -37,7 +45,7 @@ def table(studies: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _parts(study: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
-    return [_layers(entries), _rules(entries), *_integers(entries), *_failures(entries), _caption(study)]
+    return [_layers(entries), _rules(entries), *_integers(entries), *_errors(entries), *_failures(entries), _caption(study)]
 
 
 Problem = tuple[str, int, int]
@@ -87,7 +95,7 @@ def _layers(entries: Sequence[Entry]) -> str:
         means = [f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in found_ratios]
         rows.append([layout, "", "geometric mean", *[""] * len(shown), *means])
     columns = ["layout", "images", "map", "cuDNN Winograd ms", "cuDNN best ms", "synchronous ms", "unfused ms",
-               *(f"{_title(form)} ms" for form in FUSED), "one kernel ms", "our best ms", "our int8 ms",
+               *(f"{_STAGES[form]} ms" for form in FUSED), "one kernel ms", "our best ms", "our int8 ms",
                *(["our int8 to int8 ms"] if scaled else []), *(["TVM ms"] if searched else []),
                "fused over cuDNN Winograd", "fused over unfused", "our best over cuDNN best", "int8 over float16",
                *(["int8 to int8 over float16", "int8 to int8 over cuDNN"] if scaled else [])]  # fmt: skip
@@ -119,14 +127,22 @@ def _integers(entries: Sequence[Entry]) -> list[str]:
         error = "-" if best is None or best["error"] is None else f"{100 * best['error']:.1f} %"
         cells = _cells(entries, problem, {form: found[form] for form in (INTEGERS, *INT8)})
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, _ratio(found[INTEGERS], best), error])
-    columns = ["layout", "images", "map", "int8 without Winograd ms", "unfused ms", *(f"{_title(form)} ms" for form in FUSED),
+    columns = ["layout", "images", "map", "int8 without Winograd ms", "unfused ms", *(f"{_STAGES[form]} ms" for form in FUSED),
                "one kernel ms", "best Winograd over without", "its error"]  # fmt: skip
     return ["In int8:", markdown.table(columns, rows, words=3)]
 
 
-def _title(form: str) -> str:
-    _, fusion, block = form.split("-")
-    return f"PKF-{ {'shmem': 'Shmem', 'llc': 'LLC'}[fusion] }-{block}"
+def _errors(entries: Sequence[Entry]) -> list[str]:
+    """The largest error of each form in float16, over the maps."""
+    rows = []
+    for group in sorted({problem[:2] for problem in _problems(entries)}):
+        here = [_times(entries, problem) for problem in _problems(entries) if problem[:2] == group]
+        cells = []
+        for form in _NAMES:
+            errors = [one["error"] for found in here if (one := found[form]) is not None and one["error"] is not None]
+            cells.append(f"{max(errors):.1e}" if errors else "-")
+        rows.append([group[0], str(group[1]), *cells])
+    return ["Errors in float16:", markdown.table(["layout", "images", *_NAMES.values()], rows, words=2)]
 
 
 def _failures(entries: Sequence[Entry]) -> list[str]:
@@ -169,7 +185,8 @@ def _caption(study: Mapping[str, Any]) -> str:
         "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
         "cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search. Unfused: the prototype in three "
         "kernels; one kernel: all three stages fused; our best: without Winograd's form; int8: the same problem with int8, sums stored as "
-        f"int32{_of_scaled(study)}. Ratios: times of the second over those of the first."
+        f"int32{_of_scaled(study)}. Ratios: times of the second over those of the first. Errors: the largest difference from float64 over "
+        "the largest output. -: not measured."
     )
 
 
@@ -183,29 +200,38 @@ def _of_scaled(study: Mapping[str, Any]) -> str:
 
 
 def plot(study: Mapping[str, Any], path: Path) -> Path:
-    """Times of cuDNN's Winograd over ours by map, a line a form, a panel a batch; returns the PNG's path. Needs matplotlib."""
+    """Times of cuDNN's Winograd over ours by map, a line a form, a row of panels a type; returns the PNG's path. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     entries = study["entries"]
-    shown = sorted({problem[:2] for problem in _problems(entries)})
-    figure = Figure(figsize=(5.2 * len(shown) + 0.8, 4.0), dpi=144, layout="constrained")
-    panels: Any = figure.subplots(1, len(shown), squeeze=False)
-    for axes, (layout, batch) in zip(panels[0], shown, strict=True):
-        sizes = [problem[2] for problem in _problems(entries) if problem[:2] == (layout, batch)]
-        for form in (PROTOTYPE, *FUSED, WHOLE, OTHERS):
-            times = {size: _times(entries, (layout, batch, size)) for size in sizes}
-            points = [(size, found["winograd"], found[form]) for size, found in times.items()]
-            whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer and ours]
-            if whole:
-                label = {PROTOTYPE: "unfused", WHOLE: "one kernel", OTHERS: "our best"}.get(form) or _title(form)
-                axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, label=label, color=_COLOURS[form])
-        axes.axhline(1, color="#444444", linewidth=1, linestyle="--")
-        axes.set_title(f"{layout}, {batch} image{'s' if batch > 1 else ''}", fontsize=10)
+    columns = sorted({problem[:2] for problem in _problems(entries)})
+    rows = [(dtype, lines) for dtype, lines in _LINES.items() if any(entry["form"] in lines for entry in entries)]
+    figure = Figure(figsize=(3.6 * len(columns) + 0.8, 3.4 * len(rows) + 0.7), dpi=144, layout="constrained")
+    panels: Any = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True)
+    labels: dict[str, Any] = {}
+    for (dtype, lines), across in zip(rows, panels, strict=True):
+        for axes, (layout, batch) in zip(across, columns, strict=True):
+            labels |= _draw(axes, entries, (layout, batch), lines)
+            axes.set_title(f"{dtype}, {layout}, {batch} image{'s' if batch > 1 else ''}", fontsize=10)
+        across[0].set_ylabel("times cuDNN Winograd")
+    for axes in panels[-1]:
         axes.set_xlabel("map")
-        axes.set_ylabel("times cuDNN Winograd")
-        axes.set_ylim(bottom=0)
-    lines, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8.5)
+    figure.legend(labels.values(), labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
     return path
+
+
+def _draw(axes: Any, entries: Sequence[Entry], group: tuple[str, int], lines: Mapping[str, str]) -> dict[str, Any]:
+    """One panel; its lines by their labels."""
+    drawn = {}
+    times = {problem[2]: _times(entries, problem) for problem in _problems(entries) if problem[:2] == group}
+    for form, label in lines.items():
+        points = [(size, found["winograd"], found[form]) for size, found in times.items()]
+        whole = [(size, peer["ms"] / ours["ms"]) for size, peer, ours in points if peer and ours]
+        if whole:
+            [drawn[label]] = axes.plot(*zip(*whole, strict=True), marker="o", markersize=3, color=_COLOURS[label])
+    axes.axhline(1, color="#444444", linewidth=1, linestyle="--")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    return drawn
