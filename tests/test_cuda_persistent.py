@@ -47,6 +47,11 @@ EXACT = {
     "one tap": ("n3-c64x13x14-k64x1x1-float16-NHWC-s2", tile(64, 3, 7, 1, 2, 3)),
     "an odd number of channels": ("n1-c8x6x8-k33x3x3-float16-NHWC", tile(64, 2, 6, 1, 2, 1)),
     "integers": ("n2-c64x19x21-k64x3x3-p1-int8-NHWC-bias", tile(64, 3, 5, 1, 2, 2, product="wg_s8")),
+    "integers, channels first": ("n2-c72x9x48-k70x3x3-p1-int8", tile(128, 3, 16, 1, 2, 1, product="wg_s8")),
+    "integers of one tap, 128 channels a step": ("n3-c130x5x32-k64x1x1-int8-bias", tile(64, 3, 16, 2, 2, 3, product="wg_s8")),
+    "integers and a stride, channels first": ("n2-c40x20x32-k64x3x3-p1-int8-s2", tile(64, 4, 8, 1, 2, 2, product="wg_s8")),
+    "integers and a stride of rows, taps apart": ("n1-c64x19x48-k64x3x5-p2-int8-s2x1-d2", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
+    "int8 to int8, channels first": ("n2-c64x9x48-k64x3x3-p1-int8-out.int8-bias-relu", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
     "strides and taps that differ": ("n1-c16x29x31-k64x5x3-p0.2.1.0-float16-NHWC-s2x3-d2", tile(64, 3, 4, 1, 2, 2)),
 }
 
@@ -133,7 +138,8 @@ def test_rules(key: str, change: dict[str, object], message: str) -> None:
         ("n1-c64x9x9-k64x3x3-float16", "an input row must be a multiple of 16 bytes"),
         ("n1-c512x14x14-k64x3x3-p1-float16-NHWC", "bytes of shared memory, more than 232448"),
         ("n1-c64x8x8-k64x3x3-float16", "patches are at least 8 outputs wide, more than 6"),
-        ("n1-c64x16x16-k64x3x3-int8", "channels first, blocks that stay multiply float16 only"),
+        ("n1-c64x16x24-k64x3x3-int8", "an input row must be a multiple of 16 bytes"),
+        ("n1-c64x16x16-k64x3x3-int8", "patches are at least 16 outputs wide, more than 14"),
     ],
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:

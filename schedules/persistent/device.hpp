@@ -112,4 +112,29 @@ __device__ __forceinline__ void take_pixels(void* to, const void* from, int stri
   static_cast<uint4*>(to)[1] = {right[0], right[1], right[2], right[3]};
 }
 
+// The same from rows of sixteen channels of one byte; or of four neighbours, aligned to a word. Threads side by side begin with different ones
+// of the four, so that their stores do not meet in a bank.
+__device__ __forceinline__ void take_pixel_s8(void* to, const void* from, int stride) {
+  unsigned words[4];
+  for (int i = 0; i < 4; ++i) {
+    const unsigned char* row = static_cast<const unsigned char*>(from) + 4 * i * stride;
+    words[i] = row[0] | unsigned(row[stride]) << 8 | unsigned(row[2 * stride]) << 16 | unsigned(row[3 * stride]) << 24;
+  }
+  *static_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+}
+__device__ __forceinline__ void take_pixels_s8(void* to, const void* from, int stride) {
+  unsigned rows[16];
+  for (int i = 0; i < 16; ++i) rows[i] = *reinterpret_cast<const unsigned*>(static_cast<const char*>(from) + i * stride);
+  const unsigned first = static_cast<unsigned>(reinterpret_cast<size_t>(to) >> 7);
+  for (int i = 0; i < 4; ++i) {
+    const unsigned pixel = (first + i) % 4, bytes = 0x0040 + 0x0011 * pixel;
+    unsigned words[4];
+    for (int j = 0; j < 4; ++j) {
+      const unsigned lower = __byte_perm(rows[4 * j], rows[4 * j + 1], bytes), upper = __byte_perm(rows[4 * j + 2], rows[4 * j + 3], bytes);
+      words[j] = __byte_perm(lower, upper, 0x5410);
+    }
+    static_cast<uint4*>(to)[pixel] = {words[0], words[1], words[2], words[3]};
+  }
+}
+
 }  // namespace im2win

@@ -178,8 +178,8 @@ class _Kernel:
         conv, tile, f = self._conv, self._tile, self._field
         call("wait_bulk", self._landing(step), step % 2)
         _, rows, cols = f.raw
-        many = 2 if f.pairs else 1
-        across = f.pixels // many
+        many = f.together
+        across, take_ = f.pixels // many, ("take_pixels" if many > 1 else "take_pixel") + ("_s8" if conv.dtype == "int8" else "")
         lane, count = self._tid % LANES, tile.units * across
         for first in range(0, count, LANES):
             at = first + lane
@@ -191,7 +191,7 @@ class _Kernel:
             def take(unit: Expr = unit, plane: Expr = plane, inner: Expr = inner, y: Expr = y, x: Expr = x) -> None:
                 to = pointer(self._ring, self._slot(step), (unit * f.held + plane * f.plane + inner) * tile.unit)
                 from_ = pointer(self._raw, self._group, (unit * tile.unit * rows + y) * cols + x)
-                call("take_pixels" if f.pairs else "take_pixel", to, from_, rows * cols * conv.itemsize)
+                call(take_, to, from_, rows * cols * conv.itemsize)
 
             if first + LANES <= count:
                 take()

@@ -15,7 +15,7 @@ MAX_SUMS = 192  # registers of a thread for sums
 MAX_COLUMNS = 256  # of a product
 MAX_PRODUCTS = 256  # of a step: they are written one after the other
 MAX_BOX = 256  # elements along an axis of a box
-SMALLEST = 8  # outputs across a patch, in the least one
+SMALLEST = 8  # outputs across a patch, in the least one; channels first they are those of 16 bytes
 OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
 
@@ -27,16 +27,14 @@ def unable(conv: Conv2d) -> str | None:
         return f"blocks that stay are for one group, not {conv.groups}"
     if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
         return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
-    if conv.layout == "NCHW" and conv.dtype != "float16":
-        return "channels first, blocks that stay multiply float16 only"
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
-    cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else SMALLEST
+    cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
     needed = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
         return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
-    if conv.layout == "NCHW" and conv.output_size[1] < SMALLEST:
-        return f"channels first, patches are at least {SMALLEST} outputs wide, more than {conv.output_size[1]}"
+    if conv.layout == "NCHW" and conv.output_size[1] < cols:
+        return f"channels first, patches are at least {cols} outputs wide, more than {conv.output_size[1]}"
     return None
 
 

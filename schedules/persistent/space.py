@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
+from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.legality import MAX_COLUMNS, PRODUCTS, problems, unable
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import Field, M, PersistentTile
@@ -20,9 +21,11 @@ COLUMNS = (64, 128, 192, 256)  # about so many of a product
 def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
     """(rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
     height, width = conv.output_size
+    unit = 1 if conv.layout == "NHWC" else CHUNK // conv.itemsize
+    step = unit // math.gcd(unit, conv.stride[1])  # boxes begin at whole 16 bytes
     found = []
-    for cols in range(min(width, most), 0, -1):
-        if cols > 8 and -(-width // cols) == -(-width // (cols - 1)):
+    for cols in range(min(width, most) // step * step, 0, -step):
+        if cols > max(8, step) and -(-width // cols) == -(-width // (cols - step)):
             continue  # narrower patches cover the width with as many
         for rows in range(1, height + 1):
             field = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, rows, cols, 1, 2, 1))

@@ -145,21 +145,21 @@ class Field:
         return 0 if self.boxed else -self.conv.padding[1] % self.tile.unit
 
     @property
-    def pairs(self) -> bool:
-        """Whether threads rearrange two neighbouring pixels at a time."""
-        return not self.boxed and self.conv.stride[1] == 1
+    def together(self) -> int:
+        """Neighbouring pixels that a thread rearranges at a time: those of a word of each channel, where windows are neighbours."""
+        return 4 // self.conv.itemsize if not self.boxed and self.conv.stride[1] == 1 else 1
 
     @property
     def margin(self) -> int:
-        """Pixels before a patch row that no window reads: pairs begin at whole words."""
-        return self.lead % 2 if self.pairs else 0
+        """Pixels before a patch row that no window reads: words begin there."""
+        return self.lead % self.together
 
     @property
     def pitch(self) -> int:
         """Pixels of a patch row."""
         conv = self.conv
         needed = self.margin + self.tile.cols + (conv.kernel[1] - 1) * conv.dilation[1] // conv.stride[1]
-        return needed + needed % 2 if self.pairs else needed
+        return -(-needed // self.together) * self.together
 
     @property
     def plane(self) -> int:
