@@ -157,7 +157,7 @@ def on_cpu(setting: Setting, ways: list[str], rounds: int) -> tuple[dict[str, An
 
 def on_gpu(setting: Setting, ways: list[str], rounds: int) -> tuple[dict[str, Any], dict[str, str], list[Any]]:
     """The same on a GPU, in one process; a sample is the mean of `CALLS` calls in a row, as a program makes them that has more to do."""
-    from im2win.cuda_bench import set_up_peers
+    from im2win.cuda_contest import set_up_peers
 
     set_up_peers(setting.accuracy)
     expected = setting.expected()

@@ -14,9 +14,9 @@ import pytest
 from conftest import ROOT
 from recorded import bad, fill, ok
 
-from im2win import cluster_report, cuda_bench, cuda_builds, cuda_clusters, report, studies
+from im2win import cluster_report, cuda_builds, cuda_clusters, cuda_contest, report, studies
 from im2win.cluster_report import ROWS, STAYS, TAPS
-from im2win.cuda_bench import Contender
+from im2win.cuda_contest import Contender
 from im2win.gpu import H200
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, tile_problems
@@ -172,7 +172,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_clusters, "build_all", build_all)
     monkeypatch.setattr(cuda_clusters, "kernel_contender", contender)
     monkeypatch.setattr(cuda_clusters, "verify", lambda bench, call, allowed: ("", 0.0) if call() < 3e-3 else ("error 1 exceeds 0", 1.0))
-    monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
+    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
 
 
 def _script() -> Any:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from test_cuda_parts import Module
 
-from im2win import cuda_bench, cuda_builds, cuda_runtime
+from im2win import cuda_bench, cuda_builds, cuda_contest, cuda_runtime
 from im2win.bench import OURS, UNTUNED, spreads
 from im2win.commands.bench import _reporter
-from im2win.cuda_bench import TRANSFORM, Contender, _note, interleaved, with_transform
+from im2win.cuda_bench import TRANSFORM, _note, with_transform
+from im2win.cuda_contest import Contender, interleaved
 from im2win.cuda_packing import CudaPack
 from im2win.cuda_runtime import CudaLayer, Kernels
 from im2win.gpu import H200
@@ -35,7 +36,7 @@ def call(seconds: float) -> Callable[[], float]:
 @pytest.mark.parametrize("transform", [None, call(0.25)])
 def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[float] = []
-    monkeypatch.setattr(cuda_bench, "sample", lambda bench, timed: order.append(timed()) or timed())
+    monkeypatch.setattr(cuda_contest, "sample", lambda bench, timed: order.append(timed()) or timed())
     ready = {
         OURS: Contender(call(1.0), 64, 1e-7, "im2win", True, transform),
         "torch_nchw": Contender(call(2.0), 0, 1e-7),
@@ -63,11 +64,11 @@ def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_pa
     found = SimpleNamespace(conv=CONV.with_(stride=(2, 2)))
     monkeypatch.setattr("im2win.tvm_searches.search_all", lambda convs, *rest, **more: {CONV: "tvm: searching: no result within 9 s"})
     monkeypatch.setattr("im2win.tvm_default.compiled", lambda *given: pytest.fail("searched") if CONV in given else lambda *tensors: None)
-    monkeypatch.setattr(cuda_bench, "verify", lambda bench, call, allowed: ("", 1e-7))
-    prepare = cuda_bench.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
+    monkeypatch.setattr(cuda_contest, "verify", lambda bench, call, allowed: ("", 1e-7))
+    prepare = cuda_contest.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
     with pytest.raises(PeerError, match="no result within 9 s"):
         prepare(SimpleNamespace(conv=CONV))  # type: ignore[arg-type]
-    with pytest.raises(cuda_bench.WrongError, match="the plain convolution in NCHW"):
+    with pytest.raises(cuda_contest.WrongError, match="the plain convolution in NCHW"):
         prepare(SimpleNamespace(conv=CONV.with_(bias=True)))  # type: ignore[arg-type]
     found.inputs, found.output = {"data": None, "filter": None}, None
     assert prepare(found).error == 1e-7  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from conftest import ROOT
 from emulated import MARK, Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_ablation, cuda_bench, cuda_builds, cuda_codegen, ladder_report
+from im2win import cuda_ablation, cuda_builds, cuda_codegen, cuda_contest, ladder_report
 from im2win.codegen import TileError, ToolchainError
-from im2win.cuda_bench import Contender
+from im2win.cuda_contest import Contender
 from im2win.emulator import EmulationError
 from im2win.gpu import H200
 from im2win.problem import Conv2d
@@ -210,7 +210,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(cuda_ablation, "_transform", lambda bench, built: {"transform": Contender(lambda: "transform", 64, 0.0)})
     monkeypatch.setattr(cuda_ablation, "verify", lambda bench, call, allowed: ("error 1 exceeds 0" if call() == "shared" else "", 0.0))
     monkeypatch.setattr(cuda_ablation.backend_for(H200).__class__, "check_tools", lambda self: None)
-    monkeypatch.setattr(cuda_bench, "sample", sample)
+    monkeypatch.setattr(cuda_contest, "sample", sample)
     return calls
 
 

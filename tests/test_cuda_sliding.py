@@ -15,9 +15,9 @@ from conftest import ROOT
 from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_bench, cuda_builds, cuda_codegen, cuda_sliding, gpu_study, studies
+from im2win import cuda_builds, cuda_codegen, cuda_contest, cuda_sliding, gpu_study, studies
 from im2win.codegen import TileError, ToolchainError
-from im2win.cuda_bench import Contender
+from im2win.cuda_contest import Contender
 from im2win.cuda_sliding import SlidingRecipe
 from im2win.emulator import EmulationError
 from im2win.gpu import H200
@@ -170,7 +170,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return Contender(lambda: seconds, 0, 1e-7, "implicit_gemm" if form == "default" else form)
 
     def no_nhwc() -> Contender:
-        raise cuda_bench.WrongError("PyTorch has no such convolution.")
+        raise cuda_contest.WrongError("PyTorch has no such convolution.")
 
     @contextlib.contextmanager
     def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
@@ -184,7 +184,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_sliding, "kernel_contender", contender)
     monkeypatch.setattr(cuda_sliding, "every_peer", peers)
     monkeypatch.setattr(cuda_sliding, "verify", lambda bench, call, allowed: ("", 0.0))
-    monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
+    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
 
 
 def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,5 +255,5 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
     monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
     with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
         names = [name for name, _ in peers]
-        _, failed = cuda_bench.prepared(peers[2:])
+        _, failed = cuda_contest.prepared(peers[2:])
     assert names == ["torch_nchw", "torch_nhwc", "cudnn_all"] and failed == {"cudnn_all": "CUDA out of memory"}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from im2win import cuda_bench, cuda_builds, cuda_fused_study, gpu_study, studies
-from im2win.cuda_bench import Contender
+from im2win import cuda_builds, cuda_contest, cuda_fused_study, gpu_study, studies
 from im2win.cuda_builds import TileRecipe
+from im2win.cuda_contest import Contender
 from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
 from im2win.fused_report import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
 from im2win.gpu import H200
@@ -51,7 +51,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm" if form == OTHERS else "winograd_tc")
 
     def wrong() -> Contender:
-        raise cuda_bench.WrongError("wrong result: relative error 1 is above 0.05.")
+        raise cuda_contest.WrongError("wrong result: relative error 1 is above 0.05.")
 
     @contextlib.contextmanager
     def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
@@ -67,7 +67,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_fused_study, "kernel_contender", contender)
     monkeypatch.setattr(cuda_fused_study, "every_peer", peers)
     monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
-    monkeypatch.setattr(cuda_bench, "sample", lambda bench, call: call())
+    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
 
 
 def _script() -> Any:
@@ -195,7 +195,7 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
 
     monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
     with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
-        _, failed = cuda_bench.prepared(peers[2:])
+        _, failed = cuda_contest.prepared(peers[2:])
     assert failed == {"cudnn_all": "CUDA out of memory"}
 
 

@@ -1,7 +1,7 @@
 """The GPU's ladder measured: every rung of schedules/cuda/ladder.py, and Alg. 9 without each technique, on the same layers in one run.
 
 Each kernel is compiled beforehand, checked against the float64 reference before it is timed and again behind, and timed as in the benchmark
-(cuda_bench.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
+(cuda_contest.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
 the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all the others.
 """
 
@@ -22,8 +22,9 @@ from im2win.bench import spreads
 from im2win.builder import cuda_manifest
 from im2win.ceilings import Ceilings
 from im2win.codegen import SYMBOL, TileError
-from im2win.cuda_bench import Contender, interleaved, measure_ceilings, new_result, op_contender, prepared
+from im2win.cuda_bench import measure_ceilings, new_result
 from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.cuda_contest import Contender, interleaved, op_contender, prepared
 from im2win.gpu import Gpu, device_gpu
 from im2win.ladder_report import SUITE, TRANSFORM, last_rung
 from im2win.problem import Conv2d

@@ -2,7 +2,7 @@
 
 Blocks of a cluster share copies of filters (`schedules.cuda.cluster`) and wait for each other before a slot is written again. One stage
 more may hide that, and may help blocks that are alone: all are timed with the recorded tile's stages and with one more. Every variant is
-checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_bench.py).
+checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_contest.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.bench import spreads
 from im2win.cluster_report import ROWS, STAYS, STUDY, TAPS
-from im2win.cuda_bench import Contender, interleaved, prepared
 from im2win.cuda_builds import Library, TileRecipe, build_all
+from im2win.cuda_contest import Contender, interleaved, prepared
 from im2win.gpu import Gpu, device_gpu
 from im2win.gpu_study import head, kernel_contender, timed
 from im2win.logs import Log, best_first

@@ -2,7 +2,7 @@
 
 Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
 Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
-as in the benchmark (cuda_bench.py). A form whose kernel is refused has the rule's reason and no time.
+as in the benchmark (cuda_contest.py). A form whose kernel is refused has the rule's reason and no time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from im2win.algorithms import algorithm
 from im2win.backends import backend_for
 from im2win.bench import spreads
-from im2win.cuda_bench import Contender, interleaved, prepared, set_up_peers, tvm_searched
 from im2win.cuda_builds import Builders, Library, Recipe, TileRecipe
+from im2win.cuda_contest import Contender, interleaved, prepared, set_up_peers, tvm_searched
 from im2win.fused_report import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
 from im2win.gpu import Gpu, device_gpu
 from im2win.gpu_study import every_peer, head, kernel_contender, timed

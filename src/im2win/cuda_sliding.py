@@ -1,7 +1,7 @@
 """The sliding-window study: a thread a pixel from global and from shared memory, against im2col, our default and cuDNN, in one run.
 
 Source: the sliding-window document, which varies the image, the stride and the thread block. Every form is checked against the float64
-reference before it is timed and ours again behind, as in the benchmark (cuda_bench.py). What cannot be launched has a reason and no time.
+reference before it is timed and ours again behind, as in the benchmark (cuda_contest.py). What cannot be launched has a reason and no time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from im2win.backends import backend_for
 from im2win.bench import spreads
 from im2win.builder import cuda_manifest
 from im2win.codegen import SYMBOL, TileError
-from im2win.cuda_bench import Contender, interleaved, prepared, set_up_peers
 from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all
+from im2win.cuda_contest import Contender, interleaved, prepared, set_up_peers
 from im2win.gpu import Gpu, device_gpu
 from im2win.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.problem import Conv2d

@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from im2win.cuda_bench import Contender, WrongError, cudnn_contenders, new_result, op_contender, torch_contender
+from im2win.cuda_bench import new_result
 from im2win.cuda_builds import Library, load
+from im2win.cuda_contest import Contender, WrongError, cudnn_contenders, op_contender, torch_contender
 from im2win.gpu import Gpu
 from im2win.problem import LAYOUTS
 from im2win.results import Spread
