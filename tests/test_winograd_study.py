@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from im2win import cuda_builds, cuda_contest, cuda_fused_study, gpu_study, studies
+from im2win import cuda_builds, cuda_contest, cuda_fused_study, fused_report, gpu_study, studies
 from im2win.cuda_builds import TileRecipe
 from im2win.cuda_contest import Contender
 from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
@@ -206,3 +206,17 @@ def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: p
     entries = cuda_fused_study.time_part(part, conv, ours, cuda_builds.build_all(ours, Path()), part.forms, 2, 1.0, {})
     [none] = [entry for entry in entries if entry.form == PROTOTYPE]
     assert none.ms is None and none.failed == "no tile of it is legal for the layer"
+
+
+def test_what_failed_is_told_from_what_was_not_measured() -> None:
+    def entry(form: str, ms: float | None, failed: str | None = None, size: int = 224) -> dict[str, Any]:
+        return {"form": form, "layout": "NCHW", "batch": 1, "size": size, "ms": ms, "error": ms and 1e-3, "failed": failed, "algorithm": ""}
+
+    entries = [entry("prototype", 2.0), entry("tvm", None, "tvm: searching: no candidate ran"), entry("prototype", 3.0, size=256)]
+    head = {"versions": {}, "brand": "B", "device": "d", "date": "2026-01-01"}
+    text = fused_report.table([{**head, "entries": entries}])
+    assert "| NCHW | 1 | 224x224 | failed | failed | - | 2.000 | - | - | - | - | - | - | - | failed |" in text
+    assert "| NCHW | 1 | 256x256 | failed | failed | - | 3.000 | - | - | - | - | - | - | - | - |" in text
+    found = {**entry("tvm", 1.0), "algorithm": "8 trials"}
+    assert "default search, 8 trials." in fused_report.table([{**head, "entries": [*entries, found]}]) and "default search." in text
+    assert "Failed: tvm: searching: no candidate ran." in text and "| NCHW | 1 | - | - | - | 1.0e-03 |" in text

@@ -106,7 +106,7 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapp
     message, error = verify(bench, call, tolerance(conv))
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
-    return Contender(call, None, error)
+    return Contender(call, None, error, f"{trials} trials")
 
 
 @contextlib.contextmanager

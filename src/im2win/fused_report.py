@@ -151,10 +151,10 @@ def _failures(entries: Sequence[Entry]) -> list[str]:
     problems: dict[str, set[Any]] = {}
     for problem in _problems(entries):
         for form, entry in _times(entries, problem).items():
-            if entry is None and form in (*_OURS, *INT8, REQUANTISED):
+            if entry is None and form in (*_OURS, TVM, *INT8, REQUANTISED):
                 for one in entries:
                     if one["failed"] and one["form"] == form and _problem(one) == problem:
-                        reason = f"{form}: {' '.join(one['failed'].split())}"
+                        reason = f"{form}: {' '.join(one['failed'].split()).removeprefix(f'{form}: ')}"
                         kind = re.sub(r"\d+", "#", reason.removeprefix(form)) + form
                         reasons.setdefault(kind, reason)
                         problems.setdefault(kind, set()).add(problem)
@@ -167,8 +167,8 @@ def _fastest(entries: Iterable[Entry]) -> Entry | None:
 
 
 def _cells(entries: Sequence[Entry], problem: Problem, fastest: Mapping[str, Entry | None]) -> list[str]:
-    """Milliseconds of each form; without a time "failed" where it was tried."""
-    tried = {entry["form"] for entry in entries if _problem(entry) == problem}
+    """Milliseconds of each form; without a time "failed" where it was tried, as peers always are."""
+    tried = {"winograd", "cudnn", *(entry["form"] for entry in entries if _problem(entry) == problem)}
     none = {form: "failed" if form in tried else "-" for form in fastest}
     return [none[form] if one is None else f"{one['ms']:.4f}" if one["ms"] < 1 else f"{one['ms']:.3f}" for form, one in fastest.items()]
 
@@ -179,12 +179,14 @@ def _ratio(other: Entry | None, ours: Entry | None) -> str:
 
 def _caption(study: Mapping[str, Any]) -> str:
     shown = ("apache-tvm", "torch", "cuda", "cudnn")
+    trials = "".join(sorted({f", {entry['algorithm']}" for entry in study["entries"] if entry["form"] == TVM and entry.get("algorithm")}))
     libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in shown)
     return (
         f"64 channels, 64 filters of 3x3, padding 1, float16; {study['brand']} (`{study['device']}`); {libraries}; {study['date'][:10]}. "
         "The number behind PKF is TB_M. cuDNN Winograd: the better of its two algorithms by name, channels first, which is all it has; "
-        "cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search. Unfused: the prototype in three "
-        "kernels; one kernel: all three stages fused; our best: without Winograd's form; int8: the same problem with int8, sums stored as "
+        f"cuDNN best: of all by name, and PyTorch, in the same layout. TVM: the best of its default search{trials}. "
+        "Unfused: the prototype in three kernels; one kernel: all three stages fused; our best: without Winograd's form; "
+        "int8: the same problem with int8, sums stored as "
         f"int32{_of_scaled(study)}. Ratios: times of the second over those of the first. Errors: the largest difference from float64 over "
         "the largest output. -: not measured."
     )
