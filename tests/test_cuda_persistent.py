@@ -52,6 +52,12 @@ EXACT = {
     "integers and a stride, channels first": ("n2-c40x20x32-k64x3x3-p1-int8-s2", tile(64, 4, 8, 1, 2, 2, product="wg_s8")),
     "integers and a stride of rows, taps apart": ("n1-c64x19x48-k64x3x5-p2-int8-s2x1-d2", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
     "int8 to int8, channels first": ("n2-c64x9x48-k64x3x3-p1-int8-out.int8-bias-relu", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
+    "int8 to int8, eights of a channel, then of two": ("n2-c64x5x96-k70x3x3-p1-int8-out.int8", tile(128, 1, 48, 1, 2, 1, product="wg_s8")),
+    "int8 to int8, a patch that reaches out": ("n1-c64x3x96-k64x1x1-int8-out.int8-relu", tile(64, 2, 80, 1, 2, 2, product="wg_s8")),
+    "four channels' columns exchanged, rows begin within eight": ("n2-c40x9x56-k70x3x3-p1-float16-bias-relu", tile(128, 3, 40, 1, 2, 1)),
+    "the same, of int8, and patches that reach out": ("n2-c64x9x48-k64x3x3-p1-int8-out.float16", tile(64, 4, 32, 1, 2, 2, product="wg_s8")),
+    "rows of one tap, one eight left over": ("n1-c40x5x56-k64x1x1-float16", tile(64, 2, 24, 1, 2, 2)),
+    "int8 to int8, rows that are not whole eights": ("n1-c64x5x48-k64x3x3-int8-out.int8", tile(64, 2, 16, 1, 2, 1, product="wg_s8")),
     "strides and taps that differ": ("n1-c16x29x31-k64x5x3-p0.2.1.0-float16-NHWC-s2x3-d2", tile(64, 3, 4, 1, 2, 2)),
 }
 

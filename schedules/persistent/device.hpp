@@ -91,7 +91,8 @@ inline void fence_stores() { emulator::fence_stores(); }
 inline void group_barrier(int group) { emulator::group_barrier(group + 1, 128); }
 #endif
 
-// From rows of eight channels, `stride` bytes apart, 16 bytes of a pixel; or of two neighbours, where they are aligned to a word.
+// From rows of eight channels, `stride` bytes apart, 16 bytes of a pixel; or of two neighbours, where they are aligned to a word: eight threads
+// side by side begin with the first of them, the next eight with the second, so that their stores do not meet in a bank.
 __device__ __forceinline__ void take_pixel(void* to, const void* from, int stride) {
   unsigned words[4];
   for (int i = 0; i < 4; ++i) {
@@ -101,19 +102,20 @@ __device__ __forceinline__ void take_pixel(void* to, const void* from, int strid
   *static_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
 }
 __device__ __forceinline__ void take_pixels(void* to, const void* from, int stride) {
-  unsigned left[4], right[4];
+  const unsigned second = static_cast<unsigned>(reinterpret_cast<size_t>(to) >> 7) % 2, bytes = second ? 0x7632 : 0x5410;
+  unsigned words[2][4];
   for (int i = 0; i < 4; ++i) {
     const char* row = static_cast<const char*>(from) + 2 * i * stride;
     const unsigned even = *reinterpret_cast<const unsigned*>(row), odd = *reinterpret_cast<const unsigned*>(row + stride);
-    left[i] = (even & 0xffffu) | odd << 16;
-    right[i] = even >> 16 | (odd & 0xffff0000u);
+    words[0][i] = __byte_perm(even, odd, bytes);
+    words[1][i] = __byte_perm(even, odd, bytes ^ 0x2222);
   }
-  static_cast<uint4*>(to)[0] = {left[0], left[1], left[2], left[3]};
-  static_cast<uint4*>(to)[1] = {right[0], right[1], right[2], right[3]};
+  static_cast<uint4*>(to)[second] = {words[0][0], words[0][1], words[0][2], words[0][3]};
+  static_cast<uint4*>(to)[1 - second] = {words[1][0], words[1][1], words[1][2], words[1][3]};
 }
 
 // The same from rows of sixteen channels of one byte; or of four neighbours, aligned to a word. Threads side by side begin with different ones
-// of the four, so that their stores do not meet in a bank.
+// of the four, so that their stores do not meet in a bank: bytes of two pixels of two rows are put side by side, then those of four rows.
 __device__ __forceinline__ void take_pixel_s8(void* to, const void* from, int stride) {
   unsigned words[4];
   for (int i = 0; i < 4; ++i) {
@@ -126,15 +128,45 @@ __device__ __forceinline__ void take_pixels_s8(void* to, const void* from, int s
   unsigned rows[16];
   for (int i = 0; i < 16; ++i) rows[i] = *reinterpret_cast<const unsigned*>(static_cast<const char*>(from) + i * stride);
   const unsigned first = static_cast<unsigned>(reinterpret_cast<size_t>(to) >> 7);
-  for (int i = 0; i < 4; ++i) {
-    const unsigned pixel = (first + i) % 4, bytes = 0x0040 + 0x0011 * pixel;
-    unsigned words[4];
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned left = (first + i) % 4, right = (first + i + 1) % 4, bytes = 0x4040 + 0x0011 * left + 0x1100 * right;
+    unsigned words[2][4];
     for (int j = 0; j < 4; ++j) {
-      const unsigned lower = __byte_perm(rows[4 * j], rows[4 * j + 1], bytes), upper = __byte_perm(rows[4 * j + 2], rows[4 * j + 3], bytes);
-      words[j] = __byte_perm(lower, upper, 0x5410);
+      const unsigned upper = __byte_perm(rows[4 * j], rows[4 * j + 1], bytes), lower = __byte_perm(rows[4 * j + 2], rows[4 * j + 3], bytes);
+      words[0][j] = __byte_perm(upper, lower, 0x5410);
+      words[1][j] = __byte_perm(upper, lower, 0x7632);
     }
-    static_cast<uint4*>(to)[pixel] = {words[0], words[1], words[2], words[3]};
+    static_cast<uint4*>(to)[left] = {words[0][0], words[0][1], words[0][2], words[0][3]};
+    static_cast<uint4*>(to)[right] = {words[1][0], words[1][1], words[1][2], words[1][3]};
   }
+}
+
+// Each of so many lanes side by side holds a piece of as many eight bytes, 4 / lanes * 2 bytes of each, in words of their own: the first lane gets
+// the first eight, its pieces in the order of the lanes, and so on. All lanes of a warp must come here.
+template <int lanes>
+__device__ __forceinline__ void gather_eight(unsigned* eight, const unsigned* pieces) {
+  const bool odd = threadIdx.x & 1;
+  if constexpr (lanes == 2) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? pieces[0] : pieces[1], 1);
+    eight[0] = odd ? other : pieces[0];
+    eight[1] = odd ? pieces[1] : other;
+  } else {
+    const bool last = threadIdx.x & 2;
+    const unsigned low = __byte_perm(pieces[0], pieces[1], 0x5410), high = __byte_perm(pieces[2], pieces[3], 0x5410);
+    const unsigned other = __shfl_xor_sync(0xffffffffu, last ? low : high, 2);  // of the two eights that this lane and its neighbour get
+    const unsigned upper = last ? other : low, lower = last ? high : other;
+    const unsigned mine = __byte_perm(upper, lower, odd ? 0x7632 : 0x5410);
+    const unsigned next = __shfl_xor_sync(0xffffffffu, __byte_perm(upper, lower, odd ? 0x5410 : 0x7632), 1);
+    eight[0] = __byte_perm(mine, next, odd ? 0x1054 : 0x5410);
+    eight[1] = __byte_perm(mine, next, odd ? 0x3276 : 0x7632);
+  }
+}
+__device__ __forceinline__ void store_eight(void* to, const unsigned* eight) { *static_cast<uint2*>(to) = make_uint2(eight[0], eight[1]); }
+
+// Two values of two bytes as one word; a template, since not every kernel includes a type of them.
+template <typename Half>
+__device__ __forceinline__ unsigned two_f16(Half first, Half second) {
+  return reinterpret_cast<const unsigned short&>(first) | unsigned(reinterpret_cast<const unsigned short&>(second)) << 16;
 }
 
 }  // namespace im2win

@@ -20,16 +20,14 @@ from im2win.cuda_packing import row
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.cluster import block_place
-from im2win.schedules.cuda.epilogue import Epilogue, finished, value_type
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.matrix import Place, TensorProduct
-from im2win.schedules.cuda.requantise import exchanged, store_word
-from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, pointer
+from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, pointer
+from im2win.schedules.persistent.epilogue import Outputs, patch_epilogue, window_run
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile, channel_run
 
 MAP = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes what the hardware needs to copy boxes
 ORDERS = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, as it names them
-LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
 PROMOTED = 2  # level-2 cache fetches 128 bytes
 
 
@@ -133,7 +131,8 @@ class _Kernel:
                 call("wait_products<0>")
             product.finish()
             patch = self._worker + turn * self._workers
-            PatchEpilogue(self._conv, tile, self._tensors, Outputs(self._field, patch), self._channel_block * tile.block_m).write(product)
+            first = self._channel_block * tile.block_m
+            patch_epilogue(self._conv, tile, self._tensors, Outputs(self._field, patch), first).write(product)
 
     def _begin(self) -> None:
         """Filters, and the first steps of every warpgroup, are on their way."""
@@ -241,21 +240,26 @@ class SharedProduct(TensorProduct):
                 for start in range(1) if self._run > 1 else range(2):
                     body([(j, (start + k) % 2) for k in range(self._run)])
 
+    @property
+    def t(self) -> Expr:
+        """Which of four lanes this is: those that hold the same channels, of other columns."""
+        return self._t
+
     def fours(self) -> tuple[Expr, Callable[[Expr], Expr]]:
-        """Where a lane has exchanged sums with the one that holds the next two channels or those before: see `PatchEpilogue`.
+        """Where a lane has exchanged sums with the one that holds the next two channels or those before: see `patch_epilogue`.
 
         Returns:
             Which of eight columns is the lane's, and the first of its four channels in the i-th product.
         """
         return self._t * 2 + self._g % 2, lambda i: (i * 4 + self._warp) * 16 + self._g // 2 * 4
 
-    def pair(self, i: Expr) -> Expr:
-        """The first of two channels that a thread holds in the i-th product."""
-        return self._channel((i, 0))
+    def channel(self, i: Expr, half: Expr) -> Expr:
+        """The first or the second of two channels that a thread holds in the i-th product."""
+        return self._channel((i, half))
 
-    def pairs(self, i: Expr, j: int) -> list[list[Expr]]:
-        """The sums of these channels, of both columns of the j-th eight that a thread holds."""
-        return [[self._sums[i, j, half * 2 + e] for half in range(2)] for e in range(2)]
+    def sum(self, i: Expr, half: int, j: int, e: int) -> Expr:
+        """The sum of such a channel, and of the first or the second of two columns that a thread holds of the j-th eight."""
+        return self._sums[i, j, half * 2 + e]
 
     @property
     def rows(self) -> int:
@@ -289,92 +293,3 @@ class SharedProduct(TensorProduct):
         a, b = pointer(self._filters, at * tile.unit), pointer(self._ring, slot, column * tile.unit)
         name = f"wgmma_shared_{kind}<{f.columns}, {f.pixel_bytes}>"
         call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
-
-
-def window_run(conv: Conv2d, tile: PersistentTile) -> int:
-    """Neighbouring outputs that one store takes, with channels first: two that a thread holds, where they are aligned."""
-    even = all(size % 2 == 0 for size in (Field(conv, tile).pitch, tile.cols, conv.output_size[1]))
-    return 2 if even else 1
-
-
-class Outputs:
-    """Where the columns of a patch's product lie in the output."""
-
-    def __init__(self, field: Field, patch: Expr) -> None:
-        self._field, (down, across) = field, field.counts
-        self._corner = patch // (down * across), patch // across % down * field.tile.rows, patch % across * field.tile.cols
-
-    def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a column, given as the first of eight and one of these, and under which conditions it is an output."""
-        field, tile, (height, width) = self._field, self._field.tile, self._field.conv.output_size
-        (n, top, left), conditions = self._corner, []
-        (row_, first), lane = divmod(window[0], field.pitch), window[1]
-        down, col = tirx.const(row_, "int32"), first + lane
-        if field.pitch < 8:  # the eight are in several rows
-            down, col = (window[0] + lane) // field.pitch, (window[0] + lane) % field.pitch
-            conditions.append(down < tile.rows)
-        elif first + 7 >= field.pitch:  # some of the eight are in the next row
-            down = tirx.Select(col < field.pitch, down, down + 1)
-            col = tirx.Select(col < field.pitch, col, col - field.pitch)
-            if row_ + 1 >= tile.rows:
-                conditions.append(down < tile.rows)
-        if first + 7 >= tile.cols:
-            conditions.append(col < tile.cols)
-        if height % tile.rows:
-            conditions.append(top + down < height)
-        if width % tile.cols:
-            conditions.append(left + col < width)
-        return n, top + down, left + col, conditions
-
-
-class PatchEpilogue(Epilogue):
-    """Writes the sums of a patch.
-
-    A thread holds two neighbouring channels, which as int8 are two bytes. Where nothing forbids it, lanes 4*g + t with g and g + 1, g even,
-    exchange what they hold of columns 2*t and 2*t + 1, and each stores four channels of one of them.
-    """
-
-    def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
-        self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
-        self._first, self._group = first, tirx.const(0, "int32")
-        self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
-        self._values = local("values", (self._run,), value_type(conv))
-        self._exchanges = conv.out_dtype == "int8" and conv.layout == "NHWC" and conv.out_channels % 4 == 0 and not conv.residual
-
-    def write(self, product: SharedProduct) -> None:
-        """Emits the stores."""
-        if not self._exchanges:
-            super().write(product)
-            return
-        conv, (out_h, out_w), held = self._conv, self._conv.output_size, self._held(product)
-        column, channel = product.fours()
-        words = local("words", (product.rows,), "uint32")
-        for j in product.kept:
-            for i in range(product.rows):
-                pairs = [
-                    [finished(conv, self._tile.sum_dtype, held, value, i * 2 + half, 0) for half, value in enumerate(pair)]
-                    for pair in product.pairs(i, j)
-                ]
-                T.buffer_store(words, exchanged(pairs, LANE_OF_NEXT), [i])
-            n, m, x, conditions = self._operand.output((j * 8, column))
-            start = ((n * out_h + m) * out_w + x) * conv.out_channels
-
-            def store(start: Expr = start) -> None:
-                for i in range(product.rows):
-                    at = self._first + channel(i)
-                    inside = [at < conv.out_channels] if conv.out_channels % self._tile.block_m else []
-                    self._guarded(inside, lambda i=i, at=at: store_word(self._tensors["output"], start + at, words[i]))  # type: ignore[misc]
-
-            self._guarded(conditions, store)
-
-    def _held(self, product: SharedProduct) -> dict[str, Any]:
-        """Bias and scale of a thread's channels in registers, by name, two for every product; others' where there are no such channels."""
-        held: dict[str, Any] = {}
-        last = self._conv.out_channels - 2
-        for name in ("bias", "scale"):
-            if name in self._tensors:
-                held[name] = local(f"held_{name}", (2 * product.rows,), self._conv.dtypes[name])
-                for i, half in itertools.product(range(product.rows), range(2)):
-                    channel = T.min(self._first + product.pair(i), last)
-                    T.buffer_store(held[name], self._tensors[name][channel + half], [i * 2 + half])
-        return held
