@@ -1,0 +1,84 @@
+"""Which tiles of filters and windows in steps are worth a trial, legal all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.persistent.legality import PRODUCTS
+from im2win.schedules.persistent.model import SMALL_COLUMNS
+from im2win.schedules.persistent.tile import KIB, M
+from im2win.schedules.streamed.legality import problems, unable
+from im2win.schedules.streamed.model import estimate
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+
+MOST = 300  # tiles, those that the model ranks first
+PATCHES = 2  # of a shape, those that cost least
+PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
+# (channels of a block, warpgroups, turns, most columns): of what registers hold
+SHAPES = (
+    (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
+    (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
+)  # fmt: skip
+COPIES = 6  # of filters, that shared memory has at most
+
+
+def patches(conv: Conv2d, most: int) -> list[tuple[int, int, int]]:
+    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
+    one = flat(conv)
+    height, width = one.output_size
+    found = []
+    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1)
+    for cols in _sizes(width, most):
+        for rows in _sizes(height, most // cols):
+            whole = (rows, cols) == (height, width)
+            for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
+                field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
+                if field.columns <= most:
+                    cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
+                    found.append((field.patches * cost, (images, rows, cols)))
+    return [patch for _, patch in sorted(found)[:PATCHES]]
+
+
+def _sizes(size: int, most: int) -> Iterator[int]:
+    """Parts of a size up to so many, the largest first; of those that cover it with as many, the least."""
+    one = min(size, most)
+    while one:
+        one = -(-size // -(-size // one))
+        yield one
+        one -= 1
+
+
+def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
+    """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
+    field = StreamedField(flat(conv), tile)
+    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if field.sum_registers <= 64 else (1,)):
+        alone = replace(tile, stages=stages, filter_stages=0)
+        left = gpu.shared // blocks - KIB - StreamedField(flat(conv), alone).shared_bytes - 2 * 128
+        copies = left // (field.filter_ring[1] * conv.itemsize)
+        if copies >= 2:
+            yield replace(alone, filter_stages=min(copies, COPIES))
+
+
+def _tiles(conv: Conv2d, gpu: Gpu) -> Iterator[StreamedTile]:
+    height = conv.kernel[0]
+    taps = sorted({math.prod(conv.kernel), math.prod(conv.kernel) // height, 1})
+    for block_m, groups, turns, columns in SHAPES:
+        for (images, rows, cols), slabs, tap, cluster in itertools.product(patches(conv, columns), (2, 1), taps, (1, 2, 4)):
+            tile = StreamedTile(
+                PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns
+            )
+            if not problems(conv, tile, gpu):
+                yield from _rings(conv, tile, gpu)
+
+
+def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
+    """Every tile worth a trial, in a fixed order."""
+    if unable(conv) is not None:
+        return []
+    legal = dict.fromkeys(tile for tile in _tiles(conv, gpu) if not problems(conv, tile, gpu))
+    return sorted(legal, key=lambda tile: estimate(conv, tile, gpu).seconds)[:MOST]
