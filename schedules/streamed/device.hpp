@@ -41,14 +41,36 @@ __device__ __forceinline__ void copy_shared(void* to, unsigned long long map, in
       "r"(shared_address(phases)), "h"(static_cast<unsigned short>((1 << blocks) - 1)) : "memory");
 }
 
+// Waits for all products, on every path: else the assembler, which looks at loops around it, waits for each of them. Behind it a condition
+// that always holds begins another basic block: see `finish_products`.
+__device__ __forceinline__ void end_products() {
+  wait_products<0>();
+  unsigned depth;
+  do {
+    asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(depth));
+  } while (!depth);
+}
+
+// A warpgroup goes on with so many registers a thread: fewer, or those that others gave. `blocks` share a multiprocessor; the kernel's bounds
+// say so, see `instructions`.
+template <int registers>
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
+template <int registers, int blocks>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers)); }
+
 #else
 
+template <int registers>
+void give_registers() {}
+template <int registers, int blocks>
+void take_registers() {}
 template <int arrivals>
 void start_slot(void* slot) { emulator::start_releases(slot, arrivals); }
 template <int blocks>
 void release_slot(void* slot) {
   if (threadIdx.x % 32 == 0) blocks == 1 ? emulator::arrive(slot) : emulator::release(slot);
 }
+inline void end_products() { emulator::wait_products(0); }
 inline void wait_slot(void* slot, int phase) { emulator::wait_releases(slot, phase); }
 template <int blocks>
 void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {

@@ -23,15 +23,30 @@ from im2win.schedules.persistent.tile import KIB, LANES, PHASES
 from im2win.schedules.streamed.product import StreamedOutputs, StreamedProduct
 from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
 
-OPERANDS = 56  # registers of a thread for addresses and outputs on their way
+OPERANDS = 48  # registers of a thread for addresses and outputs on their way
+LEFT = 24  # registers of those that copy
+MOST = 240  # registers of those that multiply
 PROCESSORS = 16  # multiprocessors that are neighbours at least: larger clusters than pairs leave some of those beyond them idle
+
+
+def registers(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
+    """Registers of a thread that multiplies, where so many blocks share a multiprocessor."""
+    if tile.exchanges:
+        return min((gpu.registers // blocks - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
+    warps = -(-blocks * tile.threads // LANES) * LANES // WARP  # as many on each of its four parts
+    return min(gpu.registers // (warps * WARP) // 8 * 8, MOST)
 
 
 def resident(field: StreamedField, gpu: Gpu) -> int:
     """Thread blocks that a multiprocessor has at once."""
-    tile = field.tile
-    registers = -(-(field.sum_registers + OPERANDS) // 8) * 8 * tile.threads
-    return max(1, min(gpu.shared // (field.shared_bytes + KIB), gpu.registers // registers, gpu.threads // tile.threads))
+    tile, blocks = field.tile, 1
+    while (
+        (blocks + 1) * (field.shared_bytes + KIB) <= gpu.shared
+        and (blocks + 1) * tile.threads <= gpu.threads
+        and registers(tile, gpu, blocks + 1) >= field.sum_registers + OPERANDS
+    ):
+        blocks += 1
+    return blocks
 
 
 def grid(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> int:
@@ -52,7 +67,7 @@ def streamed_kernel(conv: Conv2d, tile: StreamedTile, gpu: Gpu, name: str) -> An
         boxes = _Boxes(flat(conv), tile, tensors["data"])
         blocks = grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
-            _Kernel(flat(conv), tile, tensors, boxes, blocks, bx, tid).run()
+            _Kernel(flat(conv), tile, tensors, boxes, blocks, bx, tid).run(gpu)
     return builder.get()
 
 
@@ -145,16 +160,21 @@ class _Kernel:
         self._turns = arena.take("turns", (tile.turns,), PHASES)
         self._warps = warps
 
-    def run(self) -> None:
+    def run(self, gpu: Gpu) -> None:
         """Emits the block."""
-        tile, tid = self._tile, self._tid
+        tile, tid, blocks = self._tile, self._tid, resident(self._field, gpu)
         self._begin()
         with T.If(tid < tile.multipliers), T.Then():
+            if tile.exchanges:
+                call(f"take_registers<{registers(tile, gpu, blocks)}, {blocks}>")
             self._multiply()
-        with T.If(tid == tile.multipliers), T.Then():
-            self._copy_windows()
-        with T.If(tid == tile.multipliers + WARP), T.Then():
-            self._copy_filters()
+        with T.If(tid >= tile.multipliers), T.Then():
+            if tile.exchanges:
+                call(f"give_registers<{LEFT}>")
+            with T.If(tid == tile.multipliers), T.Then():
+                self._copy_windows()
+            with T.If(tid == tile.multipliers + WARP), T.Then():
+                self._copy_filters()
 
     def _begin(self) -> None:
         with T.If(self._tid == 0), T.Then():
@@ -224,12 +244,21 @@ class _Kernel:
                     if number == self._parts - 1:
                         self._pass_turn(turn, part)
                     product.multiply_taps(number * tile.taps, step % windows.slots, copy % filters.slots)
-                    call("wait_products<0>")
-                    filters.give_back(copy, 1)
-                windows.give_back(step, tile.cluster)
+                    call("wait_products<1>")
+                    if number:
+                        filters.give_back(copy - 1, 1)
+                    else:
+                        with T.If(part > 0), T.Then():
+                            self._give_back(step - 1)
             product.finish()
+            self._give_back(turn * self._steps + self._steps - 1)
             channels, patch = self._tile_of(turn)
             PatchEpilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m).write(product)
+
+    def _give_back(self, step: Expr) -> None:
+        """A step's windows, and the last of its filters, have been read."""
+        self._filters.give_back(step * self._parts + self._parts - 1, 1)
+        self._windows.give_back(step, self._tile.cluster)
 
     def _await_turn(self, turn: Expr) -> None:
         """Until those before have seen all that lands for them: a barrier knows two phases only."""

@@ -14,7 +14,6 @@ from im2win.schedules.persistent.model import BEGIN_CYCLES, SMALL_COLUMNS, STORE
 from im2win.schedules.streamed.kernel import grid
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
-DRAIN_CYCLES = 150  # from the last product of a copy of filters to the first of the next, which only another warpgroup's hide
 UNMEASURED = 1.15  # what estimates of other kernels were short by before they were fitted
 
 
@@ -27,8 +26,6 @@ def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     count = -(-work // blocks)
     products = steps * taps * tile.units // 2 * (tile.block_m // 64)
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
-    if tile.groups == 1:
-        multiplied += steps * taps // tile.taps * DRAIN_CYCLES / resident
     stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
     alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
     cycles = BEGIN_CYCLES + count * max(resident * multiplied, alone) + stores

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from tvm import tirx
+from tvm.tirx.script import builder as T
 
 from im2win.cuda_packing import row
 from im2win.problem import Conv2d
@@ -46,6 +47,11 @@ class StreamedProduct(SharedProduct):
         """Runs of eight columns, of which some are outputs."""
         outputs = [is_output(self._field, i) for i in range(self._field.columns)]
         return [j for j in range(self._cols) if any(outputs[j * 8 : j * 8 + 8])]
+
+    def _wait(self) -> None:
+        call("end_products")
+        with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+            call("hold", pointer(self._sums, i, j, r))
 
     def multiply_taps(self, first: int, window: Expr, filters: Expr) -> None:
         """Begins the products of the taps from the first on whose filters are in a slot, with the channels of a slot of windows."""

@@ -12,6 +12,7 @@ from im2win.problem import Conv2d
 from im2win.schedules.persistent.legality import PRODUCTS
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import KIB, M
+from im2win.schedules.streamed.kernel import OPERANDS, registers
 from im2win.schedules.streamed.legality import problems, unable
 from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
@@ -56,10 +57,10 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
     """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
     field = StreamedField(flat(conv), tile)
-    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if field.sum_registers <= 64 else (1,)):
+    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if registers(tile, gpu, 2) >= field.sum_registers + OPERANDS else (1,)):
         alone = replace(tile, stages=stages, filter_stages=0)
         left = gpu.shared // blocks - KIB - StreamedField(flat(conv), alone).shared_bytes - 2 * 128
-        copies = left // (field.filter_ring[1] * conv.itemsize)
+        copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes
         if copies >= 2:
             yield replace(alone, filter_stages=min(copies, COPIES))
 

@@ -11,7 +11,6 @@ from im2win.problem import Conv2d
 from im2win.schedules.cuda.shared import CHUNK, padded
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile
 
-COPIERS = 2  # warps that copy: one filters, one windows
 WARP = 32  # threads
 ROWS_OF_BANKS = 8  # pixels, after which the unit's order of banks repeats
 
@@ -45,9 +44,14 @@ class StreamedTile(PersistentTile):
         return LANES * self.groups * self.turns
 
     @property
+    def exchanges(self) -> bool:
+        """Whether those that copy are a warpgroup, and give registers to the others: where these are so many that they lack some."""
+        return self.multipliers > LANES
+
+    @property
     def threads(self) -> int:
-        """Threads of a block."""
-        return self.multipliers + COPIERS * WARP
+        """Threads of a block: two warps copy, one filters, one windows."""
+        return self.multipliers + (LANES if self.exchanges else 2 * WARP)
 
     @property
     def block_n(self) -> int:
@@ -132,13 +136,24 @@ class StreamedField(Field):
     @property
     def reach(self) -> int:
         """Pixels of a plane that outputs' windows read, from the first to the last."""
-        tile, (down, across) = self.tile, self._halo
-        return ((tile.images - 1) * self.lines + tile.rows - 1 + down) * self.pitch + tile.cols + across
+        down, across = self._halo
+        return self._outputs + down * self.pitch + across
 
     @property
     def plane(self) -> int:
         """Pixels of a plane, filled up to eight."""
         return -(-max(self.copied, self.reach) // ROWS_OF_BANKS) * ROWS_OF_BANKS
+
+    @property
+    def _outputs(self) -> int:
+        """Columns of a product from the first output to the last."""
+        tile = self.tile
+        return ((tile.images - 1) * self.lines + tile.rows - 1) * self.pitch + tile.cols
+
+    @property
+    def held(self) -> int:
+        """Pixels held, with those that the last columns read."""
+        return math.prod(self.planes) * self.plane + self.columns - self._outputs
 
     @property
     def pixels(self) -> int:
@@ -148,8 +163,8 @@ class StreamedField(Field):
     @property
     def columns(self) -> int:
         """Columns of a product: outputs of the patch and those between its rows and images, as many as the unit takes."""
-        multiple, tile = 16 if self.tile.dtype == "int8" else 8, self.tile
-        return -(-(((tile.images - 1) * self.lines + tile.rows - 1) * self.pitch + tile.cols) // multiple) * multiple
+        multiple = 16 if self.tile.dtype == "int8" else 8
+        return -(-self._outputs // multiple) * multiple
 
     @property
     def patches(self) -> int:
