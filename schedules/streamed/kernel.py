@@ -180,8 +180,9 @@ class _Kernel:
         with T.If(self._tid == 0), T.Then():
             self._windows.start()
             self._filters.start()
-            with T.unroll(self._tile.turns) as i:
-                call(f"start_slot<{self._warps}>", pointer(self._turns, i))
+            if self._tile.turns > 1:
+                with T.unroll(self._tile.turns) as i:
+                    call(f"start_slot<{self._warps}>", pointer(self._turns, i))
         self._clear()
         if self._tile.cluster == 1:
             barrier()

@@ -14,21 +14,28 @@ from im2win.schedules.persistent.model import BEGIN_CYCLES, SMALL_COLUMNS, STORE
 from im2win.schedules.streamed.kernel import grid
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
+COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
+LATENCY_CYCLES = 1000  # from the word to copy to what is copied, while all multiprocessors do
+CYCLE_BYTES = 40  # that a multiprocessor gets meanwhile in a cycle
 UNMEASURED = 1.15  # what estimates of other kernels were short by before they were fitted
 
 
 def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
-    one, pack = flat(conv), tile.pack(conv)
-    field, blocks = StreamedField(one, tile), grid(conv, tile, gpu)
+    whole, pack = flat(conv), tile.pack(conv)
+    field, blocks = StreamedField(whole, tile), grid(conv, tile, gpu)
     work, taps, steps = field.patches * pack.blocks(conv), math.prod(conv.kernel), pack.steps(conv)
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
     count = -(-work // blocks)
     products = steps * taps * tile.units // 2 * (tile.block_m // 64)
-    multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
+    copies = steps * taps // tile.taps
+    multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES + copies * COPY_CYCLES
+    rings = ((steps, field.ring), (copies, field.filter_ring))  # of whose slots one is still read
+    landing = [LATENCY_CYCLES + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
+    landed = max(number / (slots - 1) * one for (number, (slots, _)), one in zip(rings, landing, strict=True))
     stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
     alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
-    cycles = BEGIN_CYCLES + count * max(resident * multiplied, alone) + stores
+    cycles = BEGIN_CYCLES + sum(landing) - 2 * LATENCY_CYCLES + count * max(resident * multiplied, alone, landed) + stores
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work * tile.block_m * taps * size
     windows = work // tile.cluster * field.pixels * size

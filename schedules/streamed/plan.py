@@ -64,7 +64,7 @@ class StreamedPlan(CudaFamily):
 
     def shape(self, tile: Any) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
-        return tile.block_m, tile.groups, -(-tile.warp_n // 64)
+        return tile.block_m, tile.groups, tile.turns, -(-tile.warp_n // 64)
 
     def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
         """The kernel to compile."""

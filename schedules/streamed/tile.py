@@ -98,9 +98,9 @@ class StreamedField(Field):
         return down, across
 
     def _shared_zeros(self, axis: int) -> int:
-        """Zeros along an axis that a row, or image, has in common with the next."""
+        """Zeros along an axis that a row, or image, has in common with the next: no more than lie between their outputs."""
         whole = (self.tile.rows, self.tile.cols)[axis] == self.conv.output_size[axis] and self.conv.stride == (1, 1)
-        return min(self.conv.padding[axis], self.conv.padding[axis + 2]) if whole else 0
+        return min(self.conv.padding[axis], self.conv.padding[axis + 2], self._halo[axis]) if whole else 0
 
     @functools.cached_property
     def lines(self) -> int:  # type: ignore[override]
