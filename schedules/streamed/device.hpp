@@ -51,18 +51,17 @@ __device__ __forceinline__ void end_products() {
   } while (!depth);
 }
 
-// A warpgroup goes on with so many registers a thread: fewer, or those that others gave. `blocks` share a multiprocessor; the kernel's bounds
-// say so, see `instructions`.
+// A warpgroup goes on with so many registers a thread: fewer, or those that others gave.
 template <int registers>
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
-template <int registers, int blocks>
+template <int registers>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers)); }
 
 #else
 
 template <int registers>
 void give_registers() {}
-template <int registers, int blocks>
+template <int registers>
 void take_registers() {}
 template <int arrivals>
 void start_slot(void* slot) { emulator::start_releases(slot, arrivals); }
@@ -78,6 +77,10 @@ void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, v
 }
 
 #endif
+
+// So many blocks share a multiprocessor: the kernel's bounds say so, see `instructions`.
+template <int blocks>
+__device__ __forceinline__ void share_multiprocessor() {}
 
 // 16 bytes of zeros.
 __device__ __forceinline__ void clear_chunk(void* to) { *static_cast<uint4*>(to) = {0, 0, 0, 0}; }

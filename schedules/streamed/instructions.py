@@ -7,7 +7,7 @@ from pathlib import Path
 
 _CALL = re.compile(r"im2win::start_slot<\d+>")
 
-_TAKEN = re.compile(r"im2win::take_registers<\d+, (\d+)>")
+_SHARED = re.compile(r"im2win::share_multiprocessor<(\d+)>")
 _KERNEL = re.compile(r"__launch_bounds__\((?P<threads>\d+)\) (?P<name>\w+)\(")
 
 
@@ -17,11 +17,11 @@ def slot_functions(source: str) -> str:
 
 
 def with_residents(kernels: str) -> str:
-    """The source of kernels in which those whose threads exchange registers say how many blocks share a multiprocessor: so the assembler
-    knows how many registers a thread begins with.
+    """The source of kernels in which those that know it say how many blocks share a multiprocessor: the assembler has to know how many
+    registers a thread begins with where threads exchange them.
     """
     parts = re.split(r'(?=extern "C" __global__)', kernels)
-    blocks = {match["name"]: taken[1] for part in parts if (match := _KERNEL.search(part)) and (taken := _TAKEN.search(part))}
+    blocks = {match["name"]: size[1] for part in parts if (match := _KERNEL.search(part)) and (size := _SHARED.search(part))}
 
     def said(match: re.Match[str]) -> str:
         more = f", {blocks[match['name']]}" if match["name"] in blocks else ""

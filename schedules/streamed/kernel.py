@@ -163,10 +163,11 @@ class _Kernel:
     def run(self, gpu: Gpu) -> None:
         """Emits the block."""
         tile, tid, blocks = self._tile, self._tid, resident(self._field, gpu)
+        call(f"share_multiprocessor<{blocks}>")
         self._begin()
         with T.If(tid < tile.multipliers), T.Then():
             if tile.exchanges:
-                call(f"take_registers<{registers(tile, gpu, blocks)}, {blocks}>")
+                call(f"take_registers<{registers(tile, gpu, blocks)}>")
             self._multiply()
         with T.If(tid >= tile.multipliers), T.Then():
             if tile.exchanges:

@@ -17,7 +17,7 @@ from im2win.schedules.streamed.legality import problems, unable
 from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
-MOST = 300  # tiles, those that the model ranks first
+MOST = 32  # tiles of a shape, those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
 # (channels of a block, warpgroups, turns, most columns): of what registers hold
@@ -65,21 +65,23 @@ def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]
             yield replace(alone, filter_stages=min(copies, COPIES))
 
 
-def _tiles(conv: Conv2d, gpu: Gpu) -> Iterator[StreamedTile]:
-    height = conv.kernel[0]
-    taps = sorted({math.prod(conv.kernel), math.prod(conv.kernel) // height, 1})
-    for block_m, groups, turns, columns in SHAPES:
-        for (images, rows, cols), slabs, tap, cluster in itertools.product(patches(conv, columns), (2, 1), taps, (1, 2, 4)):
-            tile = StreamedTile(
-                PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns
-            )
-            if not problems(conv, tile, gpu):
-                yield from _rings(conv, tile, gpu)
+def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator[StreamedTile]:
+    block_m, groups, turns, columns = shape
+    all_taps = math.prod(conv.kernel)
+    taps = sorted({all_taps, conv.kernel[1], 1})
+    for (images, rows, cols), slabs, tap, cluster in itertools.product(patches(conv, columns), (2, 1), taps, (1, 2, 4)):
+        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns)
+        if not problems(conv, tile, gpu):
+            yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
     """Every tile worth a trial, in a fixed order."""
     if unable(conv) is not None:
         return []
-    legal = dict.fromkeys(tile for tile in _tiles(conv, gpu) if not problems(conv, tile, gpu))
-    return sorted(legal, key=lambda tile: estimate(conv, tile, gpu).seconds)[:MOST]
+
+    def seconds(tile: StreamedTile) -> float:
+        return estimate(conv, tile, gpu).seconds
+
+    found = (sorted(_tiles(conv, gpu, shape), key=seconds)[:MOST] for shape in SHAPES)
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
