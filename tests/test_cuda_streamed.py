@@ -114,8 +114,8 @@ def test_any_tile_of_any_problem(seed: int) -> None:
 
 CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)|__(syncthreads)\(")
 WAITS = (
-    "wait_slot", "wait_bulk", "wait_products", "end_products", "release_slot", "expect_bytes", "cluster_barrier", "copy_shared", "copy_bulk",
-    "copy_box", "clear_chunk", "start_slot", "start_phases", "syncthreads",
+    "wait_slot", "wait_bulk", "wait_products", "end_products", "release_slot", "expect_bytes", "cluster_barrier", "copy_shared",
+    "copy_bulk", "copy_box", "clear_chunk", "start_slot", "start_phases", "syncthreads",
 )  # fmt: skip
 SABOTAGED = {
     "alone": ("n5-c64x7x7-k64x3x3-p1-float16-NHWC", tile(64, 1, 7, 7, taps=3, stages=2, filter_stages=2)),
@@ -330,8 +330,9 @@ def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert 100 < len(found) <= MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found) and patches(conv, 256)[0] == (4, 7, 7)
-    assert {one.cluster for one in found} == {1, 2, 4} and {one.turns for one in found} == {1, 2} and len({one.block_m for one in found}) > 2
+    assert 100 < len(found) <= MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
+    assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
+    assert {one.cluster for one in found} == {1, 2, 4} and {one.turns for one in found} == {1, 2}
     backend = backend_for(H200, "exact")
     assert backend.tile(ROW, found[0].as_dict()) == found[0] and backend.accuracy(found[0]) == "exact"
     pack = backend.pack(conv, found[0])

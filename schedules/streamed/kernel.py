@@ -1,7 +1,7 @@
 """A convolution as one kernel whose blocks stay, and to which both filters and windows come in steps.
 
-Two warps of a block do nothing but begin copies, one of filters, one of windows, as far ahead as there are slots that nobody reads any more:
-also beyond the end of a patch. Warpgroups multiply what has landed, give slots back, and write their outputs meanwhile.
+Two warps of a block do nothing but begin copies, one of filters, one of windows, as far ahead as there are slots that nobody reads any
+more: also beyond the end of a patch. Warpgroups multiply what has landed, give slots back, and write their outputs meanwhile.
 """
 
 from __future__ import annotations

@@ -63,7 +63,10 @@ def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
             tile.block_m >= share and tile.block_m % share == 0,
             f"`block_m` (={tile.block_m}) must be a multiple of {M} for each of {tile.groups} warpgroups",
         ),
-        (tile.block_m < conv.out_channels + share, f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}"),
+        (
+            tile.block_m < conv.out_channels + share,
+            f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}",
+        ),
         (1 <= tile.images <= one.batch, f"`images` (={tile.images}) must be 1 to the {one.batch} there are"),
         (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
@@ -87,5 +90,8 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
         (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
         (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
-        (field.shared_bytes <= gpu.block_shared, f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}"),
+        (
+            field.shared_bytes <= gpu.block_shared,
+            f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}",
+        ),
     ]

@@ -94,9 +94,10 @@ class StreamedOutputs(Outputs):
         for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, tile.cols, 2)):
             if any(place[which] >= size for place in places):
                 conditions.append(value < size)
-        ends = ((n + image, conv.batch, tile.images), (top + down, conv.output_size[0], tile.rows), (left + col, conv.output_size[1], tile.cols))
+        place, sizes = (n + image, top + down, left + col), (tile.images, tile.rows, tile.cols)
+        ends = zip(place, (conv.batch, *conv.output_size), sizes, strict=True)
         conditions += [value < end for value, end, size in ends if end % size]
-        return n + image, top + down, left + col, conditions
+        return *place, conditions
 
     def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:
         """(image, row, column) in the patch."""

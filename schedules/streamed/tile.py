@@ -103,12 +103,12 @@ class StreamedField(Field):
         return min(self.conv.padding[axis], self.conv.padding[axis + 2], self._halo[axis]) if whole else 0
 
     @functools.cached_property
-    def lines(self) -> int:  # type: ignore[override]
+    def lines(self) -> int:
         """Patch rows of an image in a plane."""
         return self.tile.rows + self._halo[0] - self._shared_zeros(0)
 
     @functools.cached_property
-    def pitch(self) -> int:  # type: ignore[override]
+    def pitch(self) -> int:
         """Pixels of a patch row."""
         return self.tile.cols + self._halo[1] - self._shared_zeros(1)
 
