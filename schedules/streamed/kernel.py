@@ -29,12 +29,17 @@ MOST = 240  # registers of those that multiply
 PROCESSORS = 16  # multiprocessors that are neighbours at least: larger clusters than pairs leave some of those beyond them idle
 
 
+def begins_with(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
+    """Registers of any thread when its block begins, where so many share a multiprocessor: each of its four parts has as many warps."""
+    return min(gpu.registers // (-(-blocks * tile.threads // LANES) * LANES) // 8 * 8, MOST)
+
+
 def registers(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
-    """Registers of a thread that multiplies, where so many blocks share a multiprocessor."""
-    if tile.exchanges:
-        return min((gpu.registers // blocks - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
-    warps = -(-blocks * tile.threads // LANES) * LANES // WARP  # as many on each of its four parts
-    return min(gpu.registers // (warps * WARP) // 8 * 8, MOST)
+    """Registers of a thread that multiplies. A block has no more to exchange than it begins with: whoever asks for more waits for ever."""
+    first = begins_with(tile, gpu, blocks)
+    if not tile.exchanges:
+        return first
+    return min((first * tile.threads - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
 
 
 def resident(field: StreamedField, gpu: Gpu) -> int:
