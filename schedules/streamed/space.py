@@ -18,7 +18,8 @@ from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
 MOST = 32  # tiles of a shape, those that the model ranks first
-PATCHES = 2  # of a shape, those that cost least
+PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
+PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
 # (channels of a block, warpgroups, turns, most columns): of what registers hold
 SHAPES = (
@@ -28,20 +29,25 @@ SHAPES = (
 COPIES = 6  # of filters, that shared memory has at most
 
 
-def patches(conv: Conv2d, most: int) -> list[tuple[int, int, int]]:
-    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
+def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1) -> list[tuple[int, int, int]]:
+    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy.
+
+    Args:
+        blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
+    """
     one = flat(conv)
     height, width = one.output_size
     found = []
     least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1)
-    for cols in _sizes(width, most):
+    in_row = conv.kernel == (1, 1) and height == 1 and width > most
+    for cols in range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most):
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
                 field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
                     cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
-                    found.append((field.patches * cost, (images, rows, cols)))
+                    found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
     return [patch for _, patch in sorted(found)[:PATCHES]]
 
 
@@ -69,7 +75,9 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator
     block_m, groups, turns, columns = shape
     all_taps = math.prod(conv.kernel)
     taps = sorted({all_taps, conv.kernel[1], 1})
-    for (images, rows, cols), slabs, tap, cluster in itertools.product(patches(conv, columns), (2, 1), taps, (1, 2, 4)):
+    blocks = -(-conv.out_channels // block_m)
+    shapes = dict.fromkeys(patches(conv, columns) + patches(conv, columns, blocks, gpu.multiprocessors))
+    for (images, rows, cols), slabs, tap, cluster in itertools.product(shapes, (2, 1), taps, (1, 2, 4)):
         tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns)
         if not problems(conv, tile, gpu):
             yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
