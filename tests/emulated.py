@@ -30,7 +30,7 @@ from im2win.schedules.winograd_tc.tile import TensorCoreTile
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
 ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
-OWN = ("direct_persistent", "implicit_gemm_split", "winograd", "winograd_tc")  # with tests of their own
+OWN = ("direct_persistent", "direct_streamed", "implicit_gemm_split", "winograd", "winograd_tc")  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile | TensorCoreTile | PersistentTile]
 """(algorithm, tile)"""

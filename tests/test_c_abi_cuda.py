@@ -35,6 +35,7 @@ from im2win.runtime import ArtefactError
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.streamed.tile import StreamedTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
 from im2win.split_packing import SplitPack
 from im2win.winograd_packing import WinogradPack
@@ -94,6 +95,8 @@ CASES = [
     (WIDE, "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
     (WIDE.with_(layout="NCHW"), "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (WIDE, "direct_streamed", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
+    (REQUANTISED.with_(out_channels=128), "direct_streamed", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
     (WIDE, "implicit_gemm_split", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),

@@ -98,7 +98,9 @@ REQUANTISED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["direct_persistent", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"])
+@pytest.mark.parametrize(
+    "name", ["direct_persistent", "direct_streamed", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"]
+)
 @pytest.mark.parametrize("key", REQUANTISED)
 def test_requantised_outputs_are_exact(key: str, name: str) -> None:
     """To the last bit, with every kind of product, as often as it is run; other scales take the place of those bound."""

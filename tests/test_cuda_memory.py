@@ -147,6 +147,7 @@ def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
         "direct": "measured 4096 bytes, where the formula says 0", "mec": "it does not build",
         "torch_nhwc": "PyTorch has no such convolution.",
         "direct_persistent": "blocks that stay multiply float16 or int8, not float32",
+        "direct_streamed": "filters in steps are multiplied in float16 or int8, not float32",
         "winograd_tc": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}

@@ -17,6 +17,7 @@ from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
+from im2win.schedules.streamed.tile import StreamedTile
 
 PRODUCT = re.compile(r"GMMA\.64x(\d+)x\S+ R(\d+), ")
 CASES: dict[str, tuple[str, str, CudaTile | PersistentTile]] = {
@@ -30,6 +31,13 @@ CASES: dict[str, tuple[str, str, CudaTile | PersistentTile]] = {
     "parts": ("n8-c64x112x112-k128x3x3-bias-relu", "direct", CudaTile("wg_tf32x3", 128, 128, 128, 128, 1, 3, "Cuvc", 1, 11, 10)),
     "resident": ("n1-c64x56x56-k64x3x3-p1-float16-NHWC-bias", "direct_persistent", PersistentTile("wg_f16", 64, 4, 56, 1, 2, 2)),
     "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct_persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
+    "in steps": (
+        "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct_streamed",
+        StreamedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
+    ),
+    "in steps, in turn": (
+        "n32-c512x28x28-k256x1x1-float16-NHWC", "direct_streamed", StreamedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
+    ),
     "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm", CudaTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
 }
 

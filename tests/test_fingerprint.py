@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from im2win.algorithms import ALGORITHMS
-from im2win.fingerprint import _cuda_sources, _fused_sources, _persistent_sources, code_hash, fingerprint
+from im2win.fingerprint import _cuda_sources, _fused_sources, _persistent_sources, _streamed_sources, code_hash, fingerprint
 from im2win.schedules import cuda
 
 CODE = '''
@@ -76,12 +76,14 @@ def test_device_functions_and_plans_count() -> None:
 def test_every_file_of_device_functions_counts() -> None:
     """Of the kernels' own folder, and those that all share: theirs, and those of other outputs than sums and of clusters where kernels have
     these."""
-    folders = {"persistent": _persistent_sources, "winograd_tc": _fused_sources}
+    folders = {"persistent": _persistent_sources, "streamed": _streamed_sources, "winograd_tc": _fused_sources}
     shared = Path(cuda.__file__).parent
     found = {path.parent.name for path in shared.parent.glob("*/device.hpp")}
     assert found == {"cuda", *folders}
     for name, sources in folders.items():
-        more = [shared / "requantise.hpp", shared / "cluster.hpp"] if name == "persistent" else []
-        files = [shared / "device.hpp", shared.parent / name / "device.hpp", *more]
+        of_boxes = [shared.parent / "persistent" / "device.hpp", shared / "requantise.hpp", shared / "cluster.hpp"]
+        own = shared.parent / name / "device.hpp"
+        more = {"persistent": of_boxes, "streamed": [*of_boxes, own]}.get(name, [own])
+        files = [shared / "device.hpp", *more]
         assert sources()["device"] == f"DEVICE = {''.join(path.read_text() for path in files)!r}"
     assert {path.name for path in shared.glob("*.hpp")} == {"device.hpp", "requantise.hpp", "cluster.hpp"}

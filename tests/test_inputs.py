@@ -207,7 +207,7 @@ def test_out_overlaps(name: str, shift: int) -> None:
 TILE = Tile("channels", lanes=4, vectors=2, rows=1, cols=7, strip=2, pass_blocks=1, order="cuv", unroll=1).as_dict()  # legal
 BUILDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("target", {"target": "vulkan"}, ValueError, "`target` (='vulkan') must be one of cpu"),
-    ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto or one of direct, direct_persistent, im2win"),
+    ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto or one of direct, direct_persistent"),
     ("dtype", {"conv": CONV.with_(dtype="int8")}, ValueError, "direct: CPU schedules compute float32, not int8"),
     ("key", {"conv": "conv1"}, ConvError, "key 'conv1' must look like"),
     ("threads 0", {"threads": 0}, ValueError, "`threads` (=0) must be an integer from 1 to"),

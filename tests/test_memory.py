@@ -27,6 +27,7 @@ from im2win.suites import suite
 FORMULAS: dict[str, Callable[..., int]] = {
     "direct": lambda **_: 0,
     "direct_persistent": lambda **_: 0,
+    "direct_streamed": lambda **_: 0,
     "im2col": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
     "im2win": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
     "im2win_fused": lambda **_: 0,

@@ -21,8 +21,8 @@ from im2win.ranking import ranked_tiles
 from im2win.schedulers import CudaOnly, Windows
 
 NAMES = (
-    "direct", "direct_persistent", "im2col", "im2win", "im2win_fused", "implicit_gemm", "implicit_gemm_split", "mec", "mcfa", "winograd",
-    "winograd_tc",
+    "direct", "direct_persistent", "direct_streamed", "im2col", "im2win", "im2win_fused", "implicit_gemm", "implicit_gemm_split", "mec",
+    "mcfa", "winograd", "winograd_tc",
 )  # fmt: skip
 ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
 WINDOWS = {name: row.scheduler for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)}
@@ -112,7 +112,7 @@ def test_candidates() -> None:
     assert [row.name for row in candidates("auto", conv)] == ON_CPUS
     assert [row.name for row in candidates("mec", conv)] == ["mec"]
     assert algorithm("mec") is ALGORITHMS["mec"]
-    with pytest.raises(ValueError, match=r"`algorithm` \(='fft'\) must be auto or one of direct, direct_persistent, im2win"):
+    with pytest.raises(ValueError, match=r"`algorithm` \(='fft'\) must be auto or one of direct, direct_persistent, direct_streamed"):
         candidates("fft", conv)
     with pytest.raises(ValueError, match="no algorithm computes n2-c8x12x14-k16x3x3-p1-int8 on 'cpu': direct: CPU schedules"):
         candidates("auto", conv.with_(dtype="int8"))

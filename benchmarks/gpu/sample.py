@@ -24,7 +24,7 @@ from im2win.reference import Accuracy, tolerance
 from im2win.schedules.cuda import ladder, sliding
 from im2win.tuner.cuda_runner import device_tensors, reference
 
-KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k64x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
+KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
 ACCURACY: Accuracy = "winograd"  # all there are
 LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 

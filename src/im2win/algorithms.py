@@ -17,6 +17,7 @@ from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.plan import PersistentPlan
 from im2win.schedules.split.plan import SplitPlan
+from im2win.schedules.streamed.plan import StreamedPlan
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.winograd_tiles import refusal
 
@@ -148,6 +149,15 @@ ALGORITHMS: dict[str, Algorithm] = {
             CudaOnly(),
             direct.transform_bytes,
             PersistentPlan(),
+        ),
+        Algorithm(
+            "direct_streamed",
+            "direct, filters and windows in steps",
+            "Chetlur et al. 2014, CUTLASS' warp-specialised kernels",
+            direct.define,
+            CudaOnly(),
+            direct.transform_bytes,
+            StreamedPlan(),
         ),
         Algorithm(
             "im2win",

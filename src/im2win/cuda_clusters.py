@@ -97,7 +97,7 @@ def family(tile: Any) -> str | None:
 
     Those of taps are a warpgroup's without Winograd's form, sums in parts left out.
     """
-    if isinstance(tile, PersistentTile):
+    if type(tile) is PersistentTile:
         return STAYS
     if type(tile) is not CudaTile or not tile.warpgroup:
         return None

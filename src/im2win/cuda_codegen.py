@@ -33,6 +33,7 @@ from im2win.schedules.cuda.transform import transform_kernel
 from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.instructions import shared_products
+from im2win.schedules.streamed.instructions import slot_functions, with_residents
 from im2win.schedules.winograd_tc.instructions import tile_transforms
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
@@ -99,7 +100,7 @@ def device_functions() -> str:
 
 def _called(kernels: str) -> str:
     """Device functions that are there only for kernels that call them."""
-    parts = (warpgroup_products, shared_products, tile_transforms, requantisation, cluster_functions)
+    parts = (warpgroup_products, shared_products, tile_transforms, requantisation, cluster_functions, slot_functions)
     return "".join(part(kernels) for part in parts)
 
 
@@ -119,7 +120,7 @@ def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterat
             return reconstruct(made, rules).source
         head, mark, kernels = source.partition('extern "C"')
         functions = device_functions() + "\n" + _called(kernels)
-        return head + functions + with_clusters(reconstruct(mark + kernels, rules).source)
+        return head + functions + with_residents(with_clusters(reconstruct(mark + kernels, rules).source))
 
     with registered(_POSTPROCESS, lambda before: rewrite):
         yield

@@ -32,6 +32,7 @@ from im2win.schedules import cpu, cuda, registers, tails, tile, turn
 from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.plan import PersistentPlan
 from im2win.schedules.split.plan import SplitPlan
+from im2win.schedules.streamed.plan import StreamedPlan
 from im2win.schedules.winograd import cpu as winograd_cpu
 from im2win.schedules.winograd import tile as winograd_tile
 from im2win.schedules.winograd import turn as winograd_turn
@@ -126,6 +127,14 @@ def _persistent_sources() -> dict[str, str]:
     return {**sources, **packing_, "device": f"DEVICE = {device!r}"}
 
 
+def _streamed_sources() -> dict[str, str]:
+    """Sources of kernels whose filters and windows come in steps: those of kernels whose blocks stay, which they extend, and their own."""
+    own, sources = Path(cuda.__file__).parent.parent / "streamed", _persistent_sources()
+    kernel = {f"streamed.{path.stem}": path.read_text() for path in own.glob("*.py") if path.stem not in _NOT_TUNED}
+    device = ast.literal_eval(sources["device"].removeprefix("DEVICE = ")) + (own / "device.hpp").read_text()
+    return {**sources, **kernel, "device": f"DEVICE = {device!r}"}
+
+
 def _split_sources() -> dict[str, str]:
     """Sources of kernels that compute parts of sums, by module name."""
     own = Path(cuda.__file__).parent.parent / "split"
@@ -138,7 +147,7 @@ def fingerprint(algorithm: str, target: str = "cpu") -> str:
     """Twelve hexadecimal digits that change when the code behind this algorithm's kernels does."""
     row = ALGORITHMS[algorithm]
     if target == "cuda" and isinstance(row.cuda, CudaFamily):
-        families = {PersistentPlan: _persistent_sources, SplitPlan: _split_sources}
+        families = {PersistentPlan: _persistent_sources, SplitPlan: _split_sources, StreamedPlan: _streamed_sources}
         return code_hash(families.get(type(row.cuda), _fused_sources)())
     if target == "cuda":
         return code_hash({**_cuda_sources(algorithm), "plan": f"PLAN = {str(row.cuda)!r}"})

@@ -36,13 +36,16 @@ def _where(row: Algorithm, conv: Conv2d) -> str:
     """On which targets: yes on all, no on none, or their names."""
     from im2win.backends import TARGETS
 
-    kinds = [conv.with_(dtype=dtype) for dtype in ("float32", "float16")]
+    kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in LAYOUTS]
     able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
 
 
 def properties() -> Table:
-    """The table of algorithms: name, title, paper, and for each probe in float32 or float16 on which targets, asked of the registry."""
+    """The table of algorithms: name, title, paper, and for each probe in float32 or float16, in some layout, on which targets.
+
+    The registry is asked.
+    """
     from im2win.algorithms import ALGORITHMS
 
     cells = [[row.name, row.title, row.paper, *(_where(row, conv) for conv in PROBES.values())] for row in ALGORITHMS.values()]

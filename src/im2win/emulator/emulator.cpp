@@ -408,10 +408,8 @@ void expect_bytes(const void* at, size_t bytes) {
 }
 
 // 16 bytes at a time: their places in shared memory follow from their addresses.
-void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at) {
+static void land_box(Phases& phases, void* to, const CUtensorMap& map, std::array<int, 4> first) {
   static const char zeros[16] = {};
-  Phases& phases = phases_at(at);
-  if (phases.begun == phases.ended) fail("a box in a phase that expects nothing");
   if (reinterpret_cast<uintptr_t>(to) % 128) fail("a box to an address that is not aligned to 128 bytes");
   if (first[0] * map.itemsize % 16) fail("a box that does not begin at whole 16 bytes");
   const int across = 16 / map.itemsize;
@@ -437,6 +435,12 @@ void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const 
           }
         }
   phases.copied += offset;
+}
+
+void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at) {
+  Phases& phases = phases_at(at);
+  if (phases.begun == phases.ended) fail("a box in a phase that expects nothing");
+  land_box(phases, to, map, first);
 }
 
 void wait_bulk(const void* at, int phase) {
@@ -497,6 +501,11 @@ void release(const void* at) {
   }
   ++progress;
 }
+void arrive(const void* at) {
+  Releases& releases = releases_at(block, at);
+  if (++releases.arrived == releases.blocks) releases.arrived = 0, ++releases.ended;
+  ++progress;
+}
 void wait_releases(const void* at, int phase) {
   while (releases_at(block, at).ended % 2 == phase) pause(-6);
 }
@@ -510,6 +519,16 @@ void copy_shared(void* to, const void* from, size_t bytes, size_t expected, cons
     phases.under_way.push_back({there(other, to), from, bytes, bytes});
     if (block.random() & 1) land(phases.under_way.back());
     phases.copied += bytes;
+  }
+  ++progress;
+}
+
+void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at) {
+  for (size_t rank = 0; rank < cluster; ++rank) {
+    Block& other = member(rank);
+    Phases& phases = phases_at(other, there(other, at));
+    if (phases.begun > phases.ended && phases.copied >= phases.expected) fail("a box from another block for a phase that has all its bytes");
+    land_box(phases, there(other, to), map, first);
   }
   ++progress;
 }

@@ -125,8 +125,10 @@ size_t cluster_rank();
 void cluster_barrier();
 void start_releases(const void* at, size_t blocks);  // of a barrier that so many blocks arrive at
 void release(const void* at);                        // arrives there in all blocks
+void arrive(const void* at);                         // in this one
 void wait_releases(const void* at, int phase);
 void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
+void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);  // likewise; who expects them says so itself
 
 struct Product {
   virtual ~Product() = default;

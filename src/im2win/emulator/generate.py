@@ -20,7 +20,7 @@ from im2win.emulator import Launch, TensorMap
 _POSTPROCESS = "tvm_callback_cuda_postproc"
 _DYNAMIC = "tirx.use_dyn_shared_memory"
 _MAP = "runtime.cuTensorMapEncodeTiled"
-_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\) (?:__launch_bounds__\(\d+\) )?(\w+)\(")
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\) (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(")
 _SWIZZLES = {0: 0, 2: 64, 3: 128}  # bytes, by the driver's numbers
 
 

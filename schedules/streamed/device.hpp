@@ -1,0 +1,88 @@
+// Slots of a ring in shared memory that warps fill for others, and boxes that blocks of a cluster copy for each other.
+
+namespace im2win {
+
+#ifndef IM2WIN_EMULATOR
+
+// A barrier in shared memory with so many arrivals a phase.
+template <int arrivals>
+__device__ __forceinline__ void start_slot(void* slot) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(slot)), "n"(arrivals)
+               : "memory");
+}
+// A warp arrives there, in every block of a cluster. Products have read by then, and nothing was written: no fence for the whole GPU, see
+// `release`.
+template <int blocks>
+__device__ __forceinline__ void release_slot(void* slot) {
+  const unsigned lane = threadIdx.x % 32;
+  if constexpr (blocks == 1) {
+    if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(slot)) : "memory");
+  } else {
+    if (lane < blocks)
+      asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(
+                       shared_address(slot)), "r"(lane) : "memory");
+  }
+}
+// Until all have arrived in the phase before this one; in the first phase there is none before.
+__device__ __forceinline__ void wait_slot(void* slot, int phase) {
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done) : "r"(shared_address(slot)), "r"(phase) : "memory");
+  } while (!done);
+}
+
+// A box, see `copy_box`, to the same place in every block of a cluster; what counts it there lies at the same place, too.
+template <int blocks>
+__device__ __forceinline__ void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)), "l"(map), "r"(a), "r"(b), "r"(c), "r"(d),
+      "r"(shared_address(phases)), "h"(static_cast<unsigned short>((1 << blocks) - 1)) : "memory");
+}
+
+// Waits for all products, on every path: else the assembler, which looks at loops around it, waits for each of them. Behind it a condition
+// that always holds begins another basic block: see `finish_products`.
+__device__ __forceinline__ void end_products() {
+  wait_products<0>();
+  unsigned depth;
+  do {
+    asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(depth));
+  } while (!depth);
+}
+
+// A warpgroup goes on with so many registers a thread: fewer, or those that others gave.
+template <int registers>
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
+template <int registers>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers)); }
+
+#else
+
+template <int registers>
+void give_registers() {}
+template <int registers>
+void take_registers() {}
+template <int arrivals>
+void start_slot(void* slot) { emulator::start_releases(slot, arrivals); }
+template <int blocks>
+void release_slot(void* slot) {
+  if (threadIdx.x % 32 == 0) blocks == 1 ? emulator::arrive(slot) : emulator::release(slot);
+}
+inline void end_products() { emulator::wait_products(0); }
+inline void wait_slot(void* slot, int phase) { emulator::wait_releases(slot, phase); }
+template <int blocks>
+void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {
+  emulator::copy_box_shared(to, *reinterpret_cast<const CUtensorMap*>(map), {a, b, c, d}, phases);
+}
+
+#endif
+
+// So many blocks share a multiprocessor: the kernel's bounds say so, see `instructions`.
+template <int blocks>
+__device__ __forceinline__ void share_multiprocessor() {}
+
+// 16 bytes of zeros.
+__device__ __forceinline__ void clear_chunk(void* to) { *static_cast<uint4*>(to) = {0, 0, 0, 0}; }
+
+}  // namespace im2win

@@ -1,0 +1,281 @@
+"""A convolution as one kernel whose blocks stay, and to which both filters and windows come in steps.
+
+Two warps of a block do nothing but begin copies, one of filters, one of windows, as far ahead as there are slots that nobody reads any
+more: also beyond the end of a patch. Warpgroups multiply what has landed, give slots back, and write their outputs meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, cast
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.kernel import arguments
+from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, pointer
+from im2win.schedules.persistent.kernel import MAP, ORDERS, PROMOTED, PatchEpilogue
+from im2win.schedules.persistent.tile import KIB, LANES, PHASES
+from im2win.schedules.streamed.product import StreamedOutputs, StreamedProduct
+from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
+
+OPERANDS = 48  # registers of a thread for addresses and outputs on their way
+LEFT = 24  # registers of those that copy
+MOST = 240  # registers of those that multiply
+PROCESSORS = 16  # multiprocessors that are neighbours at least: larger clusters than pairs leave some of those beyond them idle
+
+
+def begins_with(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
+    """Registers of any thread when its block begins, where so many share a multiprocessor: each of its four parts has as many warps."""
+    return min(gpu.registers // (-(-blocks * tile.threads // LANES) * LANES) // 8 * 8, MOST)
+
+
+def registers(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
+    """Registers of a thread that multiplies. A block has no more to exchange than it begins with: whoever asks for more waits for ever."""
+    first = begins_with(tile, gpu, blocks)
+    if not tile.exchanges:
+        return first
+    return min((first * tile.threads - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
+
+
+def resident(field: StreamedField, gpu: Gpu) -> int:
+    """Thread blocks that a multiprocessor has at once."""
+    tile, blocks = field.tile, 1
+    while (
+        (blocks + 1) * (field.shared_bytes + KIB) <= gpu.shared
+        and (blocks + 1) * tile.threads <= gpu.threads
+        and registers(tile, gpu, blocks + 1) >= field.sum_registers + OPERANDS
+    ):
+        blocks += 1
+    return blocks
+
+
+def grid(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> int:
+    """Thread blocks: no more than run at once, in whole clusters."""
+    field = StreamedField(flat(conv), tile)
+    processors = gpu.multiprocessors
+    if tile.cluster > 2 and processors >= PROCESSORS:
+        processors -= processors % PROCESSORS
+    at_once = processors * resident(field, gpu)
+    return max(min(field.patches * tile.pack(conv).blocks(conv), at_once) // tile.cluster, 1) * tile.cluster
+
+
+def streamed_kernel(conv: Conv2d, tile: StreamedTile, gpu: Gpu, name: str) -> Any:
+    """The kernel over the tensors of `conv.arguments`."""
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        tensors = arguments(conv, cast(Any, tile.pack(conv)))
+        boxes = _Boxes(flat(conv), tile, tensors["data"])
+        blocks = grid(conv, tile, gpu)
+        with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+            _Kernel(flat(conv), tile, tensors, boxes, blocks, bx, tid).run(gpu)
+    return builder.get()
+
+
+class _Boxes:
+    """The input as the hardware copies it: a step's part of a patch, by one box for every plane, or by one of every block of a cluster."""
+
+    def __init__(self, conv: Conv2d, tile: StreamedTile, source: Any) -> None:
+        self._conv, self._tile, self._field = conv, tile, StreamedField(conv, tile)
+        part = self._field.part
+        assert part is not None, "see `legality`"
+        self._images, self._lines, self._pitch = part
+        sizes, steps = (conv.in_channels, conv.width, conv.height, conv.batch), (1, conv.stride[1], conv.stride[0], 1)
+        box = (tile.units * tile.unit, (self._pitch - 1) * steps[1] + 1, (self._lines - 1) * steps[2] + 1, self._images)
+        strides = [math.prod(sizes[:axis]) * conv.itemsize for axis in (1, 2, 3)]
+        self._map = tirx.Var("boxes", T.handle("tensormap").ty)
+        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
+        order = ORDERS[self._field.pixel_bytes]
+        T.evaluate(T.call_packed(MAP, self._map, conv.dtype, 4, source.data, *sizes, *strides, *box, *steps, 0, order, PROMOTED, 0))
+
+    def copy(self, slot: tuple[Any, Expr], patch: Expr, part: Expr, rank: Expr, landed: Expr) -> None:
+        """One thread begins to copy a step of a patch to a slot (ring, which); what counts it is `landed`."""
+        conv, tile, f = self._conv, self._tile, self._field
+        (down, across), unit = f.counts, tile.units * tile.unit
+        n, top, left = patch // (down * across) * tile.images, patch // across % down * tile.rows, patch % across * tile.cols
+        y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
+        name = "copy_box" if tile.cluster == 1 else f"copy_shared<{tile.cluster}>"
+        if self._images < tile.images:
+            n = n + rank * self._images
+        elif self._lines < f.lines:
+            y = y + rank * (self._lines * conv.stride[0])
+        elif self._pitch < f.pitch:
+            x = x + rank * (self._pitch * conv.stride[1])
+        call("expect_bytes", landed, f.pixels * unit * conv.itemsize)
+        first = rank * (self._images * self._lines * self._pitch)
+        for number, (row_, col) in enumerate(itertools.product(*map(range, f.planes))):
+            to = pointer(*slot, (number * f.plane + first) * unit)
+            call(name, to, T.address_of(self._map), part * unit, x + col, y + row_, n, landed)
+
+
+class _Ring:
+    """Slots of shared memory that pass from who fills them to who reads them, and back.
+
+    Args:
+        readers: warps that give a slot back.
+    """
+
+    def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, readers: int) -> None:
+        self.slots, self.readers = shape[0], readers
+        self.data = arena.take(name, shape, dtype)
+        self._landed = arena.take(f"{name}_landed", (self.slots,), PHASES)
+        self._given = arena.take(f"{name}_given", (self.slots,), PHASES)
+
+    def start(self) -> None:
+        """One thread starts the barriers."""
+        with T.unroll(self.slots) as i:
+            call("start_phases", pointer(self._landed, i))
+            call(f"start_slot<{self.readers}>", pointer(self._given, i))
+
+    def landed(self, step: Expr) -> Expr:
+        """The barrier that counts what lands."""
+        return pointer(self._landed, step % self.slots)
+
+    def claim(self, step: Expr) -> None:
+        """Until a step's slot may be filled."""
+        call("wait_slot", pointer(self._given, step % self.slots), (step // self.slots + 1) % 2)
+
+    def wait(self, step: Expr) -> None:
+        """Until a step has landed."""
+        call("wait_bulk", self.landed(step), step // self.slots % 2)
+
+    def give_back(self, step: Expr, blocks: int) -> None:
+        """A warp has read a step; it says so to the blocks that fill its slot."""
+        call(f"release_slot<{blocks}>", pointer(self._given, step % self.slots))
+
+
+class _Kernel:
+    def __init__(
+        self, conv: Conv2d, tile: StreamedTile, tensors: dict[str, Any], boxes: _Boxes, blocks: int, block: Expr, tid: Expr
+    ) -> None:
+        self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
+        self._blocks, self._block, self._field, pack = blocks, block, StreamedField(conv, tile), tile.pack(conv)
+        self._steps, self._channel_blocks = pack.steps(conv), pack.blocks(conv)
+        self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters for a step
+        work = self._field.patches * self._channel_blocks
+        self._count = (work - block + blocks - 1) // blocks
+        warps = LANES // WARP * tile.groups
+        arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
+        self._windows = _Ring(arena, "windows", f.ring, tile.dtype, warps * tile.cluster)
+        self._filters = _Ring(arena, "filters", f.filter_ring, tile.dtype, warps)
+        self._turns = arena.take("turns", (tile.turns,), PHASES)
+        self._warps = warps
+
+    def run(self, gpu: Gpu) -> None:
+        """Emits the block."""
+        tile, tid, blocks = self._tile, self._tid, resident(self._field, gpu)
+        call(f"share_multiprocessor<{blocks}>")
+        self._begin()
+        with T.If(tid < tile.multipliers), T.Then():
+            if tile.exchanges:
+                call(f"take_registers<{registers(tile, gpu, blocks)}>")
+            self._multiply()
+        with T.If(tid >= tile.multipliers), T.Then():
+            if tile.exchanges:
+                call(f"give_registers<{LEFT}>")
+            with T.If(tid == tile.multipliers), T.Then():
+                self._copy_windows()
+            with T.If(tid == tile.multipliers + WARP), T.Then():
+                self._copy_filters()
+
+    def _begin(self) -> None:
+        with T.If(self._tid == 0), T.Then():
+            self._windows.start()
+            self._filters.start()
+            if self._tile.turns > 1:
+                with T.unroll(self._tile.turns) as i:
+                    call(f"start_slot<{self._warps}>", pointer(self._turns, i))
+        self._clear()
+        if self._tile.cluster == 1:
+            barrier()
+        else:
+            call("cluster_barrier")
+
+    def _clear(self) -> None:
+        """Zeros behind the last row of every slot, where outputs' windows end."""
+        tile, f = self._tile, self._field
+        chunks = max(f.reach - f.copied, 0) * tile.units
+        if not chunks:
+            return
+        for first in range(0, tile.stages * chunks, tile.threads):
+            at = first + self._tid
+            with T.If(at < tile.stages * chunks), T.Then():
+                call("clear_chunk", pointer(self._windows.data, at // chunks, (f.copied * tile.units + at % chunks) * tile.unit))
+        call("fence_stores")
+        if tile.cluster > 1:  # whose barrier says nothing of stores
+            barrier()
+
+    def _tile_of(self, turn: Expr) -> tuple[Expr, Expr]:
+        """(block of channels, patch) that is a block's so-and-so-many-th: blocks of the same patch run side by side."""
+        work = self._block + turn * self._blocks
+        return work % self._channel_blocks, work // self._channel_blocks
+
+    def _copy_windows(self) -> None:
+        cluster, steps, ring = self._tile.cluster, self._steps, self._windows
+        with T.serial(self._count) as turn, T.serial(steps) as part:
+            step = turn * steps + part
+            ring.claim(step)
+            _, patch = self._tile_of(turn)
+            self._boxes.copy((ring.data, step % ring.slots), patch, part, self._block % cluster, ring.landed(step))
+        if cluster > 1:  # until nobody reaches for this block any more
+            with T.serial(ring.slots) as more:
+                ring.claim(self._count * steps + more)
+
+    def _copy_filters(self) -> None:
+        ring, per_tile, size = self._filters, self._steps * self._parts, self._field.filter_ring[1]
+        with T.serial(self._count) as turn, T.serial(per_tile) as part:
+            step = turn * per_tile + part
+            ring.claim(step)
+            channels, _ = self._tile_of(turn)
+            from_ = pointer(self._tensors["filter"], (channels * per_tile + part) * size)
+            call("copy_bulk", pointer(ring.data, step % ring.slots, 0), from_, size * self._conv.itemsize, ring.landed(step))
+
+    def _multiply(self) -> None:
+        conv, tile, windows, filters = self._conv, self._tile, self._windows, self._filters
+        product = StreamedProduct(conv, tile, filters.data, windows.data, self._tid)
+        which = self._tid // (LANES * tile.groups)  # of those that take turns
+        with T.serial((self._count - which + tile.turns - 1) // tile.turns) as round_:
+            turn = round_ * tile.turns + which
+            product.clear()
+            self._await_turn(turn)
+            with T.serial(self._steps) as part:
+                step = turn * self._steps + part
+                windows.wait(step)
+                for number in range(self._parts):
+                    copy = step * self._parts + number
+                    filters.wait(copy)
+                    if number == self._parts - 1:
+                        self._pass_turn(turn, part)
+                    product.multiply_taps(number * tile.taps, step % windows.slots, copy % filters.slots)
+                    call("wait_products<1>")
+                    if number:
+                        filters.give_back(copy - 1, 1)
+                    else:
+                        with T.If(part > 0), T.Then():
+                            self._give_back(step - 1)
+            product.finish()
+            self._give_back(turn * self._steps + self._steps - 1)
+            channels, patch = self._tile_of(turn)
+            PatchEpilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m).write(product)
+
+    def _give_back(self, step: Expr) -> None:
+        """A step's windows, and the last of its filters, have been read."""
+        self._filters.give_back(step * self._parts + self._parts - 1, 1)
+        self._windows.give_back(step, self._tile.cluster)
+
+    def _await_turn(self, turn: Expr) -> None:
+        """Until those before have seen all that lands for them: a barrier knows two phases only."""
+        turns = self._tile.turns
+        if turns > 1:
+            with T.If(turn > 0), T.Then():
+                call("wait_slot", pointer(self._turns, (turn - 1) % turns), (turn - 1) // turns % 2)
+
+    def _pass_turn(self, turn: Expr, part: Expr) -> None:
+        turns = self._tile.turns
+        if turns > 1:
+            with T.If(part == self._steps - 1), T.Then():
+                call("release_slot<1>", pointer(self._turns, turn % turns))

@@ -1,0 +1,97 @@
+"""The one statement of which tiles of filters and windows in steps are legal; sampler, user input, records and tests all ask here."""
+
+from __future__ import annotations
+
+import math
+
+from im2win.gpu import H200, Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.legality import CLUSTERS
+from im2win.schedules.cuda.shared import CHUNK
+from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, PRODUCTS
+from im2win.schedules.persistent.tile import M
+from im2win.schedules.streamed.kernel import OPERANDS, registers
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+
+MAX_THREADS = 640  # four warpgroups and those that copy for them
+MAX_PRODUCTS = 512  # of a step: they are written one after the other
+SMALLEST = 8  # outputs across a patch, in the least one
+
+
+def unable(conv: Conv2d) -> str | None:
+    """Why no tile computes a convolution; None if one may."""
+    if conv.dtype not in PRODUCTS:
+        return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
+    if conv.layout != "NHWC":
+        return f"filters and windows in steps are for channels last, not {conv.layout}"
+    if conv.groups != 1:
+        return f"filters and windows in steps are for one group, not {conv.groups}"
+    if conv.in_channels * conv.itemsize % CHUNK:
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+    cols = min(SMALLEST, flat(conv).output_size[1])
+    needed = StreamedField(flat(conv), StreamedTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    if needed > H200.block_shared:
+        return f"the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
+    return None
+
+
+def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal."""
+    reason = unable(conv)
+    if reason is not None:
+        return [reason]
+    least = {"groups": 1, "turns": 1, "stages": 2, "filter_stages": 2}
+    rules = [
+        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
+        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
+        *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
+        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
+        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
+    return broken or [text for holds, text in _fits(StreamedField(flat(conv), tile), gpu) if not holds]
+
+
+def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
+    one, taps = flat(conv), math.prod(conv.kernel)
+    (height, width), share = one.output_size, M * tile.groups
+    blocks = -(-conv.out_channels // max(tile.block_m, 1))
+    whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
+    return [
+        (
+            tile.block_m >= share and tile.block_m % share == 0,
+            f"`block_m` (={tile.block_m}) must be a multiple of {M} for each of {tile.groups} warpgroups",
+        ),
+        (
+            tile.block_m < conv.out_channels + share,
+            f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}",
+        ),
+        (1 <= tile.images <= one.batch, f"`images` (={tile.images}) must be 1 to the {one.batch} there are"),
+        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
+        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
+        (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
+        (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
+        (blocks % tile.cluster == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
+    ]
+
+
+def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
+    tile, conv = field.tile, field.conv
+    if field.part is None:
+        return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
+    products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
+    given = registers(tile, gpu, 1)
+    held, (images, lines, pitch) = field.sum_registers + OPERANDS, field.part
+    box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
+    return [
+        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
+        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
+        (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
+        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
+        (
+            field.shared_bytes <= gpu.block_shared,
+            f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}",
+        ),
+    ]

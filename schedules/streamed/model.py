@@ -1,0 +1,49 @@
+"""How long a tile of filters and windows in steps will take, from the machine's numbers: where the tuner begins.
+
+Constants are those of `schedules.cuda.model` and `schedules.persistent.model`, or reasoned; nothing here was fitted to this kernel.
+"""
+
+from __future__ import annotations
+
+import math
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
+from im2win.schedules.persistent.model import BEGIN_CYCLES, SMALL_COLUMNS, STORE_CYCLES
+from im2win.schedules.streamed.kernel import grid
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+
+COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
+LATENCY_CYCLES = 1000  # from the word to copy to what is copied, while all multiprocessors do
+CYCLE_BYTES = 40  # that a multiprocessor gets meanwhile in a cycle
+UNMEASURED = 1.15  # what estimates of other kernels were short by before they were fitted
+
+
+def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
+    """The model's estimate of a legal tile."""
+    whole, pack = flat(conv), tile.pack(conv)
+    field, blocks = StreamedField(whole, tile), grid(conv, tile, gpu)
+    work, taps, steps = field.patches * pack.blocks(conv), math.prod(conv.kernel), pack.steps(conv)
+    resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
+    count = -(-work // blocks)
+    products = steps * taps * tile.units // 2 * (tile.block_m // 64)
+    copies = steps * taps // tile.taps
+    multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES + copies * COPY_CYCLES
+    rings = ((steps, field.ring), (copies, field.filter_ring))  # of whose slots one is still read
+    landing = [LATENCY_CYCLES + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
+    landed = max(number / (slots - 1) * one for (number, (slots, _)), one in zip(rings, landing, strict=True))
+    stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
+    alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
+    cycles = BEGIN_CYCLES + sum(landing) - 2 * LATENCY_CYCLES + count * max(resident * multiplied, alone, landed) + stores
+    size = conv.itemsize * steps * tile.units * tile.unit
+    filters = work * tile.block_m * taps * size
+    windows = work // tile.cluster * field.pixels * size
+    return Estimate(
+        compute=UNMEASURED * cycles / gpu.clock_hz,
+        cache=UNMEASURED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
+        memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
+        transform=0.0,
+        occupancy=resident * tile.threads // 32,
+        shared_bytes=field.shared_bytes,
+    )

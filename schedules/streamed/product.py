@@ -1,0 +1,118 @@
+"""Products of a warpgroup with its share of the channels, and where their sums lie in the output."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.cuda_packing import row
+from im2win.problem import Conv2d
+from im2win.schedules.cuda.matrix import Place, TensorProduct
+from im2win.schedules.cuda.shared import CHUNK, Expr, call, pointer
+from im2win.schedules.persistent.kernel import Outputs, SharedProduct
+from im2win.schedules.persistent.tile import LANES, M, channel_run
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile
+
+KINDS = {"float16": "f16", "int8": "s8"}
+
+
+class StreamedProduct(SharedProduct):
+    """The products of a warpgroup with its channels of a block's filters."""
+
+    _field: StreamedField
+
+    def __init__(self, conv: Conv2d, tile: StreamedTile, filters: Any, ring: Any, tid: Expr) -> None:
+        self._conv, self._field, self._filters, self._ring = conv, StreamedField(conv, tile), filters, ring
+        warp, lane = tid // 32 % 4, tid % 32
+        self._warp, self._g, self._t = warp, lane // 4, lane % 4
+        self._channels = channel_run(conv)
+        rows = tile.warp_m // M
+        self._first = tid // LANES % tile.groups * rows  # of the block's runs of 64 channels
+        TensorProduct.__init__(
+            self, conv, cast(Any, tile), rows, self._field.columns // 8, channels_are_rows=True, run=self._channels
+        )
+
+    def _channel(self, place: Place) -> Expr:
+        return row((self._first + place[0]) * 4 + self._warp, place[1] * 8 + self._g, self._channels)
+
+    def fours(self) -> tuple[Expr, Any]:
+        """See `SharedProduct.fours`."""
+        column, first = super().fours()
+        return column, lambda i: first(self._first + i)
+
+    @property
+    def kept(self) -> list[int]:
+        """Runs of eight columns, of which some are outputs."""
+        outputs = [is_output(self._field, i) for i in range(self._field.columns)]
+        return [j for j in range(self._cols) if any(outputs[j * 8 : j * 8 + 8])]
+
+    def _wait(self) -> None:
+        call("end_products")
+        with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+            call("hold", pointer(self._sums, i, j, r))
+
+    def multiply_taps(self, first: int, window: Expr, filters: Expr) -> None:
+        """Begins the products of the taps from the first on whose filters are in a slot, with the channels of a slot of windows."""
+        tile, f = self._tile, self._field
+        name = f"wgmma_shared_{KINDS[tile.dtype]}<{f.columns}, {f.pixel_bytes}>"
+        call("begin_products")
+        for tap in range(tile.taps):
+            shift = f.shift(*divmod(first + tap, self._conv.kernel[1]))
+            for k in range(tile.units // 2):
+                for i in range(self._rows):
+                    at = (tap * tile.units + 2 * k) * tile.block_m + (self._first + i) * M
+                    a = pointer(self._filters, filters, at * tile.unit)
+                    b = pointer(self._ring, window, (shift * tile.units + 2 * k) * tile.unit)
+                    call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
+        call("commit_products")
+
+
+def is_output(field: StreamedField, column: int) -> bool:
+    """Whether a column of a patch's product is an output, and not between them."""
+    (line, x), tile = divmod(column, field.pitch), field.tile
+    return x < tile.cols and line % field.lines < tile.rows and line // field.lines < tile.images
+
+
+class StreamedOutputs(Outputs):
+    """Where the columns of a patch's product lie in the output."""
+
+    _field: StreamedField
+
+    def __init__(self, field: StreamedField, patch: Expr) -> None:
+        super().__init__(field, patch)
+        n, top, left = self._corner
+        self._corner = n * field.tile.images, top, left
+
+    def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(n, m, x) of a column, given as the first of eight and one of these, and under which conditions it is an output."""
+        field, tile, conv = self._field, self._field.tile, self._field.conv
+        (image, down, col), (n, top, left), conditions = self._place(*window), self._corner, []
+        columns = [window[0] + lane for lane in range(8)]
+        places = [(*divmod(column // field.pitch, field.lines), column % field.pitch) for column in columns]
+        for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, tile.cols, 2)):
+            if any(place[which] >= size for place in places):
+                conditions.append(value < size)
+        place, sizes = (n + image, top + down, left + col), (tile.images, tile.rows, tile.cols)
+        ends = zip(place, (conv.batch, *conv.output_size), sizes, strict=True)
+        conditions += [value < end for value, end, size in ends if end % size]
+        return *place, conditions
+
+    def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:
+        """(image, row, column) in the patch."""
+        field = self._field
+        line, at = divmod(first, field.pitch)
+        if field.pitch < 8:  # the eight are in several rows
+            line_, col = (first + lane) // field.pitch, (first + lane) % field.pitch
+            return line_ // field.lines, line_ % field.lines, col
+        (image, down), (later, below) = divmod(line, field.lines), divmod(line + 1, field.lines)
+        if at + 7 < field.pitch:
+            return tirx.const(image, "int32"), tirx.const(down, "int32"), at + lane
+        here = at + lane < field.pitch  # some of the eight are in the next row
+        col = tirx.Select(here, at + lane, at + lane - field.pitch)
+        return self._either(here, image, later), self._either(here, down, below), col
+
+    @staticmethod
+    def _either(here: Expr, first: int, second: int) -> Expr:
+        return tirx.const(first, "int32") if first == second else tirx.Select(here, tirx.const(first, "int32"), tirx.const(second, "int32"))

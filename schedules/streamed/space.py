@@ -1,0 +1,95 @@
+"""Which tiles of filters and windows in steps are worth a trial, legal all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from im2win.gpu import Gpu
+from im2win.problem import Conv2d
+from im2win.schedules.persistent.legality import PRODUCTS
+from im2win.schedules.persistent.model import SMALL_COLUMNS
+from im2win.schedules.persistent.tile import KIB, M
+from im2win.schedules.streamed.kernel import OPERANDS, registers
+from im2win.schedules.streamed.legality import problems, unable
+from im2win.schedules.streamed.model import estimate
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+
+MOST = 32  # tiles of a shape, those that the model ranks first
+PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
+PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
+PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
+# (channels of a block, warpgroups, turns, most columns): of what registers hold
+SHAPES = (
+    (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
+    (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
+)  # fmt: skip
+COPIES = 6  # of filters, that shared memory has at most
+
+
+def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1) -> list[tuple[int, int, int]]:
+    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy.
+
+    Args:
+        blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
+    """
+    one = flat(conv)
+    height, width = one.output_size
+    found = []
+    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1)
+    in_row = conv.kernel == (1, 1) and height == 1 and width > most
+    for cols in range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most):
+        for rows in _sizes(height, most // cols):
+            whole = (rows, cols) == (height, width)
+            for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
+                field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
+                if field.columns <= most:
+                    cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
+                    found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
+    return [patch for _, patch in sorted(found)[:PATCHES]]
+
+
+def _sizes(size: int, most: int) -> Iterator[int]:
+    """Parts of a size up to so many, the largest first; of those that cover it with as many, the least."""
+    one = min(size, most)
+    while one:
+        one = -(-size // -(-size // one))
+        yield one
+        one -= 1
+
+
+def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
+    """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
+    field = StreamedField(flat(conv), tile)
+    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if registers(tile, gpu, 2) >= field.sum_registers + OPERANDS else (1,)):
+        alone = replace(tile, stages=stages, filter_stages=0)
+        left = gpu.shared // blocks - KIB - StreamedField(flat(conv), alone).shared_bytes - 2 * 128
+        copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes
+        if copies >= 2:
+            yield replace(alone, filter_stages=min(copies, COPIES))
+
+
+def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator[StreamedTile]:
+    block_m, groups, turns, columns = shape
+    all_taps = math.prod(conv.kernel)
+    taps = sorted({all_taps, conv.kernel[1], 1})
+    blocks = -(-conv.out_channels // block_m)
+    shapes = dict.fromkeys(patches(conv, columns) + patches(conv, columns, blocks, gpu.multiprocessors))
+    for (images, rows, cols), slabs, tap, cluster in itertools.product(shapes, (2, 1), taps, (1, 2, 4)):
+        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns)
+        if not problems(conv, tile, gpu):
+            yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
+
+
+def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
+    """Every tile worth a trial, in a fixed order."""
+    if unable(conv) is not None:
+        return []
+
+    def seconds(tile: StreamedTile) -> float:
+        return estimate(conv, tile, gpu).seconds
+
+    found = (sorted(_tiles(conv, gpu, shape), key=seconds)[:MOST] for shape in SHAPES)
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
