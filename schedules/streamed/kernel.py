@@ -18,7 +18,8 @@ from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, pointer
-from im2win.schedules.persistent.kernel import MAP, ORDERS, PROMOTED, PatchEpilogue
+from im2win.schedules.persistent.epilogue import patch_epilogue
+from im2win.schedules.persistent.kernel import MAP, ORDERS, PROMOTED
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES
 from im2win.schedules.streamed.product import StreamedOutputs, StreamedProduct
 from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
@@ -260,7 +261,7 @@ class _Kernel:
             product.finish()
             self._give_back(turn * self._steps + self._steps - 1)
             channels, patch = self._tile_of(turn)
-            PatchEpilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m).write(product)
+            patch_epilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m).write(product)
 
     def _give_back(self, step: Expr) -> None:
         """A step's windows, and the last of its filters, have been read."""

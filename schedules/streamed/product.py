@@ -11,7 +11,8 @@ from im2win.cuda_packing import row
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.matrix import Place, TensorProduct
 from im2win.schedules.cuda.shared import CHUNK, Expr, call, pointer
-from im2win.schedules.persistent.kernel import Outputs, SharedProduct
+from im2win.schedules.persistent.epilogue import Outputs
+from im2win.schedules.persistent.kernel import SharedProduct
 from im2win.schedules.persistent.tile import LANES, M, channel_run
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
