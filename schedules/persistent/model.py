@@ -16,7 +16,7 @@ from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
 SMALL_COLUMNS = 10  # of a product, that reading its filters costs beside those it has
 BEGIN_CYCLES = 5000  # until the first step is in shared memory
 STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
-TAKE_CYCLES = 330  # to rearrange 16 bytes in each of 32 threads
+TAKE_CYCLES = 250  # to rearrange 16 bytes in each of 32 threads
 
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
@@ -28,7 +28,8 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
     copies = 0.0 if field.boxed else pack.steps(conv) * field.pixels * tile.units / LANES * TAKE_CYCLES
-    stores = field.sum_registers / (2 if conv.layout == "NHWC" else 1) * STORE_CYCLES
+    together = 2 if conv.layout == "NHWC" or conv.out_itemsize <= 2 and conv.output_size[1] % 8 == 0 else 1  # see `epilogue`
+    stores = field.sum_registers / together * STORE_CYCLES
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
     cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
