@@ -28,7 +28,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
     copies = 0.0 if field.boxed else pack.steps(conv) * field.pixels * tile.units / LANES * TAKE_CYCLES
-    together = 2 if conv.layout == "NHWC" or conv.out_itemsize <= 2 and conv.output_size[1] % 8 == 0 else 1  # see `epilogue`
+    together = 2 if conv.layout == "NHWC" or (conv.out_itemsize <= 2 and conv.output_size[1] % 8 == 0) else 1  # see `epilogue`
     stores = field.sum_registers / together * STORE_CYCLES
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
