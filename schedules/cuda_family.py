@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,3 +57,61 @@ class CudaFamily(CudaPlan):
     @abstractmethod
     def shape(self, tile: Any) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a plan of one kernel is made of: the class of its tiles, and functions as in `CudaFamily`."""
+
+    tile: type[Any]
+    unable: Callable[[Conv2d], str | None]
+    problems: Callable[[Conv2d, Any, Gpu], list[str]]
+    space: Callable[[Conv2d, Gpu], list[Any]]
+    estimate: Callable[[Conv2d, Any, Gpu], Estimate]
+    kernel: Callable[[Conv2d, Any, Gpu, str], Any]
+    """kernel(conv, tile, gpu, name) over the tensors of `conv.arguments`"""
+
+
+@dataclass(frozen=True)
+class OneKernel(CudaFamily):
+    """A plan whose tiles are of one kernel, between which and the next nothing is made, with one accuracy."""
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """What it is made of, imported when it is asked for: it needs TVM."""
+
+    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """None."""
+        return 0
+
+    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution; None if one does."""
+        return self.parts().unable(conv)
+
+    def tile(self, values: Mapping[str, Any]) -> Any:
+        """A tile from its plain values; ValueError if they are none."""
+        return self.parts().tile.from_dict(values)
+
+    def space(self, conv: Conv2d, gpu: Gpu) -> list[Any]:
+        """Every tile worth a trial."""
+        return self.parts().space(conv, gpu)
+
+    def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        return self.parts().problems(conv, tile, gpu)
+
+    def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        return self.parts().estimate(conv, tile, gpu)
+
+    def pack(self, conv: Conv2d, tile: Any) -> Pack:
+        """How filters are packed for a tile."""
+        pack: Pack = tile.pack(conv)
+        return pack
+
+    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
+        """The kernel to compile."""
+        from im2win.codegen import SYMBOL
+        from im2win.cuda_codegen import kernel_module
+
+        return kernel_module({SYMBOL: self.parts().kernel(conv, tile, gpu, SYMBOL)})

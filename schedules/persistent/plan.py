@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy
-from im2win.schedules.cuda_family import CudaFamily
-
-if TYPE_CHECKING:
-    import tvm
-
-    from im2win.gpu import Gpu
-    from im2win.packs import Pack
-    from im2win.schedules.cuda.model import Estimate
-    from im2win.schedules.persistent.tile import PersistentTile
+from im2win.schedules.cuda_family import OneKernel, Parts
 
 
 @dataclass(frozen=True)
-class PersistentPlan(CudaFamily):
+class PersistentPlan(OneKernel):
     """The only plan whose tiles are `PersistentTile`."""
 
-    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
-        """Nothing is made between kernels: there is one."""
-        return 0
-
-    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
-        from im2win.schedules.persistent.legality import unable
-
-        return unable(conv)
-
-    def tile(self, values: Mapping[str, Any]) -> PersistentTile:
-        """A tile from its plain values; ValueError if they are none."""
+    def parts(self) -> Parts:
+        """Its tiles and what is known of them."""
+        from im2win.schedules.persistent.kernel import persistent_kernel
+        from im2win.schedules.persistent.legality import problems, unable
+        from im2win.schedules.persistent.model import estimate
+        from im2win.schedules.persistent.space import space
         from im2win.schedules.persistent.tile import PersistentTile
 
-        return PersistentTile.from_dict(values)
-
-    def space(self, conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:
-        """Every tile worth a trial."""
-        from im2win.schedules.persistent.space import space
-
-        return space(conv, gpu)
-
-    def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
-        from im2win.schedules.persistent.legality import problems
-
-        return problems(conv, tile, gpu)
-
-    def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
-        from im2win.schedules.persistent.model import estimate
-
-        return estimate(conv, tile, gpu)
-
-    def pack(self, conv: Conv2d, tile: Any) -> Pack:
-        """How filters are packed for a tile."""
-        pack: Pack = tile.pack(conv)
-        return pack
+        return Parts(PersistentTile, unable, problems, space, estimate, persistent_kernel)
 
     def shape(self, tile: Any) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
         return tile.block_m, tile.groups, -(-tile.warp_n // 64)
-
-    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
-        """The kernel to compile."""
-        from im2win.codegen import SYMBOL
-        from im2win.cuda_codegen import kernel_module
-        from im2win.schedules.persistent.kernel import persistent_kernel
-
-        return kernel_module({SYMBOL: persistent_kernel(conv, tile, gpu, SYMBOL)})
