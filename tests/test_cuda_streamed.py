@@ -1,4 +1,4 @@
-"""Kernels to which filters and windows come in steps: exact on the emulator, wrong without any of their waits, and what they refuse."""
+"""Kernels to which filters and windows come in steps: exact on the emulator, and wrong without any of their waits."""
 
 from __future__ import annotations
 
@@ -10,39 +10,18 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from emulated import Emulated, Made, differences, expected, goes_wrong, typed
+from emulated import Emulated, differences, expected, goes_wrong, typed
 from oracle import exact_tensors
+from streamed import ROW, S8, SMALL, made, tile
 
-from im2win import cuda_codegen, packs
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.emulator import TensorMap
+from im2win import cuda_codegen
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.schedules.streamed.instructions import with_residents
-from im2win.schedules.streamed.kernel import LEFT, begins_with, grid, registers, resident
-from im2win.schedules.streamed.legality import problems, unable
-from im2win.schedules.streamed.space import MOST, SHAPES, patches, space
+from im2win.schedules.streamed.kernel import LEFT, begins_with, registers, resident
+from im2win.schedules.streamed.legality import problems
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
-
-ROW = ALGORITHMS["direct_streamed"]
-SMALL = replace(H200, multiprocessors=2, threads=384)  # so few that blocks of small problems stay
-
-
-def tile(
-    block_m: int, images: int, rows: int, cols: int, *, slabs: int = 1, stages: int = 2, taps: int = 1, filter_stages: int = 2,
-    groups: int = 1, turns: int = 1, cluster: int = 1, product: str = "wg_f16",
-) -> StreamedTile:  # fmt: skip
-    more = {"images": images, "taps": taps, "filter_stages": filter_stages, "turns": turns}
-    return StreamedTile(product, block_m, rows, cols, slabs, stages, groups, cluster, **more)
-
-
-def made(conv: Conv2d, one: StreamedTile) -> Made:
-    assert problems(conv, one, SMALL) == []
-    source = cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, SMALL), SMALL)
-    return Made(str(one), source, one.pack(conv))
 
 
 def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:
@@ -53,7 +32,6 @@ def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:
         assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
 
 
-S8 = "wg_s8"
 EXACT = {
     "pixels of all images in one row": ("n3-c64x13x14-k64x1x1-float16-NHWC", tile(64, 1, 1, 64)),
     "one after the other": ("n3-c40x13x14-k128x1x1-float16-NHWC-bias-add-relu", tile(128, 1, 1, 48, slabs=2, groups=2, filter_stages=3)),
@@ -67,6 +45,13 @@ EXACT = {
     "two share images": ("n5-c32x7x7-k128x3x3-p1-float16-NHWC-bias", tile(64, 2, 7, 7, cluster=2)),
     "four share rows, in turn": ("n5-c32x7x7-k256x3x3-p1-float16-NHWC", tile(64, 1, 7, 7, stages=3, taps=3, turns=2, cluster=4)),
     "rows that the cluster does not divide": ("n2-c32x9x12-k128x3x3-p1-float16-NHWC-add", tile(64, 1, 3, 6, cluster=2, taps=3)),
+    "two share filters": ("n4-c40x7x7-k70x3x3-p1-float16-NHWC-bias", tile(64, 2, 7, 7, taps=3, cluster=2, shared="filters")),
+    "four share filters, in turn": (
+        "n4-c72x7x7-k128x3x3-p1-float16-NHWC-add", tile(64, 1, 7, 7, stages=3, taps=9, turns=2, cluster=4, shared="filters"),
+    ),
+    "two share filters of one tap": (
+        "n3-c72x5x14-k128x1x1-float16-NHWC", tile(128, 1, 1, 56, slabs=2, groups=2, cluster=2, shared="filters"),
+    ),
     "a stride, whole images": ("n3-c32x14x14-k128x3x3-p1-float16-NHWC-s2", tile(128, 2, 7, 7, groups=2, stages=3)),
     "a stride, shared": ("n2-c32x13x14-k128x3x3-p1-float16-NHWC-s2", tile(64, 1, 4, 4, cluster=2, taps=3)),
     "a stride of one tap": ("n3-c64x13x14-k64x1x1-float16-NHWC-s2", tile(64, 1, 3, 7, filter_stages=3)),
@@ -105,7 +90,7 @@ def test_any_tile_of_any_problem(seed: int) -> None:
             64 * draw.randint(1, 3), draw.randint(1, 3), *(draw.choice([size, draw.randint(1, size)]) for size in out),
             slabs=draw.randint(1, 2), stages=draw.randint(2, 4), taps=draw.choice([1, kernel, kernel * kernel]),
             filter_stages=draw.randint(2, 4), groups=draw.randint(1, 2), turns=draw.randint(1, 2), cluster=draw.choice([1, 2, 4]),
-            product={"float16": "wg_f16", "int8": S8}[dtype],
+            product={"float16": "wg_f16", "int8": S8}[dtype], shared=draw.choice(["windows", "windows", "filters"]),
         )  # fmt: skip
         if not problems(conv, one, SMALL):
             return check(conv, one, 1)
@@ -121,6 +106,7 @@ WAITS = (
 SABOTAGED = {
     "alone": ("n5-c64x7x7-k64x3x3-p1-float16-NHWC", tile(64, 1, 7, 7, taps=3, stages=2, filter_stages=2)),
     "in turn, in clusters": ("n5-c128x4x16-k128x1x1-float16-NHWC", tile(64, 1, 1, 32, turns=2, cluster=2)),
+    "filters shared": ("n6-c128x4x16-k128x1x1-float16-NHWC", tile(64, 1, 1, 32, turns=2, cluster=2, shared="filters")),
 }
 
 
@@ -140,6 +126,10 @@ SITES = {
     "in turn, in clusters": {
         "wait_slot": 4, "wait_bulk": 2, "wait_products": 1, "end_products": 1, "release_slot": 5, "expect_bytes": 1, "cluster_barrier": 1,
         "copy_bulk": 1, "copy_shared": 1, "start_slot": 3, "start_phases": 2,
+    },
+    "filters shared": {
+        "wait_slot": 4, "wait_bulk": 2, "wait_products": 1, "end_products": 1, "release_slot": 5, "expect_bytes": 1, "cluster_barrier": 1,
+        "copy_shared": 1, "copy_box": 1, "start_slot": 3, "start_phases": 2,
     },
 }  # fmt: skip
 
@@ -236,116 +226,3 @@ def test_registers_pass_from_those_that_copy() -> None:
     assert registers(replace(one, groups=1), H200, 1) == 240 and not replace(one, groups=1).exchanges
     alone = 'extern "C" __global__ void __launch_bounds__(64) k(float* x) {\n}\n'
     assert with_residents(alone) == alone
-
-
-# --- tiles
-
-
-def test_boxes() -> None:
-    """What the driver is asked for: the innermost axis first, strides in bytes; one row of pixels, or whole images."""
-    conv = Conv2d.parse("n5-c64x7x7-k128x3x3-p1-float16-NHWC")
-    one = tile(64, 4, 7, 7, cluster=2)
-    [box] = [each for each in made(conv, one).generated.launches[0].arguments if isinstance(each, TensorMap)]
-    assert box == TensorMap("data", (64, 7, 7, 5), (2, 128, 896, 6272), (32, 8, 8, 2), (1, 1, 1, 1), 64)
-    pixels = Conv2d.parse("n5-c64x7x7-k128x1x1-float16-NHWC")
-    launch = made(pixels, tile(64, 1, 1, 128, slabs=2, cluster=2)).generated
-    [box] = [each for each in launch.launches[0].arguments if isinstance(each, TensorMap)]
-    assert box.sizes == (64, 245, 1, 1) and box.box == (64, 64, 1, 1) and launch.launches[0].cluster == 2
-
-
-def test_a_patch_in_shared_memory() -> None:
-    """Rows and images have the zeros between them in common."""
-    conv = Conv2d.parse("n8-c64x7x7-k64x3x3-p1-float16-NHWC")
-    field = StreamedField(conv, tile(64, 4, 7, 7))
-    assert (field.pitch, field.lines, field.columns, field.copied, field.reach) == (8, 8, 248, 256, 265)
-    assert [field.shift(1, 2), field.shift(0, 1)] == [10, 1] and field.patches == 2 and field.held == 273
-    part = StreamedField(conv, tile(64, 1, 4, 7))
-    assert (part.pitch, part.lines, part.columns, part.copied, part.reach) == (8, 6, 32, 48, 49)
-    strided = StreamedField(conv.with_(height=14, width=14, stride=2), tile(64, 2, 7, 7))
-    assert (strided.planes, strided.pitch, strided.lines, strided.plane, strided.columns) == ((2, 2), 8, 8, 128, 120)
-    assert StreamedField(conv, tile(64, 1, 7, 7, cluster=2)).part == (1, 4, 8)
-    assert StreamedField(conv.with_(width=9), tile(64, 1, 7, 5, cluster=2)).part == (1, 8, 7)
-    assert flat(conv) == conv and flat(conv.with_(kernel=1, padding=0)).input_shape == (1, 1, 392, 64)
-
-
-def test_the_grid() -> None:
-    """Blocks that run at once, in whole clusters; those of four leave multiprocessors beyond sixteens idle."""
-    conv = Conv2d.parse("n128-c512x28x28-k512x1x1-float16-NHWC")
-    one = tile(128, 1, 1, 256, slabs=2, stages=4, filter_stages=4, groups=2)
-    assert [grid(conv, replace(one, cluster=cluster), H200) for cluster in (1, 2, 4)] == [132, 132, 128]
-    small = tile(64, 1, 1, 64, slabs=1, groups=1)
-    assert resident(StreamedField(flat(conv), small), H200) == 4 and grid(conv, small, H200) == 528
-    assert grid(conv.with_(batch=1, height=8, width=8), small, H200) == 8
-
-
-GOOD = tile(64, 1, 3, 5)
-KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"product": S8}, "`product` (=wg_s8) must be wg_f16 for float16"),
-        ({"block_m": 96}, "`block_m` (=96) must be a multiple of 64 for each of 1 warpgroups"),
-        ({"groups": 2}, "`block_m` (=64) must be a multiple of 64 for each of 2 warpgroups"),
-        ({"block_m": 192}, "`block_m` (=192) must hold less than 64 channels beyond 128"),
-        ({"images": 3}, "`images` (=3) must be 1 to the 2 there are"),
-        ({"images": 2}, "`images` (=2) must be 1 where a patch has less than all 12 x 16 outputs of one"),
-        ({"rows": 13}, "`rows` (=13) must be 1 to the output's 12"),
-        ({"cols": 0}, "`cols` (=0) must be 1 to the output's 16"),
-        ({"slabs": 3}, "`slabs` (=3) must be 1 or 2"),
-        ({"stages": 1}, "`stages` (=1) must be at least 2"),
-        ({"filter_stages": 1}, "`filter_stages` (=1) must be at least 2"),
-        ({"turns": 0}, "`turns` (=0) must be at least 1"),
-        ({"taps": 2}, "`taps` (=2) must divide the kernel's 9"),
-        ({"cluster": 3}, "`cluster` (=3) must be one of 1, 2, 4"),
-        ({"cluster": 4}, "`cluster` (=4) must divide the 2 thread blocks along channels"),
-        ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
-        ({"turns": 5}, "the block's 768 threads must be at most 640"),
-        ({"rows": 12, "cols": 16, "turns": 4}, "the 152 registers of a thread must be at most the 112 that it gets"),
-        ({"taps": 9, "filter_stages": 7}, "bytes of shared memory must be at most 232448"),
-    ],
-)
-def test_rules(change: dict[str, object], message: str) -> None:
-    found = problems(Conv2d.parse(KEY), replace(GOOD, **change), H200)  # type: ignore[arg-type]
-    assert any(message in one for one in found), found
-
-
-def test_parts_of_a_cluster_begin_where_banks_do() -> None:
-    flat_one = Conv2d.parse("n2-c64x12x16-k128x1x1-float16-NHWC")
-    assert problems(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
-    [message] = problems(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
-    assert message == "`cluster` (=2) must cut patches in parts of whole images, rows or 8 pixels"
-
-
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("n1-c64x9x9-k64x3x3-NHWC", "are multiplied in float16 or int8, not float32"),
-        ("n1-c64x9x9-k64x3x3-float16", "are for channels last, not NCHW"),
-        ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
-        ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as copies of boxes need, not 24"),
-        ("n1-c64x240x240-k64x225x3-s225x1-float16-NHWC", "the least patches take"),
-    ],
-)
-def test_what_it_cannot_compute(key: str, reason: str) -> None:
-    conv = Conv2d.parse(key)
-    assert reason in str(unable(conv)) and reason in str(ROW.supports(conv, "cuda"))
-    assert space(conv, H200) == []
-
-
-def test_the_space() -> None:
-    """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
-    conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
-    found = space(conv, H200)
-    assert 100 < len(found) <= MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
-    assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
-    assert {one.cluster for one in found} == {1, 2, 4} and {one.turns for one in found} == {1, 2}
-    backend = backend_for(H200, "exact")
-    assert backend.tile(ROW, found[0].as_dict()) == found[0] and backend.accuracy(found[0]) == "exact"
-    pack = backend.pack(conv, found[0])
-    assert packs.from_dict(packs.as_dict(pack)) == pack and np.prod(pack.shape(conv)) == 512 * 512 * 9
-    cost, best = backend.ranked(conv, ROW)[0]
-    assert 10e-6 < cost < 60e-6 and backend.proven(conv, best)
-    with pytest.raises(ValueError, match="must be of type int"):
-        StreamedTile.from_dict(found[0].as_dict() | {"turns": True})

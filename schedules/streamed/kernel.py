@@ -99,7 +99,7 @@ class _Boxes:
         (down, across), unit = f.counts, tile.units * tile.unit
         n, top, left = patch // (down * across) * tile.images, patch // across % down * tile.rows, patch % across * tile.cols
         y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
-        name = "copy_box" if tile.cluster == 1 else f"copy_shared<{tile.cluster}>"
+        name = "copy_box" if tile.window_blocks == 1 else f"copy_shared<{tile.window_blocks}>"
         if self._images < tile.images:
             n = n + rank * self._images
         elif self._lines < f.lines:
@@ -107,7 +107,7 @@ class _Boxes:
         elif self._pitch < f.pitch:
             x = x + rank * (self._pitch * conv.stride[1])
         call("expect_bytes", landed, f.pixels * unit * conv.itemsize)
-        first = rank * (self._images * self._lines * self._pitch)
+        first = rank * (self._images * self._lines * self._pitch) if tile.window_blocks > 1 else 0
         for number, (row_, col) in enumerate(itertools.product(*map(range, f.planes))):
             to = pointer(*slot, (number * f.plane + first) * unit)
             call(name, to, T.address_of(self._map), part * unit, x + col, y + row_, n, landed)
@@ -117,11 +117,12 @@ class _Ring:
     """Slots of shared memory that pass from who fills them to who reads them, and back.
 
     Args:
-        readers: warps that give a slot back.
+        warps: of a block, that read a slot and give it back.
+        blocks: of a cluster, that fill the slots of all.
     """
 
-    def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, readers: int) -> None:
-        self.slots, self.readers = shape[0], readers
+    def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int) -> None:
+        self.slots, self._readers, self._blocks = shape[0], warps * blocks, blocks
         self.data = arena.take(name, shape, dtype)
         self._landed = arena.take(f"{name}_landed", (self.slots,), PHASES)
         self._given = arena.take(f"{name}_given", (self.slots,), PHASES)
@@ -130,7 +131,7 @@ class _Ring:
         """One thread starts the barriers."""
         with T.unroll(self.slots) as i:
             call("start_phases", pointer(self._landed, i))
-            call(f"start_slot<{self.readers}>", pointer(self._given, i))
+            call(f"start_slot<{self._readers}>", pointer(self._given, i))
 
     def landed(self, step: Expr) -> Expr:
         """The barrier that counts what lands."""
@@ -144,9 +145,15 @@ class _Ring:
         """Until a step has landed."""
         call("wait_bulk", self.landed(step), step // self.slots % 2)
 
-    def give_back(self, step: Expr, blocks: int) -> None:
+    def give_back(self, step: Expr) -> None:
         """A warp has read a step; it says so to the blocks that fill its slot."""
-        call(f"release_slot<{blocks}>", pointer(self._given, step % self.slots))
+        call(f"release_slot<{self._blocks}>", pointer(self._given, step % self.slots))
+
+    def end(self, steps: Expr) -> None:
+        """Behind the last step: until no other block reaches for this one's slots any more."""
+        if self._blocks > 1:
+            with T.serial(self.slots) as more:
+                self.claim(steps + more)
 
 
 class _Kernel:
@@ -161,8 +168,8 @@ class _Kernel:
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
-        self._windows = _Ring(arena, "windows", f.ring, tile.dtype, warps * tile.cluster)
-        self._filters = _Ring(arena, "filters", f.filter_ring, tile.dtype, warps)
+        self._windows = _Ring(arena, "windows", f.ring, tile.dtype, warps, tile.window_blocks)
+        self._filters = _Ring(arena, "filters", f.filter_ring, tile.dtype, warps, tile.filter_blocks)
         self._turns = arena.take("turns", (tile.turns,), PHASES)
         self._warps = warps
 
@@ -211,29 +218,30 @@ class _Kernel:
             barrier()
 
     def _tile_of(self, turn: Expr) -> tuple[Expr, Expr]:
-        """(block of channels, patch) that is a block's so-and-so-many-th: blocks of the same patch run side by side."""
-        work = self._block + turn * self._blocks
-        return work % self._channel_blocks, work // self._channel_blocks
+        """(block of channels, patch) that is a block's so-and-so-many-th: blocks of the same patch, or patches, run side by side."""
+        patches = self._tile.filter_blocks  # that blocks of a cluster compute side by side
+        work = self._block // patches + turn * (self._blocks // patches)
+        return work % self._channel_blocks, work // self._channel_blocks * patches + self._block % patches
 
     def _copy_windows(self) -> None:
-        cluster, steps, ring = self._tile.cluster, self._steps, self._windows
+        steps, ring = self._steps, self._windows
         with T.serial(self._count) as turn, T.serial(steps) as part:
             step = turn * steps + part
             ring.claim(step)
             _, patch = self._tile_of(turn)
-            self._boxes.copy((ring.data, step % ring.slots), patch, part, self._block % cluster, ring.landed(step))
-        if cluster > 1:  # until nobody reaches for this block any more
-            with T.serial(ring.slots) as more:
-                ring.claim(self._count * steps + more)
+            self._boxes.copy((ring.data, step % ring.slots), patch, part, self._block % self._tile.cluster, ring.landed(step))
+        ring.end(self._count * steps)
 
     def _copy_filters(self) -> None:
-        ring, per_tile, size = self._filters, self._steps * self._parts, self._field.filter_ring[1]
+        ring, per_tile, size, blocks = self._filters, self._steps * self._parts, self._field.filter_ring[1], self._tile.filter_blocks
+        copy = "copy_bulk" if blocks == 1 else f"copy_shared<{blocks}>"
         with T.serial(self._count) as turn, T.serial(per_tile) as part:
             step = turn * per_tile + part
             ring.claim(step)
             channels, _ = self._tile_of(turn)
             from_ = pointer(self._tensors["filter"], (channels * per_tile + part) * size)
-            call("copy_bulk", pointer(ring.data, step % ring.slots, 0), from_, size * self._conv.itemsize, ring.landed(step))
+            call(copy, pointer(ring.data, step % ring.slots, 0), from_, size * self._conv.itemsize, ring.landed(step))
+        ring.end(self._count * per_tile)
 
     def _multiply(self) -> None:
         conv, tile, windows, filters = self._conv, self._tile, self._windows, self._filters
@@ -254,7 +262,7 @@ class _Kernel:
                     product.multiply_taps(number * tile.taps, step % windows.slots, copy % filters.slots)
                     call("wait_products<1>")
                     if number:
-                        filters.give_back(copy - 1, 1)
+                        filters.give_back(copy - 1)
                     else:
                         with T.If(part > 0), T.Then():
                             self._give_back(step - 1)
@@ -265,8 +273,8 @@ class _Kernel:
 
     def _give_back(self, step: Expr) -> None:
         """A step's windows, and the last of its filters, have been read."""
-        self._filters.give_back(step * self._parts + self._parts - 1, 1)
-        self._windows.give_back(step, self._tile.cluster)
+        self._filters.give_back(step * self._parts + self._parts - 1)
+        self._windows.give_back(step)
 
     def _await_turn(self, turn: Expr) -> None:
         """Until those before have seen all that lands for them: a barrier knows two phases only."""

@@ -15,6 +15,7 @@ from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other
+SHARED = ("windows", "filters")
 SMALLEST = 8  # outputs across a patch, in the least one
 
 
@@ -46,6 +47,7 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
         (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
         *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
+        (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
         (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
     ]
     broken = [text for holds, text in rules if not holds]
@@ -72,7 +74,7 @@ def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
         (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
         (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
-        (blocks % tile.cluster == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
+        (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
     ]
 
 
@@ -89,6 +91,7 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (field.patches % tile.filter_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {field.patches} patches"),
         (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
         (
             field.shared_bytes <= gpu.block_shared,

@@ -1,7 +1,7 @@
 """How long a tile of filters and windows in steps will take, from the machine's numbers: where the tuner begins.
 
 Constants are those of `schedules.cuda.model` and `schedules.persistent.model`, or reasoned. Estimates of 56 tiles of four layers of
-ResNet-50 were right on average, two of three within 18 % (float16, H200).
+ResNet-50 were right on average, two of three within 16 % (float16, H200). Shared filters were not among them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
 COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
 CYCLE_BYTES = 40  # that a multiprocessor gets in a cycle while all do
+FOUR = 1.3  # times as long take clusters of four whose patches have several rows: so it was measured where they share windows
 CACHED = 0.8  # time for what blocks ask level-2 cache for, of what its bandwidth says: they ask for the same filters side by side
 
 
@@ -36,12 +37,13 @@ def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
     alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
     cycles = BEGIN_CYCLES + sum(landing) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, landed) + stores
+    apart = FOUR if tile.cluster == 4 and tile.rows > 1 else 1.0
     size = conv.itemsize * steps * tile.units * tile.unit
-    filters = work * tile.block_m * taps * size
-    windows = work // tile.cluster * field.pixels * size
+    filters = work // tile.filter_blocks * tile.block_m * taps * size
+    windows = work // tile.window_blocks * field.pixels * size
     return Estimate(
-        compute=cycles / gpu.clock_hz,
-        cache=CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
+        compute=apart * cycles / gpu.clock_hz,
+        cache=apart * CACHED * (filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
         memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
         transform=0.0,
         occupancy=resident * tile.threads // 32,

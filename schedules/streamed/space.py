@@ -13,11 +13,11 @@ from im2win.schedules.persistent.legality import PRODUCTS
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import KIB, M
 from im2win.schedules.streamed.kernel import OPERANDS, registers
-from im2win.schedules.streamed.legality import problems, unable
+from im2win.schedules.streamed.legality import SHARED, problems, unable
 from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
-MOST = 32  # tiles of a shape, those that the model ranks first
+MOST = 18  # tiles of a shape that share windows, or nothing, and that share filters: those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
 PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
@@ -26,6 +26,7 @@ SHAPES = (
     (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
     (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
 )  # fmt: skip
+CLUSTERS = ((1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"))
 COPIES = 6  # of filters, that shared memory has at most
 
 
@@ -77,8 +78,9 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator
     taps = sorted({all_taps, conv.kernel[1], 1})
     blocks = -(-conv.out_channels // block_m)
     shapes = dict.fromkeys(patches(conv, columns) + patches(conv, columns, blocks, gpu.multiprocessors))
-    for (images, rows, cols), slabs, tap, cluster in itertools.product(shapes, (2, 1), taps, (1, 2, 4)):
-        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, images=images, taps=tap, turns=turns)
+    for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
+        more = {"images": images, "taps": tap, "turns": turns, "shared": shared}
+        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
         if not problems(conv, tile, gpu):
             yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
 
@@ -91,5 +93,9 @@ def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
     def seconds(tile: StreamedTile) -> float:
         return estimate(conv, tile, gpu).seconds
 
-    found = (sorted(_tiles(conv, gpu, shape), key=seconds)[:MOST] for shape in SHAPES)
-    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+    found: list[StreamedTile] = []
+    for shape in SHAPES:
+        tiles = sorted(_tiles(conv, gpu, shape), key=seconds)
+        for shared in SHARED:
+            found += itertools.islice((tile for tile in tiles if tile.shared == shared), MOST)
+    return list(dict.fromkeys(found))

@@ -28,15 +28,28 @@ class StreamedTile(PersistentTile):
     filter_stages: such copies that shared memory holds at a time.
     groups: warpgroups that compute a patch together, each some of the channels.
     turns: so many times as many take patches in turn: while one writes its outputs, the next one multiplies.
-    cluster: thread blocks with neighbouring channels of the same patch that copy a part of its windows each, for all.
+    cluster: thread blocks that copy a part each of what they share, for all.
+    shared: "windows", of a patch that blocks compute neighbouring channels of, or "filters", of channels that they compute neighbouring
+        patches of.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ()
+    LATER: ClassVar[tuple[str, ...]] = ("shared",)
 
     images: int = 1
     taps: int = 1
     filter_stages: int = 2
     turns: int = 1
+    shared: str = "windows"
+
+    @property
+    def window_blocks(self) -> int:
+        """Blocks that copy windows for each other."""
+        return self.cluster if self.shared == "windows" else 1
+
+    @property
+    def filter_blocks(self) -> int:
+        """Blocks that copy filters for each other."""
+        return self.cluster if self.shared == "filters" else 1
 
     @property
     def multipliers(self) -> int:
@@ -115,7 +128,7 @@ class StreamedField(Field):
     @property
     def part(self) -> tuple[int, int, int] | None:
         """(images, rows, pixels of a row) of a plane that one block of a cluster copies; None where a cluster cannot share it."""
-        cluster, images = self.tile.cluster, self.tile.images
+        cluster, images = self.tile.window_blocks, self.tile.images
         if cluster == 1:
             return images, self.lines, self.pitch
         if images > 1:
@@ -131,7 +144,7 @@ class StreamedField(Field):
         """Pixels of a plane that boxes bring."""
         part = self.part
         assert part is not None, "see `legality`"
-        return self.tile.cluster * math.prod(part)
+        return self.tile.window_blocks * math.prod(part)
 
     @property
     def reach(self) -> int:

@@ -245,7 +245,7 @@ class CudaBackend:
         kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
         fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
         plain += [*fused, getattr(tile, "wave", 0), tile.outputs, getattr(tile, "cluster", 1)]
-        plain += [getattr(tile, name, 0) for name in ("turns", "taps", "filter_stages")]
+        plain += [getattr(tile, name, 0) for name in ("turns", "taps", "filter_stages", "filter_blocks")]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
     def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
