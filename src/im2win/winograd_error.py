@@ -74,9 +74,19 @@ def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str
     g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
-    sums = np.float64 if dtype == "float16" else np.float32  # of halves float32 sums are as good, but not the same on every machine
-    products = np.matmul(inputs.astype(sums), kernels.astype(sums)).astype(dtype).astype(np.float32)
+    if dtype == "float16":  # float32 sums are as good
+        products = np.matmul(inputs.astype(np.float64), kernels.astype(np.float64)).astype(dtype).astype(np.float32)
+    else:
+        products = _one_by_one(inputs, kernels)
     return _both_ways(form.at, products).astype(dtype)
+
+
+def _one_by_one(inputs: Array, kernels: Array) -> Array:
+    """inputs @ kernels in float32, one channel after the other, as kernels with fused products do; a library's order differs by machine."""
+    sums = np.zeros((*inputs.shape[:-1], kernels.shape[-1]), np.float32)
+    for channel in range(inputs.shape[-1]):
+        sums = (sums + inputs[..., channel, None].astype(np.float64) * kernels[..., None, channel, :]).astype(np.float32)
+    return sums
 
 
 def measure(
