@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from im2win.gpu import KNOWN
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
+from im2win.problem import Conv2d
 from im2win.reference import error, random_tensors, reference, tolerance
 from im2win.suites import suite
 
@@ -49,6 +51,20 @@ def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:
                     worst[key] = max(worst.get(key, 0.0), record.error / record.tolerance)
     shares = {key: round(share, 1) for key, share in worst.items() if key[0] > 3000}
     assert shares == {(3136, False): 0.9, (4608, False): 0.1, (4608, True): 0.5}
+
+
+def test_what_filters_in_steps_gained() -> None:
+    """The best record of `direct_streamed` over the best of all other algorithms, as docs/cuda.md says: of 3x3, then of 1x1."""
+    shares = []
+    for key in ("c512x14x14-k512x3x3-s2-p1", "c256x14x14-k256x3x3-p1", "c1024x14x14-k256x1x1", "c2048x7x7-k512x1x1"):
+        best: dict[bool, float] = {}
+        last = {(one.algorithm, str(one.tile)): one for one in LOG.read(Conv2d.parse(f"n32-{key}-float16-NHWC"), "nvidia-h200")}
+        for record in last.values():
+            own = record.algorithm == "direct_streamed"
+            best[own] = min(best.get(own, math.inf), record.seconds or math.inf)
+        shares.append(f"{best[True] / best[False]:.2f}")
+    text = " ".join((Path(__file__).parents[1] / "docs" / "cuda.md").read_text().split())
+    assert f"the two 3x3 take {' and '.join(shares[:2])} of the time, the two 1x1 {' and '.join(shares[2:])}." in text
 
 
 @pytest.mark.parametrize(("name", "batch"), [("papers12", 1), ("papers12", 8), ("resnet50", 1)])

@@ -190,18 +190,18 @@ FORMS = [(2, 2), (2, 3), (3, 3), (4, 3), (5, 3), (6, 3), (4, 4), (2, 5), (4, 5)]
 
 
 def test_the_rule_refuses_what_measures_badly_and_nothing_else_far_away() -> None:
-    """Over channels of 1 to 512: what is trusted measures at most 0.75 of the tolerance; what measures above it is refused."""
+    """Over channels of 1 to 512: what is trusted measures at most 0.6 of the tolerance; what measures above it is refused."""
     rows = table(FORMS, (1, 16, 64, 256, 512), tiles=36)
     for row in rows:
         conv = problem(row.outputs, row.taps, row.channels)
         assert row.tolerance == tolerance(conv)
         if trusted(conv, row.outputs):
-            assert row.share <= 0.75, row
+            assert row.share <= 0.6, row
         else:
             assert row.share > 0.25, row
     refused = {(row.outputs, row.taps) for row in rows if not trusted(problem(row.outputs, row.taps, row.channels), row.outputs)}
     assert refused == {(4, 4), (5, 3), (6, 3), (4, 5)}
-    assert [c for c in (16, 64, 256, 512) if trusted(problem(6, 3, c), 6)] == [512]
+    assert not any(trusted(problem(m, 3, c), m) for m in (5, 6) for c in (1, 16, 64, 256, 512))
     assert all(trusted(problem(m, r, c), m) for m, r in ((2, 3), (4, 3), (2, 5)) for c in (1, 16, 512))
 
 

@@ -245,8 +245,8 @@ def test_reasons(key: str, reason: str) -> None:
 
 
 def test_forms_keep_the_tolerance_and_save_tiles() -> None:
-    assert forms(Conv2d.parse("n1-c64x30x30-k64x3x3")) == [2, 3, 4, 5]
-    assert forms(Conv2d.parse("n1-c512x30x30-k64x3x3")) == [2, 3, 4, 5, 6]
+    assert forms(Conv2d.parse("n1-c64x30x30-k64x3x3")) == [2, 3, 4]
+    assert forms(Conv2d.parse("n1-c512x30x30-k64x3x3")) == [2, 3, 4]  # sums over more channels do not make larger forms safe
     assert forms(Conv2d.parse("n1-c64x6x6-k64x3x3")) == [2, 4]  # of 4x4 outputs: 3 takes as many tiles as 2
     assert forms(Conv2d.parse("n1-c64x30x30-k64x5x5")) == [2, 3, 4]
     assert forms(Conv2d.parse("n1-c64x30x30-k64x3x3-relu6")) == [2]

@@ -189,14 +189,15 @@ _QUANTISING = _quantising()
 def expected(conv: Conv2d, outputs: int) -> float:
     """An estimate of the error, relative to the largest output, that Winograd's form with m = `outputs` has on a problem.
 
-    float32: eps * noise^2 * (1.3 + sqrt(K) / 20) for sums of K products. The first term is the rounding of transforms, the second that of
-    sums, both as `Transform.noise` amplifies them; the numbers are fitted to measurements. float16: transformed inputs and filters are
-    rounded to 2^-11, which is amplified in the same way; int8: `_quantising`. relu6 cuts off outputs, not
-    errors: of normally distributed tensors the largest sum would be about 4 sqrt(K).
+    float32: eps * noise^2, as `Transform.noise` amplifies rounding, times 1.3 + sqrt(K) / 20 for windows of K elements, or, if that is
+    more, 1.1 + 0.26 sqrt(C) for sums over C channels one by one: above what was measured. float16: transformed inputs and filters are
+    rounded to 2^-11, which is amplified in the same way; int8: `_quantising`. relu6 cuts off outputs, not errors: of normally distributed
+    tensors the largest sum would be about 4 sqrt(K).
     """
     noise = math.prod(transform(outputs, taps).noise for taps in conv.kernel)
-    root = math.sqrt(math.prod(conv.filter_shape[1:]))
-    rounding = {"float16": 2.0**-11, "int8": _QUANTISING}.get(conv.dtype, float(np.finfo(np.float32).eps) * (1.3 + root / 20))
+    root, channels = math.sqrt(math.prod(conv.filter_shape[1:])), math.sqrt(conv.filter_shape[1])
+    single = float(np.finfo(np.float32).eps) * max(1.3 + root / 20, 1.1 + 0.26 * channels)
+    rounding = {"float16": 2.0**-11, "int8": _QUANTISING}.get(conv.dtype, single)
     return rounding * noise * (max(4 * root / 6, 1) if conv.activation == "relu6" else 1)
 
 
