@@ -52,6 +52,15 @@ EXACT = {
     "two share filters of one tap": (
         "n3-c72x5x14-k128x1x1-float16-NHWC", tile(128, 1, 1, 56, slabs=2, groups=2, cluster=2, shared="filters"),
     ),
+    "two share sums": ("n3-c128x9x7-k70x3x3-p1-float16-NHWC-bias-add-relu", tile(64, 1, 5, 7, taps=3, cluster=2, shared="sums")),
+    "four share sums of whole images": (
+        "n5-c256x7x7-k128x3x3-p1-float16-NHWC-bias", tile(128, 2, 7, 7, taps=9, stages=3, groups=2, cluster=4, shared="sums"),
+    ),
+    "eight share sums": ("n3-c512x5x14-k130x1x1-float16-NHWC-relu6", tile(128, 1, 1, 64, slabs=2, cluster=8, shared="sums")),
+    "shared sums of a stride": ("n3-c64x14x14-k128x3x3-p1-float16-NHWC-s2", tile(64, 1, 4, 7, cluster=2, shared="sums")),
+    "shared sums of integers": (
+        "n3-c256x7x7-k64x3x3-p1-int8-NHWC-out.int8-bias-relu", tile(64, 1, 7, 7, taps=9, cluster=4, product=S8, shared="sums"),
+    ),
     "a stride, whole images": ("n3-c32x14x14-k128x3x3-p1-float16-NHWC-s2", tile(128, 2, 7, 7, groups=2, stages=3)),
     "a stride, shared": ("n2-c32x13x14-k128x3x3-p1-float16-NHWC-s2", tile(64, 1, 4, 4, cluster=2, taps=3)),
     "a stride of one tap": ("n3-c64x13x14-k64x1x1-float16-NHWC-s2", tile(64, 1, 3, 7, filter_stages=3)),
@@ -90,7 +99,7 @@ def test_any_tile_of_any_problem(seed: int) -> None:
             64 * draw.randint(1, 3), draw.randint(1, 3), *(draw.choice([size, draw.randint(1, size)]) for size in out),
             slabs=draw.randint(1, 2), stages=draw.randint(2, 4), taps=draw.choice([1, kernel, kernel * kernel]),
             filter_stages=draw.randint(2, 4), groups=draw.randint(1, 2), turns=draw.randint(1, 2), cluster=draw.choice([1, 2, 4]),
-            product={"float16": "wg_f16", "int8": S8}[dtype], shared=draw.choice(["windows", "windows", "filters"]),
+            product={"float16": "wg_f16", "int8": S8}[dtype], shared=draw.choice(["windows", "filters", "sums"]),
         )  # fmt: skip
         if not problems(conv, one, SMALL):
             return check(conv, one, 1)
@@ -101,12 +110,13 @@ def test_any_tile_of_any_problem(seed: int) -> None:
 CALL = re.compile(r"im2win::(\w+)(?:<[\d, ]+>)?\((?=[^;]*;)|__(syncthreads)\(")
 WAITS = (
     "wait_slot", "wait_bulk", "wait_products", "end_products", "release_slot", "expect_bytes", "cluster_barrier", "copy_shared",
-    "copy_bulk", "copy_box", "clear_chunk", "start_slot", "start_phases", "syncthreads",
+    "copy_bulk", "copy_box", "clear_chunk", "start_slot", "start_phases", "syncthreads", "send_four", "add_four",
 )  # fmt: skip
 SABOTAGED = {
     "alone": ("n5-c64x7x7-k64x3x3-p1-float16-NHWC", tile(64, 1, 7, 7, taps=3, stages=2, filter_stages=2)),
     "in turn, in clusters": ("n5-c128x4x16-k128x1x1-float16-NHWC", tile(64, 1, 1, 32, turns=2, cluster=2)),
     "filters shared": ("n6-c128x4x16-k128x1x1-float16-NHWC", tile(64, 1, 1, 32, turns=2, cluster=2, shared="filters")),
+    "sums shared": ("n5-c128x4x16-k128x1x1-float16-NHWC", tile(64, 1, 1, 32, cluster=2, shared="sums")),
 }
 
 
@@ -130,6 +140,10 @@ SITES = {
     "filters shared": {
         "wait_slot": 4, "wait_bulk": 2, "wait_products": 1, "end_products": 1, "release_slot": 5, "expect_bytes": 1, "cluster_barrier": 1,
         "copy_shared": 1, "copy_box": 1, "start_slot": 3, "start_phases": 2,
+    },
+    "sums shared": {
+        "wait_slot": 4, "wait_bulk": 4, "wait_products": 1, "end_products": 1, "release_slot": 6, "expect_bytes": 3, "cluster_barrier": 1,
+        "copy_bulk": 1, "copy_box": 1, "start_slot": 3, "start_phases": 3, "send_four": 4, "add_four": 4,
     },
 }  # fmt: skip
 

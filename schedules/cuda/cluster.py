@@ -16,7 +16,7 @@ from im2win.schedules.cuda.filters import PHASES, BulkFilters
 from im2win.schedules.cuda.shared import Arena, Expr, call, padded, pointer
 from im2win.schedules.cuda.tile import CudaTile
 
-_CALL = re.compile(r"im2win::copy_shared<(\d+)>")
+_CALL = re.compile(r"im2win::(?:copy_shared|send_four)<(\d+)>")
 _KERNEL = re.compile(r'extern "C" __global__ void (?=(?:__launch_bounds__\(\d+\) )?(?P<name>\w+)\()')
 
 

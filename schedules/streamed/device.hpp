@@ -41,6 +41,17 @@ __device__ __forceinline__ void copy_shared(void* to, unsigned long long map, in
       "r"(shared_address(phases)), "h"(static_cast<unsigned short>((1 << blocks) - 1)) : "memory");
 }
 
+__device__ __forceinline__ unsigned bits(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ unsigned bits(int value) { return value; }
+// A thread's four sums, to the same place in another block of a cluster of so many; what counts them there lies at the same place, too.
+template <int blocks, typename Sum>
+__device__ __forceinline__ void send_four(Sum* to, const Sum* sums, int rank, void* phases) {
+  asm volatile(
+      "{\n.reg .b32 there, landed;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 landed, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, [landed];\n}" ::"r"(shared_address(to)),
+      "r"(shared_address(phases)), "r"(rank), "r"(bits(sums[0])), "r"(bits(sums[1])), "r"(bits(sums[2])), "r"(bits(sums[3])) : "memory");
+}
+
 // Waits for all products, on every path: else the assembler, which looks at loops around it, waits for each of them. Behind it a condition
 // that always holds begins another basic block: see `finish_products`.
 __device__ __forceinline__ void end_products() {
@@ -76,7 +87,22 @@ void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, v
   emulator::copy_box_shared(to, *reinterpret_cast<const CUtensorMap*>(map), {a, b, c, d}, phases);
 }
 
+template <int blocks, typename Sum>
+void send_four(Sum* to, const Sum* sums, int rank, void* phases) {
+  emulator::send_shared(to, sums, 4 * sizeof(Sum), size_t(rank), phases);
+}
+
 #endif
+
+// Adds four sums that another block sent.
+template <typename Sum>
+__device__ __forceinline__ void add_four(Sum* sums, const Sum* sent) {
+  struct alignas(16) Four {
+    Sum of[4];
+  };
+  const Four four = *reinterpret_cast<const Four*>(sent);
+  for (int i = 0; i < 4; ++i) sums[i] += four.of[i];
+}
 
 // So many blocks share a multiprocessor: the kernel's bounds say so, see `instructions`.
 template <int blocks>

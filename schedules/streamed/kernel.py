@@ -22,6 +22,7 @@ from im2win.schedules.persistent.epilogue import patch_epilogue
 from im2win.schedules.persistent.kernel import MAP, ORDERS, PROMOTED
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES
 from im2win.schedules.streamed.product import StreamedOutputs, StreamedProduct
+from im2win.schedules.streamed.sums import SharedSums
 from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
 
 OPERANDS = 48  # registers of a thread for addresses and outputs on their way
@@ -62,7 +63,8 @@ def grid(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> int:
     if tile.cluster > 2 and processors >= PROCESSORS:
         processors -= processors % PROCESSORS
     at_once = processors * resident(field, gpu)
-    return max(min(field.patches * tile.pack(conv).blocks(conv), at_once) // tile.cluster, 1) * tile.cluster
+    work = field.patches * tile.pack(conv).blocks(conv) * tile.sum_blocks
+    return max(min(work, at_once) // tile.cluster, 1) * tile.cluster
 
 
 def streamed_kernel(conv: Conv2d, tile: StreamedTile, gpu: Gpu, name: str) -> Any:
@@ -162,16 +164,17 @@ class _Kernel:
     ) -> None:
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
         self._blocks, self._block, self._field, pack = blocks, block, StreamedField(conv, tile), tile.pack(conv)
-        self._steps, self._channel_blocks = pack.steps(conv), pack.blocks(conv)
+        self._steps, self._channel_blocks = pack.steps(conv) // tile.sum_blocks, pack.blocks(conv)  # steps of this block
         self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters for a step
-        work = self._field.patches * self._channel_blocks
+        work = self._field.patches * self._channel_blocks * tile.sum_blocks
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
         self._windows = _Ring(arena, "windows", f.ring, tile.dtype, warps, tile.window_blocks)
         self._filters = _Ring(arena, "filters", f.filter_ring, tile.dtype, warps, tile.filter_blocks)
         self._turns = arena.take("turns", (tile.turns,), PHASES)
-        self._warps = warps
+        self._warps, self._rank = warps, block % tile.cluster
+        self._sums = SharedSums(arena, f, tid, self._rank) if tile.sum_blocks > 1 else None
 
     def run(self, gpu: Gpu) -> None:
         """Emits the block."""
@@ -197,6 +200,8 @@ class _Kernel:
             if self._tile.turns > 1:
                 with T.unroll(self._tile.turns) as i:
                     call(f"start_slot<{self._warps}>", pointer(self._turns, i))
+            if self._sums is not None:
+                self._sums.start()
         self._clear()
         if self._tile.cluster == 1:
             barrier()
@@ -220,8 +225,13 @@ class _Kernel:
     def _tile_of(self, turn: Expr) -> tuple[Expr, Expr]:
         """(block of channels, patch) that is a block's so-and-so-many-th: blocks of the same patch, or patches, run side by side."""
         patches = self._tile.filter_blocks  # that blocks of a cluster compute side by side
-        work = self._block // patches + turn * (self._blocks // patches)
+        together = patches * self._tile.sum_blocks
+        work = self._block // together + turn * (self._blocks // together)
         return work % self._channel_blocks, work // self._channel_blocks * patches + self._block % patches
+
+    def _part(self, part: Expr, many: int = 1) -> Expr:
+        """A step of this block among all steps of a patch; or a part of one, of which there are so many."""
+        return part if self._sums is None else self._rank * (self._steps * many) + part
 
     def _copy_windows(self) -> None:
         steps, ring = self._steps, self._windows
@@ -229,7 +239,7 @@ class _Kernel:
             step = turn * steps + part
             ring.claim(step)
             _, patch = self._tile_of(turn)
-            self._boxes.copy((ring.data, step % ring.slots), patch, part, self._block % self._tile.cluster, ring.landed(step))
+            self._boxes.copy((ring.data, step % ring.slots), patch, self._part(part), self._rank, ring.landed(step))
         ring.end(self._count * steps)
 
     def _copy_filters(self) -> None:
@@ -239,7 +249,8 @@ class _Kernel:
             step = turn * per_tile + part
             ring.claim(step)
             channels, _ = self._tile_of(turn)
-            from_ = pointer(self._tensors["filter"], (channels * per_tile + part) * size)
+            place = channels * (per_tile * self._tile.sum_blocks) + self._part(part, self._parts)
+            from_ = pointer(self._tensors["filter"], place * size)
             call(copy, pointer(ring.data, step % ring.slots, 0), from_, size * self._conv.itemsize, ring.landed(step))
         ring.end(self._count * per_tile)
 
@@ -269,7 +280,13 @@ class _Kernel:
             product.finish()
             self._give_back(turn * self._steps + self._steps - 1)
             channels, patch = self._tile_of(turn)
-            patch_epilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m).write(product)
+            epilogue = patch_epilogue(conv, tile, self._tensors, StreamedOutputs(self._field, patch), channels * tile.block_m)
+            if self._sums is None:
+                epilogue.write(product)
+            else:
+                self._sums.write(product, epilogue, turn)
+        if self._sums is not None:
+            self._sums.end(self._count)
 
     def _give_back(self, step: Expr) -> None:
         """A step's windows, and the last of its filters, have been read."""

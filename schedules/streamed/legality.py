@@ -15,7 +15,8 @@ from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other
-SHARED = ("windows", "filters")
+SHARED = ("windows", "filters", "sums")
+SUM_CLUSTERS = (*CLUSTERS, 8)
 SMALLEST = 8  # outputs across a patch, in the least one
 
 
@@ -41,6 +42,7 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
     reason = unable(conv)
     if reason is not None:
         return [reason]
+    clusters = SUM_CLUSTERS if tile.shared == "sums" else CLUSTERS
     least = {"groups": 1, "turns": 1, "stages": 2, "filter_stages": 2}
     rules = [
         (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
@@ -48,7 +50,7 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
         *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
-        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
+        (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
     ]
     broken = [text for holds, text in rules if not holds]
     broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
@@ -58,7 +60,7 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
 def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
     one, taps = flat(conv), math.prod(conv.kernel)
     (height, width), share = one.output_size, M * tile.groups
-    blocks = -(-conv.out_channels // max(tile.block_m, 1))
+    blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.pack(conv).steps(conv)
     whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
     return [
         (
@@ -75,6 +77,8 @@ def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
         (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
         (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
         (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
+        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps along the input's channels"),
+        (tile.turns == 1 or tile.sum_blocks == 1, f"`turns` (={tile.turns}) must be 1 where blocks share sums"),
     ]
 
 
@@ -91,6 +95,7 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (len(field.kept) >= tile.sum_blocks, f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns"),
         (field.patches % tile.filter_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {field.patches} patches"),
         (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
         (

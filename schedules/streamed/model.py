@@ -18,6 +18,9 @@ from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
 CYCLE_BYTES = 40  # that a multiprocessor gets in a cycle while all do
 FOUR = 1.3  # times as long take clusters of four whose patches have several rows: so it was measured where they share windows
+SENT_LATENCY = 1500  # cycles until sums of other blocks have arrived, and may be overwritten
+SENT_BYTES = 16  # of sums that a block gets in a cycle
+SUM_BYTES = 4
 CACHED = 0.8  # time for what blocks ask level-2 cache for, of what its bandwidth says: they ask for the same filters side by side
 
 
@@ -25,7 +28,8 @@ def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
     whole, pack = flat(conv), tile.pack(conv)
     field, blocks = StreamedField(whole, tile), grid(conv, tile, gpu)
-    work, taps, steps = field.patches * pack.blocks(conv), math.prod(conv.kernel), pack.steps(conv)
+    work, taps = field.patches * pack.blocks(conv) * tile.sum_blocks, math.prod(conv.kernel)
+    steps = pack.steps(conv) // tile.sum_blocks  # of a block
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
     count = -(-work // blocks)
     products = steps * taps * tile.units // 2 * (tile.block_m // 64)
@@ -34,10 +38,12 @@ def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     rings = ((steps, field.ring), (copies, field.filter_ring))  # of whose slots one is still read
     landing = [COPY_LATENCY + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
     landed = max(number / (slots - 1) * one for (number, (slots, _)), one in zip(rings, landing, strict=True))
-    stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups
+    stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks
+    if tile.sum_blocks > 1:
+        stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
     alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
     cycles = BEGIN_CYCLES + sum(landing) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, landed) + stores
-    apart = FOUR if tile.cluster == 4 and tile.rows > 1 else 1.0
+    apart = FOUR if tile.cluster // tile.sum_blocks == 4 and tile.rows > 1 else 1.0
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size

@@ -28,7 +28,7 @@ class StreamedProduct(SharedProduct):
         self._conv, self._field, self._filters, self._ring = conv, StreamedField(conv, tile), filters, ring
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
-        self._channels = channel_run(conv)
+        self._channels, self._kept = channel_run(conv), self._field.kept
         rows = tile.warp_m // M
         self._first = tid // LANES % tile.groups * rows  # of the block's runs of 64 channels
         TensorProduct.__init__(
@@ -45,9 +45,16 @@ class StreamedProduct(SharedProduct):
 
     @property
     def kept(self) -> list[int]:
-        """Runs of eight columns, of which some are outputs."""
-        outputs = [is_output(self._field, i) for i in range(self._field.columns)]
-        return [j for j in range(self._cols) if any(outputs[j * 8 : j * 8 + 8])]
+        """Runs of eight columns that are written."""
+        return self._kept
+
+    def keep(self, runs: list[int]) -> None:
+        """Only these are written from here on."""
+        self._kept = runs
+
+    def four(self, i: Expr, j: Expr) -> Expr:
+        """The address of a thread's sums of the i-th product and the j-th run of columns."""
+        return pointer(self._sums, i, j, 0)
 
     def _wait(self) -> None:
         call("end_products")
@@ -68,12 +75,6 @@ class StreamedProduct(SharedProduct):
                     b = pointer(self._ring, window, (shift * tile.units + 2 * k) * tile.unit)
                     call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
         call("commit_products")
-
-
-def is_output(field: StreamedField, column: int) -> bool:
-    """Whether a column of a patch's product is an output, and not between them."""
-    (line, x), tile = divmod(column, field.pitch), field.tile
-    return x < tile.cols and line % field.lines < tile.rows and line // field.lines < tile.images
 
 
 class StreamedOutputs(Outputs):

@@ -17,7 +17,7 @@ from im2win.schedules.streamed.legality import SHARED, problems, unable
 from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
-MOST = 18  # tiles of a shape that share windows, or nothing, and that share filters: those that the model ranks first
+MOST = 18  # tiles of a shape that share windows, or nothing, that share filters, and that share sums: those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
 PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
@@ -26,7 +26,9 @@ SHAPES = (
     (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
     (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
 )  # fmt: skip
-CLUSTERS = ((1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"))
+CLUSTERS = (
+    (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"), (2, "sums"), (4, "sums"), (8, "sums"),
+)  # fmt: skip
 COPIES = 6  # of filters, that shared memory has at most
 
 
@@ -77,7 +79,7 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator
     all_taps = math.prod(conv.kernel)
     taps = sorted({all_taps, conv.kernel[1], 1})
     blocks = -(-conv.out_channels // block_m)
-    shapes = dict.fromkeys(patches(conv, columns) + patches(conv, columns, blocks, gpu.multiprocessors))
+    shapes = dict.fromkeys(itertools.chain(patches(conv, columns), *(patches(conv, columns, blocks, gpu.multiprocessors // n) for n in (1, 2, 4))))
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
         more = {"images": images, "taps": tap, "turns": turns, "shared": shared}
         tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)

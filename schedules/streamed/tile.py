@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.shared import CHUNK, padded
+from im2win.schedules.persistent.epilogue import EIGHT
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile
 
 WARP = 32  # threads
@@ -28,9 +29,9 @@ class StreamedTile(PersistentTile):
     filter_stages: such copies that shared memory holds at a time.
     groups: warpgroups that compute a patch together, each some of the channels.
     turns: so many times as many take patches in turn: while one writes its outputs, the next one multiplies.
-    cluster: thread blocks that copy a part each of what they share, for all.
+    cluster: thread blocks that share something.
     shared: "windows", of a patch that blocks compute neighbouring channels of, or "filters", of channels that they compute neighbouring
-        patches of.
+        patches of: each copies a part for all; or "sums" of the same outputs, each of which takes its part of the input's channels.
     """
 
     LATER: ClassVar[tuple[str, ...]] = ("shared",)
@@ -50,6 +51,11 @@ class StreamedTile(PersistentTile):
     def filter_blocks(self) -> int:
         """Blocks that copy filters for each other."""
         return self.cluster if self.shared == "filters" else 1
+
+    @property
+    def sum_blocks(self) -> int:
+        """Blocks that compute the same outputs."""
+        return self.cluster if self.shared == "sums" else 1
 
     @property
     def multipliers(self) -> int:
@@ -195,12 +201,35 @@ class StreamedField(Field):
         """Shape of the filters: [copies, elements]."""
         return self.tile.filter_stages, self.tile.taps * self.tile.block_m * self.tile.units * self.tile.unit
 
+    @functools.cached_property
+    def kept(self) -> list[int]:
+        """Runs of eight columns, of which some are outputs."""
+        return [j for j in range(self.columns // EIGHT) if any(map(self._is_output, range(j * EIGHT, (j + 1) * EIGHT)))]
+
+    def _is_output(self, column: int) -> bool:
+        (line, x), tile = divmod(column, self.pitch), self.tile
+        return x < tile.cols and line % self.lines < tile.rows and line // self.lines < tile.images
+
+    @property
+    def written(self) -> list[list[int]]:
+        """Of these runs, those that each block writes of the ones that share sums."""
+        blocks, kept = self.tile.sum_blocks, self.kept
+        return [kept[len(kept) * rank // blocks : len(kept) * (rank + 1) // blocks] for rank in range(blocks)]
+
+    @property
+    def received(self) -> tuple[int, int]:
+        """Shape of the sums that a block gets of others: [blocks, elements]."""
+        if self.tile.sum_blocks == 1:
+            return 0, 0
+        return self.tile.sum_blocks - 1, max(map(len, self.written)) * self.tile.block_m * EIGHT
+
     @property
     def shared_bytes(self) -> int:
-        """Bytes of shared memory that a block takes: both rings, what lands and is read of each, and whose turn it is."""
+        """Bytes of shared memory that a block takes: rings, others' sums, what lands and is read of each, and whose turn it is."""
         tile = self.tile
-        barriers = (tile.stages, tile.stages, tile.filter_stages, tile.filter_stages, tile.turns)
-        return sum(padded(shape, tile.dtype) for shape in (self.ring, self.filter_ring)) + sum(padded((n,), PHASES) for n in barriers)
+        barriers = (tile.stages, tile.stages, tile.filter_stages, tile.filter_stages, tile.turns, *((1, 1) if tile.sum_blocks > 1 else ()))
+        parts = ((self.ring, tile.dtype), (self.filter_ring, tile.dtype), (self.received, tile.sum_dtype))
+        return sum(padded(*part) for part in parts) + sum(padded((n,), PHASES) for n in barriers)
 
     @property
     def sum_registers(self) -> int:

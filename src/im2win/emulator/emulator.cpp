@@ -1,6 +1,7 @@
 // How the emulator runs blocks and threads: compiled once, for all kernels.
 #include "emulator.hpp"
 
+#include <list>
 #include <memory>
 #include <random>
 #include <string>
@@ -96,6 +97,7 @@ struct Phases {  // of a barrier that counts bulk copies
   int begun = 0, ended = 0;
   size_t expected = 0, copied = 0;  // bytes, of boxes and of copies for a whole cluster
   std::vector<AsyncCopy> under_way;
+  std::list<std::vector<char>> sent;  // what threads of other blocks send, until it has landed
 };
 
 struct Releases {  // of a barrier that blocks of a cluster arrive at
@@ -451,7 +453,7 @@ void wait_bulk(const void* at, int phase) {
     } else if (phases.begun > phases.ended) {
       if (phases.expected != phases.copied) fail("other bytes in boxes than expected");
       for (auto& copy : phases.under_way) land(copy);
-      phases.under_way.clear(), ++phases.ended;
+      phases.under_way.clear(), phases.sent.clear(), ++phases.ended;
       phases.expected = phases.copied = 0;
     } else if (tries > 100000) {
       fail("a wait for a bulk copy that nobody began");
@@ -521,6 +523,18 @@ void copy_shared(void* to, const void* from, size_t bytes, size_t expected, cons
     phases.copied += bytes;
   }
   ++progress;
+}
+
+void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at) {
+  if (rank >= cluster) fail("sums for a block that is not in the cluster");
+  Block& other = member(rank);
+  Phases& phases = phases_at(other, there(other, at));
+  if (phases.begun > phases.ended && phases.copied + bytes > phases.expected) fail("sums from another block for a phase that has all its bytes");
+  const char* first = static_cast<const char*>(from);
+  phases.sent.emplace_back(first, first + bytes);
+  phases.under_way.push_back({there(other, to), phases.sent.back().data(), bytes, bytes});
+  if (block.random() & 1) land(phases.under_way.back());
+  phases.copied += bytes, ++progress;
 }
 
 void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at) {

@@ -128,6 +128,7 @@ void release(const void* at);                        // arrives there in all blo
 void arrive(const void* at);                         // in this one
 void wait_releases(const void* at, int phase);
 void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
+void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at);  // of this thread, to another; who gets them expects them
 void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);  // likewise; who expects them says so itself
 
 struct Product {
