@@ -21,7 +21,7 @@ from im2win.problem import Conv2d
 from im2win.schedules.streamed.instructions import with_residents
 from im2win.schedules.streamed.kernel import LEFT, begins_with, registers, resident
 from im2win.schedules.streamed.legality import problems
-from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.schedules.streamed.tile import StreamedTile, flat
 
 
 def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:
@@ -61,6 +61,16 @@ EXACT = {
     "shared sums of integers": (
         "n3-c256x7x7-k64x3x3-p1-int8-NHWC-out.int8-bias-relu", tile(64, 1, 7, 7, taps=9, cluster=4, product=S8, shared="sums"),
     ),
+    "a tap's pixels": ("n3-c64x9x7-k70x3x3-p1-float16-NHWC-bias-add", tile(64, 1, 5, 7, boxes="taps")),
+    "a tap's pixels of whole images, shared": (
+        "n6-c72x6x6-k128x3x3-float16-NHWC-bias-relu", tile(64, 4, 4, 4, slabs=2, stages=3, cluster=2, turns=2, boxes="taps"),
+    ),
+    "a tap's pixels, filters shared": ("n4-c40x7x7-k70x3x3-float16-NHWC", tile(64, 2, 5, 5, cluster=2, shared="filters", boxes="taps")),
+    "a tap's pixels, sums shared": ("n3-c40x9x8-k64x3x3-p1-float16-NHWC-s2", tile(64, 3, 5, 4, cluster=2, shared="sums", boxes="taps")),
+    "taps apart, strides that differ, pixels of each": (
+        "n2-c16x29x31-k64x5x3-p0.2.1.0-float16-NHWC-s2x3-d2", tile(64, 1, 3, 4, filter_stages=3, boxes="taps"),
+    ),
+    "a tap's pixels of integers": ("n3-c80x7x7-k64x3x3-p1-int8-NHWC-out.int8-bias", tile(64, 2, 7, 7, product=S8, boxes="taps")),
     "a stride, whole images": ("n3-c32x14x14-k128x3x3-p1-float16-NHWC-s2", tile(128, 2, 7, 7, groups=2, stages=3)),
     "a stride, shared": ("n2-c32x13x14-k128x3x3-p1-float16-NHWC-s2", tile(64, 1, 4, 4, cluster=2, taps=3)),
     "a stride of one tap": ("n3-c64x13x14-k64x1x1-float16-NHWC-s2", tile(64, 1, 3, 7, filter_stages=3)),
@@ -100,6 +110,7 @@ def test_any_tile_of_any_problem(seed: int) -> None:
             slabs=draw.randint(1, 2), stages=draw.randint(2, 4), taps=draw.choice([1, kernel, kernel * kernel]),
             filter_stages=draw.randint(2, 4), groups=draw.randint(1, 2), turns=draw.randint(1, 2), cluster=draw.choice([1, 2, 4]),
             product={"float16": "wg_f16", "int8": S8}[dtype], shared=draw.choice(["windows", "filters", "sums"]),
+            boxes=draw.choice(["patches", "patches", "taps"]),
         )  # fmt: skip
         if not problems(conv, one, SMALL):
             return check(conv, one, 1)
@@ -202,6 +213,10 @@ COMPILED = {
     "nine taps, 256 x 104": ("n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias-relu",
                              tile(256, 1, 7, 14, slabs=2, filter_stages=4, groups=2)),
     "nine taps of four images": ("n32-c512x7x7-k512x3x3-p1-float16-NHWC", tile(128, 4, 7, 7, slabs=2, filter_stages=6, groups=2)),
+    "sums shared": ("n1-c2048x7x7-k512x1x1-float16-NHWC-bias-relu",
+                    tile(128, 1, 1, 49, slabs=2, stages=4, filter_stages=4, groups=2, cluster=4, shared="sums")),
+    "a tap's pixels": ("n128-c512x7x7-k512x3x3-float16-NHWC-bias-relu",
+                       tile(128, 4, 5, 5, slabs=2, stages=4, filter_stages=4, groups=2, boxes="taps")),
     "four blocks, nine taps": ("n32-c64x14x14-k64x3x3-p1-float16-NHWC-bias", tile(64, 1, 4, 14, taps=3)),
     "two blocks": ("n32-c128x14x14-k128x3x3-p1-float16-NHWC-bias-relu", tile(128, 1, 7, 14, taps=1, filter_stages=4, groups=2)),
     "integers": ("n32-c256x14x14-k256x3x3-p1-int8-NHWC-out.int8-bias-relu",
@@ -220,7 +235,7 @@ def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> N
     code.write_text(cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, H200), H200).source)
     command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90a", "-cubin", "-w", "-Xptxas", "-v", "-o", tmp_path / "kernel.cubin", code]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    used, most = re.search(r"Used (\d+) registers", said), begins_with(one, H200, resident(StreamedField(flat(conv), one), H200))
+    used, most = re.search(r"Used (\d+) registers", said), begins_with(one, H200, resident(one.field(conv), H200))
     assert used and (int(used[1]) == most if one.exchanges else int(used[1]) <= most)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
     assert "Performance Loss" not in said and "injected" not in said

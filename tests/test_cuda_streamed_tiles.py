@@ -14,7 +14,7 @@ from im2win.emulator import TensorMap
 from im2win.gpu import H200
 from im2win.problem import Conv2d
 from im2win.schedules.streamed.kernel import grid, resident
-from im2win.schedules.streamed.legality import problems, unable
+from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
 from im2win.schedules.streamed.space import MOST, SHAPES, patches, space
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
 
@@ -46,13 +46,32 @@ def test_a_patch_in_shared_memory() -> None:
     assert flat(conv) == conv and flat(conv.with_(kernel=1, padding=0)).input_shape == (1, 1, 392, 64)
 
 
+def test_a_patch_of_one_tap_in_shared_memory() -> None:
+    """A pixel for every output: none between them, and none of another parity."""
+    one = tile(64, 4, 7, 7, boxes="taps")
+    for key in ("n8-c64x7x7-k64x3x3-p1-float16-NHWC", "n8-c64x9x9-k64x3x3-float16-NHWC", "n8-c64x14x14-k64x3x3-p1-float16-NHWC-s2"):
+        conv = Conv2d.parse(key)
+        field = one.field(conv)
+        assert (field.pitch, field.lines, field.columns, field.planes) == (7, 7, 200, (1, 1)) and field.copied == field.reach == 196
+        assert field.conv.output_size == conv.output_size and one.steps(conv) == 9 * 2 and field.patches == 2
+
+
+def test_columns_that_each_block_writes() -> None:
+    conv = Conv2d.parse("n2-c256x9x9-k128x3x3-float16-NHWC")
+    field = tile(128, 1, 7, 7, cluster=4, shared="sums").field(conv)
+    assert field.columns == 64 and field.kept == list(range(8)) and field.written == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert field.received == (3, 2 * 128 * 8) and tile(128, 1, 7, 7).field(conv).received == (0, 0)
+    uneven = replace(field.tile, rows=3).field(conv)
+    assert uneven.columns == 32 and replace(uneven.tile, cluster=8, rows=7).field(conv).written == [[j] for j in range(8)]
+
+
 def test_the_grid() -> None:
     """Blocks that run at once, in whole clusters; those of four leave multiprocessors beyond sixteens idle."""
     conv = Conv2d.parse("n128-c512x28x28-k512x1x1-float16-NHWC")
     one = tile(128, 1, 1, 256, slabs=2, stages=4, filter_stages=4, groups=2)
     assert [grid(conv, replace(one, cluster=cluster), H200) for cluster in (1, 2, 4)] == [132, 132, 128]
     small = tile(64, 1, 1, 64, slabs=1, groups=1)
-    assert resident(StreamedField(flat(conv), small), H200) == 4 and grid(conv, small, H200) == 528
+    assert resident(small.field(conv), H200) == 4 and grid(conv, small, H200) == 528
     assert grid(conv.with_(batch=1, height=8, width=8), small, H200) == 8
 
 
@@ -79,7 +98,13 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
         ({"cluster": 3}, "`cluster` (=3) must be one of 1, 2, 4"),
         ({"cluster": 4}, "`cluster` (=4) must divide the 2 thread blocks along channels"),
         ({"cols": 16, "rows": 4, "cluster": 4, "shared": "filters"}, "`cluster` (=4) must divide the 6 patches"),
-        ({"shared": "sums"}, "`shared` (=sums) must be one of windows, filters"),
+        ({"shared": "outputs"}, "`shared` (=outputs) must be one of windows, filters, sums"),
+        ({"shared": "sums", "cluster": 16}, "`cluster` (=16) must be one of 1, 2, 4, 8"),
+        ({"shared": "sums", "cluster": 4}, "`cluster` (=4) must divide the 2 steps of a patch"),
+        ({"shared": "sums", "cluster": 2, "turns": 2}, "`turns` (=2) must be 1 where blocks share sums"),
+        ({"shared": "sums", "cluster": 2, "rows": 1, "cols": 6}, "`cluster` (=2) must be at most the 1 eights of outputs' columns"),
+        ({"boxes": "rows"}, "`boxes` (=rows) must be one of patches, taps"),
+        ({"boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where boxes bring what one tap reads"),
         ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
         ({"turns": 5}, "the block's 768 threads must be at most 640"),
         ({"rows": 12, "cols": 16, "turns": 4}, "the 152 registers of a thread must be at most the 112 that it gets"),
@@ -105,7 +130,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
         ("n1-c64x9x9-k64x3x3-float16", "are for channels last, not NCHW"),
         ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
         ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as copies of boxes need, not 24"),
-        ("n1-c64x240x240-k64x225x3-s225x1-float16-NHWC", "the least patches take"),
+        ("n1-c64x24x24-k64x9x9-s9-float16-NHWC", "boxes bring every 8th pixel at the least, not every 9th"),
     ],
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
@@ -118,10 +143,10 @@ def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert 100 < len(found) <= 2 * MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
+    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
     assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
-    assert {one.cluster for one in found} == {1, 2, 4} and {one.turns for one in found} == {1, 2}
-    assert {one.shared for one in found} == {"windows", "filters"}
+    assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.turns for one in found} == {1, 2}
+    assert {one.shared for one in found} == set(SHARED) and {one.boxes for one in found} == set(BOXES)
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
     pack = backend.pack(conv, found[0])

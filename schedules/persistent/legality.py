@@ -15,6 +15,7 @@ MAX_SUMS = 192  # registers of a thread for sums
 MAX_COLUMNS = 256  # of a product
 MAX_PRODUCTS = 256  # of a step: they are written one after the other
 MAX_BOX = 256  # elements along an axis of a box
+MAX_STEP = 8  # elements from one that a box brings to the next
 SMALLEST = 8  # outputs across a patch, in the least one; channels first they are those of 16 bytes
 OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
@@ -27,6 +28,8 @@ def unable(conv: Conv2d) -> str | None:
         return f"blocks that stay are for one group, not {conv.groups}"
     if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
         return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+    if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
+        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize

@@ -58,7 +58,7 @@ def resident(field: StreamedField, gpu: Gpu) -> int:
 
 def grid(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> int:
     """Thread blocks: no more than run at once, in whole clusters."""
-    field = StreamedField(flat(conv), tile)
+    field = tile.field(conv)
     processors = gpu.multiprocessors
     if tile.cluster > 2 and processors >= PROCESSORS:
         processors -= processors % PROCESSORS
@@ -72,19 +72,24 @@ def streamed_kernel(conv: Conv2d, tile: StreamedTile, gpu: Gpu, name: str) -> An
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         tensors = arguments(conv, cast(Any, tile.pack(conv)))
-        boxes = _Boxes(flat(conv), tile, tensors["data"])
+        boxes = _Boxes(flat(conv), tile.field(conv), tensors["data"])
         blocks = grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
-            _Kernel(flat(conv), tile, tensors, boxes, blocks, bx, tid).run(gpu)
+            _Kernel(tile.field(conv), tile.steps(conv), tensors, boxes, blocks, bx, tid).run(gpu)
     return builder.get()
 
 
 class _Boxes:
-    """The input as the hardware copies it: a step's part of a patch, by one box for every plane, or by one of every block of a cluster."""
+    """The input as the hardware copies it: a step's part of a patch, by one box for every plane, or by one of every block of a cluster.
 
-    def __init__(self, conv: Conv2d, tile: StreamedTile, source: Any) -> None:
-        self._conv, self._tile, self._field = conv, tile, StreamedField(conv, tile)
-        part = self._field.part
+    Args:
+        conv: the problem, `flat`.
+        field: what a step brings of it.
+    """
+
+    def __init__(self, conv: Conv2d, field: StreamedField, source: Any) -> None:
+        self._conv, self._tile, self._field = conv, field.tile, field
+        part, tile = field.part, field.tile
         assert part is not None, "see `legality`"
         self._images, self._lines, self._pitch = part
         sizes, steps = (conv.in_channels, conv.width, conv.height, conv.batch), (1, conv.stride[1], conv.stride[0], 1)
@@ -101,6 +106,9 @@ class _Boxes:
         (down, across), unit = f.counts, tile.units * tile.unit
         n, top, left = patch // (down * across) * tile.images, patch // across % down * tile.rows, patch % across * tile.cols
         y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
+        if tile.boxes == "taps":
+            part, tap = part // math.prod(conv.kernel), part % math.prod(conv.kernel)
+            y, x = y + tap // conv.kernel[1] * conv.dilation[0], x + tap % conv.kernel[1] * conv.dilation[1]
         name = "copy_box" if tile.window_blocks == 1 else f"copy_shared<{tile.window_blocks}>"
         if self._images < tile.images:
             n = n + rank * self._images
@@ -160,11 +168,12 @@ class _Ring:
 
 class _Kernel:
     def __init__(
-        self, conv: Conv2d, tile: StreamedTile, tensors: dict[str, Any], boxes: _Boxes, blocks: int, block: Expr, tid: Expr
+        self, field: StreamedField, steps: int, tensors: dict[str, Any], boxes: _Boxes, blocks: int, block: Expr, tid: Expr
     ) -> None:
+        conv, tile = field.conv, field.tile
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
-        self._blocks, self._block, self._field, pack = blocks, block, StreamedField(conv, tile), tile.pack(conv)
-        self._steps, self._channel_blocks = pack.steps(conv) // tile.sum_blocks, pack.blocks(conv)  # steps of this block
+        self._blocks, self._block, self._field = blocks, block, field
+        self._steps, self._channel_blocks = steps // tile.sum_blocks, tile.pack(conv).blocks(conv)  # steps of this block
         self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters for a step
         work = self._field.patches * self._channel_blocks * tile.sum_blocks
         self._count = (work - block + blocks - 1) // blocks

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import H200, Gpu
+from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.shared import CHUNK
-from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, PRODUCTS
+from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
 from im2win.schedules.persistent.tile import M
 from im2win.schedules.streamed.kernel import OPERANDS, registers
-from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other
 SHARED = ("windows", "filters", "sums")
+BOXES = ("patches", "taps")
 SUM_CLUSTERS = (*CLUSTERS, 8)
-SMALLEST = 8  # outputs across a patch, in the least one
 
 
 def unable(conv: Conv2d) -> str | None:
@@ -30,10 +30,8 @@ def unable(conv: Conv2d) -> str | None:
         return f"filters and windows in steps are for one group, not {conv.groups}"
     if conv.in_channels * conv.itemsize % CHUNK:
         return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
-    cols = min(SMALLEST, flat(conv).output_size[1])
-    needed = StreamedField(flat(conv), StreamedTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
-    if needed > H200.block_shared:
-        return f"the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
+    if max(conv.stride) > MAX_STEP:
+        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
     return None
 
 
@@ -52,15 +50,16 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
         (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
         (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
     ]
+    rules.append((tile.boxes in BOXES, f"`boxes` (={tile.boxes}) must be one of {', '.join(BOXES)}"))
     broken = [text for holds, text in rules if not holds]
     broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
-    return broken or [text for holds, text in _fits(StreamedField(flat(conv), tile), gpu) if not holds]
+    return broken or [text for holds, text in _fits(tile.field(conv), gpu) if not holds]
 
 
 def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
-    one, taps = flat(conv), math.prod(conv.kernel)
+    one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.boxes == "taps"
     (height, width), share = one.output_size, M * tile.groups
-    blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.pack(conv).steps(conv)
+    blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
     whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
     return [
         (
@@ -76,8 +75,10 @@ def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
         (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
         (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
+        (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where boxes bring what one tap reads"),
+        (taps > 1 or not single, f"`boxes` (={tile.boxes}) must be patches for a kernel of one tap"),
         (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
-        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps along the input's channels"),
+        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a patch"),
         (tile.turns == 1 or tile.sum_blocks == 1, f"`turns` (={tile.turns}) must be 1 where blocks share sums"),
     ]
 
@@ -95,7 +96,10 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
-        (len(field.kept) >= tile.sum_blocks, f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns"),
+        (
+            len(field.kept) >= tile.sum_blocks,
+            f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns",
+        ),
         (field.patches % tile.filter_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {field.patches} patches"),
         (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
         (

@@ -13,7 +13,7 @@ from im2win.problem import Conv2d
 from im2win.schedules.cuda.model import COPY_LATENCY, GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.model import BEGIN_CYCLES, SMALL_COLUMNS, STORE_CYCLES
 from im2win.schedules.streamed.kernel import grid
-from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.schedules.streamed.tile import StreamedTile
 
 COPY_CYCLES = 40  # of a warpgroup for every copy of filters: it waits for it, and gives it back
 CYCLE_BYTES = 40  # that a multiprocessor gets in a cycle while all do
@@ -26,10 +26,9 @@ CACHED = 0.8  # time for what blocks ask level-2 cache for, of what its bandwidt
 
 def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
-    whole, pack = flat(conv), tile.pack(conv)
-    field, blocks = StreamedField(whole, tile), grid(conv, tile, gpu)
-    work, taps = field.patches * pack.blocks(conv) * tile.sum_blocks, math.prod(conv.kernel)
-    steps = pack.steps(conv) // tile.sum_blocks  # of a block
+    field, blocks = tile.field(conv), grid(conv, tile, gpu)
+    work, taps = field.patches * tile.pack(conv).blocks(conv) * tile.sum_blocks, math.prod(field.conv.kernel)
+    steps = tile.steps(conv) // tile.sum_blocks  # of a block
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
     count = -(-work // blocks)
     products = steps * taps * tile.units // 2 * (tile.block_m // 64)

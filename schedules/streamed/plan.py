@@ -24,4 +24,4 @@ class StreamedPlan(OneKernel):
 
     def shape(self, tile: Any) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
-        return tile.block_m, tile.groups, tile.turns, -(-tile.warp_n // 64), tile.filter_blocks > 1, tile.sum_blocks
+        return tile.block_m, tile.groups, tile.turns, -(-tile.warp_n // 64), tile.filter_blocks > 1, tile.sum_blocks, tile.boxes

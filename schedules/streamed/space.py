@@ -13,11 +13,11 @@ from im2win.schedules.persistent.legality import PRODUCTS
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import KIB, M
 from im2win.schedules.streamed.kernel import OPERANDS, registers
-from im2win.schedules.streamed.legality import SHARED, problems, unable
+from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
 from im2win.schedules.streamed.model import estimate
-from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
-MOST = 18  # tiles of a shape that share windows, or nothing, that share filters, and that share sums: those that the model ranks first
+MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
 PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
@@ -29,27 +29,29 @@ SHAPES = (
 CLUSTERS = (
     (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"), (2, "sums"), (4, "sums"), (8, "sums"),
 )  # fmt: skip
+SUMS = (1, 2, 4)  # blocks that share them, for which patches are chosen
 COPIES = 6  # of filters, that shared memory has at most
 
 
-def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1) -> list[tuple[int, int, int]]:
+def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "patches") -> list[tuple[int, int, int]]:
     """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy.
 
     Args:
         blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
+        boxes: what they bring, see `StreamedTile`.
     """
-    one = flat(conv)
+    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
+    one = least.field(conv).conv
     height, width = one.output_size
     found = []
-    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1)
-    in_row = conv.kernel == (1, 1) and height == 1 and width > most
+    in_row = one.kernel == (1, 1) and height == 1 and width > most
     for cols in range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most):
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
                 field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
-                    cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
+                    cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
     return [patch for _, patch in sorted(found)[:PATCHES]]
 
@@ -65,23 +67,24 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 
 def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
     """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
-    field = StreamedField(flat(conv), tile)
+    field = tile.field(conv)
     for stages, blocks in itertools.product((2, 3, 4), (1, 2) if registers(tile, gpu, 2) >= field.sum_registers + OPERANDS else (1,)):
         alone = replace(tile, stages=stages, filter_stages=0)
-        left = gpu.shared // blocks - KIB - StreamedField(flat(conv), alone).shared_bytes - 2 * 128
+        left = gpu.shared // blocks - KIB - alone.field(conv).shared_bytes - 2 * 128
         copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes
         if copies >= 2:
             yield replace(alone, filter_stages=min(copies, COPIES))
 
 
-def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int]) -> Iterator[StreamedTile]:
+def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[StreamedTile]:
     block_m, groups, turns, columns = shape
-    all_taps = math.prod(conv.kernel)
-    taps = sorted({all_taps, conv.kernel[1], 1})
     blocks = -(-conv.out_channels // block_m)
-    shapes = dict.fromkeys(itertools.chain(patches(conv, columns), *(patches(conv, columns, blocks, gpu.multiprocessors // n) for n in (1, 2, 4))))
+    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "patches" else [1]
+    found = [patches(conv, columns, boxes=boxes)]
+    found += (patches(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
+    shapes = dict.fromkeys(itertools.chain(*found))
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
-        more = {"images": images, "taps": tap, "turns": turns, "shared": shared}
+        more = {"images": images, "taps": tap, "turns": turns, "shared": shared, "boxes": boxes}
         tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
         if not problems(conv, tile, gpu):
             yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
@@ -96,8 +99,8 @@ def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
         return estimate(conv, tile, gpu).seconds
 
     found: list[StreamedTile] = []
-    for shape in SHAPES:
-        tiles = sorted(_tiles(conv, gpu, shape), key=seconds)
+    for shape, boxes in itertools.product(SHAPES, BOXES if math.prod(conv.kernel) > 1 else BOXES[:1]):
+        tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:
             found += itertools.islice((tile for tile in tiles if tile.shared == shared), MOST)
     return list(dict.fromkeys(found))

@@ -11,7 +11,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.shared import Arena, Expr, call, pointer
 from im2win.schedules.persistent.epilogue import EIGHT, PatchEpilogue
-from im2win.schedules.persistent.tile import LANES, PHASES, M
+from im2win.schedules.persistent.tile import PHASES, M
 from im2win.schedules.streamed.product import StreamedProduct
 from im2win.schedules.streamed.tile import WARP, StreamedField
 

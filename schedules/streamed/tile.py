@@ -31,16 +31,27 @@ class StreamedTile(PersistentTile):
     turns: so many times as many take patches in turn: while one writes its outputs, the next one multiplies.
     cluster: thread blocks that share something.
     shared: "windows", of a patch that blocks compute neighbouring channels of, or "filters", of channels that they compute neighbouring
-        patches of: each copies a part for all; or "sums" of the same outputs, each of which takes its part of the input's channels.
+        patches of: each copies a part for all; or "sums" of the same outputs, each of which takes its part of the steps.
+    boxes: what a step's boxes bring: "patches", pixels of which all taps read some, or "taps", what one tap reads of them, one pixel for
+        every output, so that no column of a product lies between outputs.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("shared",)
+    LATER: ClassVar[tuple[str, ...]] = ("shared", "boxes")
 
     images: int = 1
     taps: int = 1
     filter_stages: int = 2
     turns: int = 1
     shared: str = "windows"
+    boxes: str = "patches"
+
+    def field(self, conv: Conv2d) -> StreamedField:
+        """The input under a patch."""
+        return StreamedField(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
+
+    def steps(self, conv: Conv2d) -> int:
+        """Steps of a patch: of channels, and of taps where each has boxes of its own."""
+        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.boxes == "taps" else 1)
 
     @property
     def window_blocks(self) -> int:
@@ -100,9 +111,15 @@ def flat(conv: Conv2d) -> Conv2d:
     return conv
 
 
+def of_a_tap(conv: Conv2d) -> Conv2d:
+    """The problem whose patches are what one tap reads: a pixel for every output, as far apart as windows are."""
+    height, width = ((size - 1) * s + 1 for size, s in zip(conv.output_size, conv.stride, strict=True))
+    return conv.with_(height=height, width=width, kernel=1, padding=0, dilation=1)
+
+
 @dataclass(frozen=True)
 class StreamedField(Field):
-    """The input under a patch, in shared memory: see `Field`. The problem is a `flat` one.
+    """The input under a patch, in shared memory: see `Field`. The problem is that of `StreamedTile.field`.
 
     Where a patch has whole rows, the zeros on the right of one row are those on the left of the next; where it has whole images, the
     zeros below one are those above the next. Behind the last there are zeros that no box brings.

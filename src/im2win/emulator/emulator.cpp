@@ -413,6 +413,8 @@ void expect_bytes(const void* at, size_t bytes) {
 static void land_box(Phases& phases, void* to, const CUtensorMap& map, std::array<int, 4> first) {
   static const char zeros[16] = {};
   if (reinterpret_cast<uintptr_t>(to) % 128) fail("a box to an address that is not aligned to 128 bytes");
+  for (int step : map.steps)
+    if (step < 1 || step > 8) fail("a box of more than every eighth element, or none");
   if (first[0] * map.itemsize % 16) fail("a box that does not begin at whole 16 bytes");
   const int across = 16 / map.itemsize;
   size_t offset = 0;
