@@ -27,7 +27,12 @@ from im2win.tuner.cuda_runner import device_tensors, reference
 
 KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
 ACCURACY: Accuracy = "winograd"  # all there are
-CLUSTERS: dict[str, dict[str, Any]] = {"in clusters": {"cluster": 2}, "in clusters with their filters": {"cluster": 2, "shared": "filters"}}
+CHANGES: dict[str, dict[str, Any]] = {
+    "in clusters": {"cluster": 2},
+    "in clusters with their filters": {"cluster": 2, "shared": "filters"},
+    "in clusters with their sums": {"cluster": 2, "shared": "sums", "turns": 1},
+    "with boxes of single taps": {"boxes": "taps", "taps": 1},
+}
 LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 
 
@@ -43,7 +48,7 @@ def studies() -> dict[tuple[str, str], cuda_builds.Recipe]:
 
 
 def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
-    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems; and those whose blocks share copies."""
+    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems; and changed tiles."""
     gpu, rng = device_gpu(), random.Random(0)
     backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
     for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
@@ -55,7 +60,7 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
             for product in sorted({tile.product for tile in tiles}):
                 some = [tile for tile in tiles if tile.product == product]
                 chosen = {product: rng.choice(some)}
-                for label, change in CLUSTERS.items():
+                for label, change in CHANGES.items():
                     shared = (replace(tile, **change) for tile in rng.sample(some, len(some)) if all(hasattr(tile, one) for one in change))
                     pair = next((tile for tile in shared if not backend.problems(conv, row, tile)), None)
                     chosen |= {f"{product} {label}": pair} if pair is not None else {}
