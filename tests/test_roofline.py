@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from im2win import report, roofline
-from im2win.results import Result, Row
+from im2win.results import Result, Row, peak_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = {name: one for name, one in report.load_all(ROOT / "benchmarks" / "results").items() if "cuda" in one.versions}
-CEILINGS = {"fma_gflops": 50e3, "tf32_gflops": 390e3, "f16_gflops": 750e3, "copy_gbs": 4000.0}
+CEILINGS = {"fma_gflops": 50e3, "tf32_gflops": 390e3, "f16_gflops": 750e3, "s8_gflops": 1500e3, "copy_gbs": 4000.0}
 
 
 def result(rows: list[Row], suite: str = "demo", dtype: str = "float32") -> Result:
@@ -40,10 +40,18 @@ def test_points_by_hand() -> None:
         ("papers12-exact", "float32", {"FMA": 50e3}),
         ("papers12-tf32-nhwc", "float32", {"FMA": 50e3, "TF32 products": 390e3}),
         ("papers12-nhwc", "float16", {"float16 products": 750e3}),
+        ("papers12-nhwc", "int8", {"int8 products": 1500e3}),
+        ("papers12-nhwc", "int8-out.int8", {"int8 products": 1500e3}),
     ],
 )
 def test_roofs_are_those_of_the_arithmetic(suite: str, dtype: str, found: dict[str, float]) -> None:
     assert roofline.roofs(result([], suite, dtype)) == found
+
+
+def test_the_ceiling_of_a_type_is_the_nearest_that_was_measured() -> None:
+    assert [peak_name("int8", dict.fromkeys(known, 1.0)) for known in (CEILINGS, ("fma_gflops", "f16_gflops"), ("fma_gflops",))] == [
+        "s8_gflops", "f16_gflops", "fma_gflops",
+    ]  # fmt: skip
 
 
 def boxes(figure: Any) -> list[tuple[str, Any]]:

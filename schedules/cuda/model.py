@@ -24,19 +24,19 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.winograd_tiles import tiles_of
 
 SCHEDULERS = 4
-PRODUCT_CYCLES = 7.0  # of a scheduler, for one 16 x 8 product of 8 words
+PRODUCT_CYCLES = 10.0  # of a scheduler, for one 16 x 8 product of 8 words
 GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
-STEP_LATENCY = 120  # cycles from a barrier through shared memory to the first sums and back
-COPY_LATENCY = 1000  # cycles from the word to copy to what is copied, while all multiprocessors do; so many steps ahead hide it
-BLOCK_LATENCY = 14000  # cycles of prologue and epilogue that only other blocks hide
-COPY_ISSUES = 5  # instructions of an asynchronous copy with its address
+STEP_LATENCY = 150  # cycles from a barrier through shared memory to the first sums and back
+COPY_LATENCY = 1600  # cycles from the word to copy to what is copied, while all multiprocessors do; so many steps ahead hide it
+BLOCK_LATENCY = 8400  # cycles of prologue and epilogue that only other blocks hide
+COPY_ISSUES = 8  # instructions of an asynchronous copy with its address
 FETCH_ISSUES = 24  # of an element that passes through registers
 PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
-LAUNCH_S = 2e-6  # between the end of a kernel and the work of the next
+LAUNCH_S = 3.2e-6  # between the end of a kernel and the work of the next
 SECTOR = 32  # bytes that level-2 cache hands out at least
 WASTE_SHARE = 0.5  # of sectors read for few of their bytes, so much is not hidden
-CACHE_SHARE = 0.2  # of what blocks copy, so much is not found in level 1 or does not overlap
+CACHE_SHARE = 0.32  # of what blocks copy, so much is not found in level 1 or does not overlap
 
 
 @dataclass(frozen=True)

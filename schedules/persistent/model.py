@@ -13,8 +13,8 @@ from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
 
-SMALL_COLUMNS = 10  # of a product, that reading its filters costs beside those it has
-BEGIN_CYCLES = 5000  # until the first step is in shared memory
+SMALL_COLUMNS = 12  # of a product, that reading its filters costs beside those it has
+BEGIN_CYCLES = 8000  # until the first step is in shared memory
 STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
 TAKE_CYCLES = 250  # to rearrange 16 bytes in each of 32 threads
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.persistent.legality import PRODUCTS
-from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import KIB, M
 from im2win.schedules.streamed.kernel import OPERANDS, registers
 from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
-from im2win.schedules.streamed.model import estimate
+from im2win.schedules.streamed.model import SMALL_COLUMNS, estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
 MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first

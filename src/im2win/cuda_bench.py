@@ -31,7 +31,7 @@ from im2win.cuda_contest import (
 from im2win.gpu import Gpu, device_gpu
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, tolerance
-from im2win.results import Result, Row
+from im2win.results import Result, Row, peak_name
 from im2win.suites import Layer
 from im2win.tuner.cuda_runner import Bench
 
@@ -146,8 +146,7 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str,
         row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
     if row.ours_ms is not None:
         row.gflops = conv.flops / row.ours_ms / 1e6
-        kind = {"float32": "fma_gflops", "float16": "f16_gflops", "int8": "f16_gflops"}[conv.dtype]
-        floor = Ceilings(limits[kind], limits["copy_gbs"]).floor_ms(conv)
+        floor = Ceilings(limits[peak_name(conv.types, limits)], limits["copy_gbs"]).floor_ms(conv)
         row.roofline_fraction = floor / row.ours_ms
     if row.best_peer is not None:
         best = medians[row.best_peer]
@@ -156,7 +155,7 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str,
 
 
 def measure_ceilings() -> dict[str, float]:
-    """Large products of the vendor's library in float32, TF32 and float16 (GFLOPS), and copy bandwidth (GB/s, bytes read and written)."""
+    """Large products of the vendor's library in float32, TF32, float16 and int8 (GFLOPS), and copy bandwidth (GB/s, read and written)."""
     import torch
 
     def milliseconds(call: Callable[[], Any]) -> float:
@@ -179,6 +178,8 @@ def measure_ceilings() -> dict[str, float]:
         a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
         found[f"{name}_gflops"] = 2 * size**3 / milliseconds(partial(torch.matmul, a, b)) / 1e6
     torch.backends.cuda.matmul.allow_tf32 = before
+    a, b = (torch.randint(-128, 128, (size, size), dtype=torch.int8, device="cuda") for _ in range(2))
+    found["s8_gflops"] = 2 * size**3 / milliseconds(partial(torch._int_mm, a, b.t())) / 1e6
     source = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     found["copy_gbs"] = 2 * source.numel() * 4 / milliseconds(partial(target.copy_, source)) / 1e6

@@ -19,7 +19,7 @@ from im2win import fused_report, ladder_report, markdown, memory_report, rooflin
 from im2win.markdown import ms, number
 from im2win.memory_report import MemoryResult
 from im2win.problem import Conv2d
-from im2win.results import Result, Row, summarise
+from im2win.results import Result, Row, peak_name, summarise
 
 TITLES = {
     "torch_nchw": "PyTorch NCHW",
@@ -125,7 +125,7 @@ def gathered(result: Result) -> Result:
 
 def _peak(result: Result) -> float:
     """The arithmetic ceiling of the result's element type, GFLOPS."""
-    return result.ceilings.get("f16_gflops" if result.dtype != "float32" else "fma_gflops", result.ceilings["fma_gflops"])
+    return result.ceilings[peak_name(result.dtype, result.ceilings)]
 
 
 def _on_gpu(result: Result) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,12 @@ class Result:
 def _row(values: dict[str, Any]) -> Row:
     spread = {name: Spread(**numbers) for name, numbers in values.get("spread", {}).items()}
     return Row(**{**values, "spread": spread})
+
+
+def peak_name(types: str, ceilings: Mapping[str, float]) -> str:
+    """Which of a machine's ceilings is the arithmetic one of these types, a float32 that is IEEE's: the nearest of those measured."""
+    wanted = {"float16": ("f16_gflops",), "int8": ("s8_gflops", "f16_gflops")}.get(types.partition("-")[0], ())
+    return next((name for name in wanted if name in ceilings), "fma_gflops")
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

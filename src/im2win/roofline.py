@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.problem import Conv2d
-from im2win.results import Result
+from im2win.results import Result, peak_name
 
 OURS, PEER = "#0072B2", "#E69F00"
 _GREY = "#444444"
@@ -49,8 +49,8 @@ def roofs(result: Result) -> dict[str, float]:
     """Arithmetic peaks that hold for the result's type and accuracy, GFLOPS, by name."""
     ceilings = result.ceilings
     if result.dtype != "float32" or "tf32_gflops" not in ceilings:
-        name = "f16_gflops" if result.dtype != "float32" and "f16_gflops" in ceilings else "fma_gflops"
-        return {"float16 products" if name == "f16_gflops" else "FMA": ceilings[name]}
+        name = peak_name(result.dtype, ceilings)
+        return {{"f16_gflops": "float16 products", "s8_gflops": "int8 products"}.get(name, "FMA"): ceilings[name]}
     accuracy = result.suite.split("-")[1:]
     if {"tf32", "winograd"} & set(accuracy):
         return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}
