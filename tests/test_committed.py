@@ -16,6 +16,7 @@ from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
 from im2win.problem import Conv2d
 from im2win.reference import error, random_tensors, reference, tolerance
+from im2win.results import geometric_mean
 from im2win.suites import suite
 
 LOG = Log(PACKAGED)
@@ -53,18 +54,40 @@ def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:
     assert shares == {(3136, False): 0.9, (4608, False): 0.1, (4608, True): 0.5}
 
 
+def best_streamed(key: str, **of_tile: str) -> dict[bool, float]:
+    """The best time of a layer's records: of filters in steps, or of such a tile, and of all else, or of all other such tiles."""
+    best = {True: math.inf, False: math.inf}
+    last = {(one.algorithm, str(one.tile)): one for one in LOG.read(Conv2d.parse(key), "nvidia-h200")}
+    for record in last.values():
+        streamed = record.algorithm == "direct_streamed"
+        if streamed or not of_tile:
+            own = streamed and all(record.tile.get(name) == value for name, value in of_tile.items())
+            best[own] = min(best[own], record.seconds or math.inf)
+    return best
+
+
 def test_what_filters_in_steps_gained() -> None:
-    """The best record of `direct_streamed` over the best of all other algorithms, as docs/cuda.md says: of 3x3, then of 1x1."""
-    shares = []
-    for key in ("c512x14x14-k512x3x3-s2-p1", "c256x14x14-k256x3x3-p1", "c1024x14x14-k256x1x1", "c2048x7x7-k512x1x1"):
-        best: dict[bool, float] = {}
-        last = {(one.algorithm, str(one.tile)): one for one in LOG.read(Conv2d.parse(f"n32-{key}-float16-NHWC"), "nvidia-h200")}
-        for record in last.values():
-            own = record.algorithm == "direct_streamed"
-            best[own] = min(best.get(own, math.inf), record.seconds or math.inf)
-        shares.append(f"{best[True] / best[False]:.2f}")
+    """The best records over the best of others, as docs/cuda.md says."""
     text = " ".join((Path(__file__).parents[1] / "docs" / "cuda.md").read_text().split())
-    assert f"the two 3x3 take {' and '.join(shares[:2])} of the time, the two 1x1 {' and '.join(shares[2:])}." in text
+    gained: dict[int, list[float]] = {1: [], 32: [], 128: []}
+    summed = []
+    for conv in LOG.convs("nvidia-h200"):
+        if conv.layout == "NHWC" and conv.dtype == "float16":
+            best, sums = best_streamed(str(conv)), best_streamed(str(conv), shared="sums")
+            if math.isfinite(best[True]):
+                gained[conv.batch].append(best[True] / best[False])
+                summed += [sums[True] / sums[False]] if conv.batch == 1 and math.isfinite(sums[True]) else []
+    one, some, many = (f"{geometric_mean(shares):.2f}" for shares in gained.values())
+    assert f"its best takes {one} of the time with one image, {some} with 32 and {many} with 128" in text
+    counts = [len(shares) for shares in gained.values()]
+    assert f"(geometric means of {counts[0]}, {counts[1]} and {counts[2]} layers of ResNet-50 and papers12, float16)" in text
+    assert f"tiles that share sums take {geometric_mean(summed):.2f} of the time of the best that do not ({len(summed)} layers)" in text
+    taps = []
+    for key in ("n128-c512x7x7-k512x3x3", "n128-c256x12x12-k512x3x3", "n128-c256x14x14-k256x3x3", "n32-c256x14x14-k256x3x3-p1"):
+        best = best_streamed(f"{key}-float16-NHWC", boxes="taps")
+        taps.append(f"{best[True] / best[False]:.2f}")
+    assert f"take {taps[0]} of the time of others on conv12" in text and f"; {taps[1]} and {taps[2]} on conv6 and conv11" in text
+    assert f"but {taps[3]} on the 3x3 of 14x14 outputs with padding" in text
 
 
 @pytest.mark.parametrize(("name", "batch"), [("papers12", 1), ("papers12", 8), ("resnet50", 1)])

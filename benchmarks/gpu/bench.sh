@@ -26,7 +26,7 @@ if wanted float16; then
   bench papers12-float16-b128 papers12 --batch 128 --dtype float16
 fi
 if wanted reduced; then
-  bench papers12-nhwc-int8-b128 papers12 --batch 128 --dtype int8 --layout NHWC
+  bench papers12-nhwc-int8-out.int8-b128 papers12 --batch 128 --dtype int8 --out-dtype int8 --layout NHWC
   bench papers12-nhwc-tf32-b128 papers12 --batch 128 --accuracy tf32 --layout NHWC
 fi
 if wanted resnet50; then

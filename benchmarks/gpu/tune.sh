@@ -19,7 +19,7 @@ if wanted float16; then
   tune papers12 --batch 128 --dtype float16
 fi
 if wanted reduced; then
-  tune papers12 --batch 128 --dtype int8 --layout NHWC
+  tune papers12 --batch 128 --dtype int8 --out-dtype int8 --layout NHWC
   tune papers12 --batch 128 --accuracy tf32 --layout NHWC
 fi
 if wanted resnet50; then
