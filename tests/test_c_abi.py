@@ -26,11 +26,11 @@ from im2win.builder import Kernel
 from im2win.c_abi import cpu
 from im2win.c_abi.header import identifier
 from im2win.machine import Machine
+from im2win.manifest import ArtefactError
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.ranking import ranked_tiles
 from im2win.reference import tolerance
-from im2win.runtime import ArtefactError
 
 pytestmark = needs_compiler
 

@@ -28,10 +28,10 @@ from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import FORMS, CudaPack
 from im2win.emulator import _compile
 from im2win.gpu import H200
+from im2win.manifest import ArtefactError
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
 from im2win.quantised_packing import SCALES, QuantisedPack
-from im2win.runtime import ArtefactError
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile

@@ -15,8 +15,8 @@ from conftest import ROOT
 from ops import default
 from oracle import exact_tensors
 
+from im2win.manifest import ArtefactError
 from im2win.problem import Conv2d
-from im2win.runtime import ArtefactError
 from im2win.weights import checksum, weights_path
 
 EXAMPLE = ROOT / "examples" / "cpp"

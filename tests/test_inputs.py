@@ -18,7 +18,8 @@ from im2win import Conv2d, ConvError, Tile, packs
 from im2win.algorithms import ALGORITHMS
 from im2win.codegen import TileError
 from im2win.machine import Machine
-from im2win.runtime import ArtefactError, Op, manifest_path
+from im2win.manifest import ArtefactError, manifest_path
+from im2win.runtime import Op
 from im2win.tensors import ArgumentError
 
 BASE: dict[str, Any] = {"batch": 1, "in_channels": 4, "height": 8, "width": 9, "out_channels": 6, "kernel": 3}

@@ -17,9 +17,9 @@ from model_graphs import classifier, compiled, graph, in_new_process, integers, 
 
 import im2win
 from im2win.machine import Machine
+from im2win.manifest import ArtefactError
 from im2win.models.convolutions import Job, build, in_processes
 from im2win.onnx_layers import ModelError, layers_of
-from im2win.runtime import ArtefactError
 
 # --- batches -------------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,10 @@ from ops import host  # noqa: E402
 
 import im2win  # noqa: E402
 from im2win.c_abi.header import SOURCES  # noqa: E402
+from im2win.manifest import ArtefactError  # noqa: E402
 from im2win.models import operators  # noqa: E402
 from im2win.models.operators import Rewritten  # noqa: E402
 from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
-from im2win.runtime import ArtefactError  # noqa: E402
 
 pytestmark = needs_compiler
 

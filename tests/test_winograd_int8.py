@@ -19,11 +19,11 @@ from im2win.backends import backend_for
 from im2win.builder import cuda_manifest
 from im2win.codegen import ToolchainError
 from im2win.gpu import H200
+from im2win.manifest import Manifest, manifest_path
 from im2win.problem import Conv2d
 from im2win.quantised_packing import SCALES, STEP, QuantisedPack
 from im2win.ranking import default_tile
 from im2win.reference import error, tolerance
-from im2win.runtime import Manifest, manifest_path
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.suites import suite

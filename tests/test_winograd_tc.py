@@ -25,13 +25,13 @@ from im2win.fingerprint import fingerprint
 from im2win.gpu import H200
 from im2win.logs import Log
 from im2win.lookup import choose, search
+from im2win.manifest import Manifest, manifest_path
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.pairs import pair
 from im2win.reconstruct.uniform import FEW, few
 from im2win.reference import error, reference, tolerance
-from im2win.runtime import Manifest, manifest_path
 from im2win.schedules.winograd_tc import kernel, legality
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.pipeline import PIPELINE

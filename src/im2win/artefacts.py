@@ -19,8 +19,9 @@ from typing import Any
 from im2win import __version__
 from im2win.files import default_folder, replace_text
 from im2win.logs import LogError, locked
+from im2win.manifest import ArtefactError
 from im2win.problem import Conv2d
-from im2win.runtime import ArtefactError, Op, load
+from im2win.runtime import Op, load
 
 _log = logging.getLogger("im2win")
 _DIGITS = 12

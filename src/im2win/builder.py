@@ -19,11 +19,12 @@ from im2win.codegen import Compiled, compile_module
 from im2win.gpu import Gpu
 from im2win.lookup import choose
 from im2win.machine import Machine
+from im2win.manifest import Manifest
 from im2win.packs import Pack
 from im2win.problem import Conv2d
 from im2win.ranking import default_tile
 from im2win.reference import Accuracy
-from im2win.runtime import Manifest, Op
+from im2win.runtime import Op
 
 
 def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:

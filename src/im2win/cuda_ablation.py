@@ -27,10 +27,10 @@ from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.cuda_contest import Contender, interleaved, op_contender, prepared
 from im2win.gpu import Gpu, device_gpu
 from im2win.ladder_report import SUITE, TRANSFORM, last_rung
+from im2win.manifest import Manifest
 from im2win.problem import Conv2d
 from im2win.reference import tolerance
 from im2win.results import Result, Row
-from im2win.runtime import Manifest
 from im2win.schedules.cuda import ladder
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT, CudaRung
 from im2win.schedules.cuda.ladder_kernel import ladder_kernel
@@ -164,7 +164,7 @@ def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Co
     """The transform alone, which is the same in every library; nothing where there is none."""
     import torch
 
-    from im2win.runtime import load_kernel
+    from im2win.libraries import load_kernel
 
     for library in libraries:
         if isinstance(library, Library):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from im2win.gpu import Gpu
+from im2win.manifest import Manifest
 from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
-from im2win.runtime import Manifest
 from im2win.tuner.workers import Worker, WorkerError, in_order, serve
 
 if TYPE_CHECKING:

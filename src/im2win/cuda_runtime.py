@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from im2win.runtime import SYMBOL, Launch, Manifest, Op, cuda_runtime_library
+from im2win.libraries import SYMBOL, cuda_runtime_library
+from im2win.manifest import Manifest
+from im2win.runtime import Launch, Op
 from im2win.tensors import ArgumentError, is_torch
 
 ALIGNMENT = 16  # bytes: of the widest copies, and of boxes

@@ -22,10 +22,10 @@ from im2win.cuda_builds import Library, Recipe, TileRecipe, build_all
 from im2win.cuda_contest import Contender, interleaved, prepared, set_up_peers
 from im2win.gpu import Gpu, device_gpu
 from im2win.gpu_study import every_peer, head, kernel_contender, timed
+from im2win.manifest import Manifest
 from im2win.problem import Conv2d
 from im2win.reference import tolerance
 from im2win.results import Spread
-from im2win.runtime import Manifest
 from im2win.schedules.cuda import sliding
 from im2win.sliding_report import DEFAULT, IM2COL, STUDY
 from im2win.suites import Layer

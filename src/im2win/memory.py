@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from im2win.runtime import Op, load, runtime_library
+from im2win.libraries import runtime_library
+from im2win.runtime import Op, load
 
 _THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")

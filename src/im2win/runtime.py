@@ -3,158 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import hashlib
-import importlib.util
-import json
 import os
 import shutil
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tvm_ffi
 
-from im2win import packs
 from im2win.chunk_packing import ChunkPack
 from im2win.cuda_packing import CudaPack
-from im2win.problem import Conv2d, ConvError
+from im2win.libraries import SYMBOL, cpu_flags, load_kernel
+from im2win.manifest import ArtefactError, Manifest, manifest_path
+from im2win.problem import Conv2d
 from im2win.quantised_packing import QuantisedPack
 from im2win.split_packing import SplitPack
 from im2win.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 from im2win.weights import weights_file, weights_path
-
-SCHEMA = 3
-SYMBOL = "conv2d"
-_FIELDS = {
-    "schema", "conv", "algorithm", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win",
-    "library", "sha256", "made",
-}  # fmt: skip
-
-
-class ArtefactError(ValueError):
-    """A library or manifest that cannot be loaded; the message names the file and what is wrong with it."""
-
-
-@functools.cache
-def runtime_library() -> ctypes.CDLL:
-    """Loads TVM's runtime (not its compiler) and lets kernels use every CPU that this process may use."""
-    spec = importlib.util.find_spec("tvm")
-    if spec is None or not spec.origin:
-        raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
-    # TVM takes half of the logical CPUs unless told; its thread pool reads this when the first kernel runs.
-    os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
-    library = next(p for p in (Path(spec.origin).parent / "lib").iterdir() if p.name.startswith("libtvm_runtime."))
-    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-
-
-@functools.cache
-def cuda_runtime_library() -> ctypes.CDLL:
-    """Loads the part of TVM's runtime that runs kernels on a GPU.
-
-    Raises:
-        ArtefactError: it is not there, or the machine has no CUDA driver.
-    """
-    host = Path(str(runtime_library()._name))
-    try:
-        return ctypes.CDLL(str(host.with_name(host.name.replace("libtvm_runtime.", "libtvm_runtime_cuda."))), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise ArtefactError(f"kernels for a GPU need TVM's CUDA runtime and the CUDA driver: {error}.") from None
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a shared library holds, as stored beside it.
-
-    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product, the whole or a part at a time;
-        0 where there is none.
-    """
-
-    conv: Conv2d
-    algorithm: str
-    tile: dict[str, Any]
-    pack: packs.Pack
-    target: str
-    machine: str
-    isa: str
-    threads: int
-    tuned: bool
-    extra_bytes: int
-    tvm: str
-    im2win: str
-    made: int = 0
-
-    def to_json(self, library: Path) -> str:
-        """The manifest's text for the library it lies beside."""
-        values = {
-            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "pack": packs.as_dict(self.pack),
-            "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads, "tuned": self.tuned,
-            "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
-            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "made": self.made,
-        }  # fmt: skip
-        return json.dumps(values, indent=1) + "\n"
-
-    @classmethod
-    def read(cls, path: Path) -> tuple[Manifest, str]:
-        """The manifest in a file, and its library's sha256.
-
-        Raises:
-            ArtefactError: missing, not JSON, or not such a manifest.
-        """
-        try:
-            values = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ArtefactError(f"{path}: no manifest there; `im2win build` writes it beside the library.") from None
-        except (ValueError, OSError) as error:
-            raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
-        if not isinstance(values, dict) or "schema" not in values:
-            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
-        if values.get("kind") == "model":
-            raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
-        if values["schema"] != SCHEMA:
-            raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
-        if set(values) != _FIELDS:
-            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
-        try:
-            conv, pack, made = Conv2d.parse(values["conv"]), packs.from_dict(values["pack"]), int(values["made"])
-        except (ConvError, KeyError, TypeError, ValueError) as error:
-            raise ArtefactError(f"{path}: {error}") from None
-        names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
-        return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
-
-
-def manifest_path(library: Path) -> Path:
-    """Where a library's manifest lies: beside it, with .json appended."""
-    return library.with_name(library.name + ".json")
-
-
-def load_kernel(library: Path) -> Any:
-    """The module in a shared library, with TVM's runtime behind it.
-
-    The dynamic linker takes two files of one path for the same library, even where the file was replaced in between; so each load goes
-    through a link with a name of its own.
-    """
-    runtime_library()
-    with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
-        link = Path(folder) / "conv.so"
-        link.symlink_to(library.resolve())
-        module = tvm_ffi.load_module(str(link))
-        if _launch is not None:
-            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU: TVM's runtime serves it
-                ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
-        return module
-
-
-_launch: ctypes.c_void_p | None = None
-
-
-def launch_through(function: ctypes.c_void_p | None) -> None:
-    """Lets kernels loaded from now on run their parallel loops through a function like TVMBackendParallelLaunch; None: through TVM's."""
-    global _launch
-    _launch = function
 
 
 class Op:
@@ -379,13 +245,3 @@ def load(path: str | os.PathLike[str]) -> Op:
     if flags and manifest.isa and manifest.isa not in flags:
         raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
     return Op(manifest, library)
-
-
-@functools.cache
-def cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.split(":")[1] for line in text.splitlines() if line.startswith(("flags", "Features"))), "").split())

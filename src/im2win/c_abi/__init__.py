@@ -11,7 +11,7 @@ from im2win.c_abi import cpu, cuda
 from im2win.c_abi.header import Interface, checked, identifier
 from im2win.gpu import Gpu
 from im2win.machine import Machine
-from im2win.runtime import ArtefactError, Manifest
+from im2win.manifest import ArtefactError, Manifest
 
 
 def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tuple[Path, Interface]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from im2win.runtime import ArtefactError, manifest_path
+from im2win.manifest import ArtefactError, manifest_path
 
 SCHEMA, KIND = 1, "model"
 

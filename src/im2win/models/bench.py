@@ -60,8 +60,8 @@ class ModelRow:
 
 def images(path: Path, seed: int) -> dict[str, Array]:
     """Random normal inputs of a compiled model's largest batch, the same in every process."""
+    from im2win.manifest import manifest_path
     from im2win.models.artefact import ModelManifest
-    from im2win.runtime import manifest_path
 
     manifest = ModelManifest.read(manifest_path(path))
     random = np.random.default_rng(seed)
@@ -236,8 +236,8 @@ def measure(
     Raises:
         ValueError: an unknown peer.
     """
+    from im2win.manifest import manifest_path
     from im2win.models.artefact import ModelManifest
-    from im2win.runtime import manifest_path
 
     unknown = [peer for peer in against if peer not in PEERS]
     if unknown:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from im2win.libraries import cuda_runtime_library
 from im2win.models.artefact import Bucket, ModelManifest
 from im2win.models.runtime import ALIGNMENT, Model, Pieces
-from im2win.runtime import cuda_runtime_library
 from im2win.tensors import ArgumentError, is_torch
 
 

@@ -15,6 +15,7 @@ from im2win.c_abi.cpu import compiler_on_path
 from im2win.c_abi.operators import DOMAIN, OPERATOR, Operator, link, workspace_of
 from im2win.lookup import search
 from im2win.machine import Machine
+from im2win.manifest import ArtefactError
 from im2win.models.artefact import ModelLayer
 from im2win.models.convolutions import Built, Job, build_all
 from im2win.models.rewriting import Replaceable, Replacement, replaceable, rewrite
@@ -23,7 +24,6 @@ from im2win.onnx_layers import ModelError, import_onnx
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy, checked_accuracy
 from im2win.rungs import NO_RECORD, TUNED, Untuned, checked_untuned, rung_for
-from im2win.runtime import ArtefactError
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from im2win.libraries import cpu_flags, load_kernel
+from im2win.manifest import ArtefactError, manifest_path
 from im2win.models.artefact import Bucket, ModelManifest, Port, check, weights_path
-from im2win.runtime import ArtefactError, cpu_flags, load_kernel, manifest_path
 from im2win.tensors import ArgumentError, is_torch, view
 
 ALIGNMENT = 64  # bytes; so that no vector load from a tensor's begin crosses a cache line

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from im2win import runtime
 from im2win.compilers import kept_library
+from im2win.libraries import launch_through
 
 _log = logging.getLogger("im2win.torch")
 SOURCE = Path(__file__).with_name("pool.c")
@@ -36,5 +36,5 @@ def share() -> bool:
         _log.info("kernels use threads of their own beside PyTorch's (%s)", error)
         return False
     library.im2win_openmp(*functions)
-    runtime.launch_through(ctypes.cast(library.im2win_launch, ctypes.c_void_p))
+    launch_through(ctypes.cast(library.im2win_launch, ctypes.c_void_p))
     return True

@@ -119,7 +119,7 @@ class Kernel:
         import torch
 
         from im2win.cuda_runtime import Kernels
-        from im2win.runtime import load_kernel
+        from im2win.libraries import load_kernel
 
         conv, inputs = bench.conv, dict(bench.inputs)
         packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
@@ -193,7 +193,8 @@ class Measurer:
     def _prepared(self, conv: Conv2d, seed: int) -> Bench:
         import torch
 
-        from im2win.runtime import ArtefactError, cuda_runtime_library
+        from im2win.libraries import cuda_runtime_library
+        from im2win.manifest import ArtefactError
 
         if not torch.cuda.is_available():
             raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")

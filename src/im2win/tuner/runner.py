@@ -81,7 +81,7 @@ class Kernel:
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
         import tvm_ffi
 
-        from im2win.runtime import SYMBOL, load_kernel
+        from im2win.libraries import SYMBOL, load_kernel
         from im2win.tensors import aligned
 
         conv, pack, inputs = bench.conv, candidate.pack, dict(bench.inputs)
