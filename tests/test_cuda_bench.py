@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,31 @@ def test_a_layer_runs_its_transform_alone(bound: Callable[..., CudaLayer], name:
     layer("x", out="y")
     whole = [("transform", "x", "made"), ("conv2d", "made", "filters", "y")]
     assert module.calls == (whole if name == "transform" else [("conv2d", "x", "made", "filters", "y")])
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_the_current_device_stays(bound: Callable[..., CudaLayer], monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+    """As it was, whatever TVM makes of it, and on the layer's own no time is lost for that."""
+    at, entered = [current], []
+
+    class Entered:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *reason: object) -> None:
+            at[0] = current
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, current_device=lambda: at[0], device=Entered)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, Tensor=int))  # type: ignore[arg-type]
+    layer = bound(Module("conv2d", "transform"), 100)
+    monkeypatch.setattr(layer._kernels, "product", lambda *tensors: at.__setitem__(0, layer.device))
+    layer("x", out="y")
+    layer.transform("x")
+    layer.run("x", None, "y", like=SimpleNamespace(new_empty=lambda count: "made"))
+    assert at == [current] and entered == [0] * (3 if current else 0)
 
 
 def test_a_layer_without_a_transform_says_so(bound: Callable[..., CudaLayer]) -> None:

@@ -287,7 +287,8 @@ def test_the_operator_without_python(algorithm: str, layout: str, by_library: An
             assert made >= 1 + (algorithm == "im2win") + (x is shifted)
 
 
-def test_the_current_device_stays(by_library: Any) -> None:
+def test_the_current_device_stays(way: str, request: pytest.FixtureRequest) -> None:
+    """By the compiled library, and through Python."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     module, fast, x = warmed()
@@ -297,7 +298,8 @@ def test_the_current_device_stays(by_library: Any) -> None:
         for _ in range(2):
             fast(other)
         torch.cuda.set_device(0)
-        by_library()
+        if way == "library":
+            request.getfixturevalue("by_library")()
         y = fast(other)
     assert torch.cuda.current_device() == 0 and torch.equal(y, right(module, other))
 

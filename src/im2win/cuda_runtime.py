@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from im2win.tensors import ArgumentError, is_torch
 
 ALIGNMENT = 16  # bytes: of the widest copies, and of boxes
 _DLPACK_CUDA = 2
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Kernels:
@@ -136,7 +138,9 @@ class CudaLayer:
             _check("out", out, conv.output_shape, conv.out_dtype, self.device)
             if out is x or out is residual:
                 raise ArgumentError("`out` must not overlap x or residual.")
-        self._kernels(x, self._new_scratch(x) if self._made else None, *self._packed, *added, out)
+        scratch = self._new_scratch(x) if self._made else None
+        with keep_device(self.device):
+            self._kernels(x, scratch, *self._packed, *added, out)
         return out
 
     def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
@@ -147,7 +151,8 @@ class CudaLayer:
         """
         added = () if residual is None else (residual,)
         scratch = (x if like is None else like).new_empty(self._made) if self._made else None
-        self._kernels(x, scratch, *self._packed, *added, out)
+        with keep_device(self.device):
+            self._kernels(x, scratch, *self._packed, *added, out)
 
     @property
     def launch(self) -> Launch:
@@ -170,7 +175,8 @@ class CudaLayer:
             raise ArgumentError(f"{self.op.algorithm} takes windows from the input: there is no transform to run alone.")
         _check("x", x, self._conv.input_shape, self._conv.dtype, self.device)
         made = self._new_scratch(x)
-        self._kernels.transform(x, made)
+        with keep_device(self.device):
+            self._kernels.transform(x, made)
         return made
 
     def _new_output(self, x: Any) -> Any:
@@ -184,6 +190,14 @@ class CudaLayer:
         if self._scratch is None:
             self._scratch = _empty(self._made, self._conv.dtype, self.device)
         return self._scratch
+
+
+def keep_device(device: int) -> Any:
+    """A context for calls on a device, behind which PyTorch's current one is what it was: TVM makes that of the tensors the current one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or torch.cuda.current_device() == device:
+        return _AS_IT_IS
+    return torch.cuda.device(device)
 
 
 def _current_device() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from im2win.cuda_runtime import keep_device
 from im2win.libraries import cuda_runtime_library
 from im2win.models.artefact import Bucket, ModelManifest
 from im2win.models.runtime import ALIGNMENT, Model, Pieces
@@ -66,7 +67,8 @@ class CudaModel(Model):
                 for port, value in zip(self.outputs, wanted, strict=True)
             ]
             workspace = torch.empty(max(bucket.workspace, 1), dtype=torch.uint8, device=f"cuda:{device}")
-            self._functions[bucket.batch](self._on(device), workspace, *taken, *made)
+            with keep_device(device):
+                self._functions[bucket.batch](self._on(device), workspace, *taken, *made)
             for value, part in zip(wanted, made, strict=True):
                 if value is not part:
                     value.copy_(part[:count] if part.shape != value.shape else part)
