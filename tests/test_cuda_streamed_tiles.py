@@ -106,6 +106,7 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
         ({"boxes": "rows"}, "`boxes` (=rows) must be one of patches, taps"),
         ({"boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where boxes bring what one tap reads"),
         ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
+        ({"block_m": 192, "groups": 3, "cols": 16, "rows": 12}, "the 130 registers of a product must be at most the 128 that"),
         ({"turns": 5}, "the block's 768 threads must be at most 640"),
         ({"rows": 12, "cols": 16, "turns": 4}, "the 152 registers of a thread must be at most the 112 that it gets"),
         ({"taps": 9, "filter_stages": 7}, "bytes of shared memory must be at most 232448"),

@@ -104,6 +104,8 @@ __device__ __forceinline__ void add_four(Sum* sums, const Sum* sent) {
   for (int i = 0; i < 4; ++i) sums[i] += four.of[i];
 }
 
+__device__ __forceinline__ void warp_barrier() { __syncwarp(); }
+
 // So many blocks share a multiprocessor: the kernel's bounds say so, see `instructions`.
 template <int blocks>
 __device__ __forceinline__ void share_multiprocessor() {}

@@ -26,6 +26,7 @@ from im2win.schedules.streamed.sums import SharedSums
 from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
 
 OPERANDS = 48  # registers of a thread for addresses and outputs on their way
+BESIDE = 26  # more registers than a product has sums must a thread begin with: else the assembler refuses it, whatever is exchanged later
 LEFT = 24  # registers of those that copy
 MOST = 240  # registers of those that multiply
 PROCESSORS = 16  # multiprocessors that are neighbours at least: larger clusters than pairs leave some of those beyond them idle
@@ -44,13 +45,19 @@ def registers(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
     return min((first * tile.threads - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
 
 
+def enough(field: StreamedField, gpu: Gpu, blocks: int) -> bool:
+    """Whether registers are enough for so many blocks of a multiprocessor: for all sums of a thread, and for one product when it begins."""
+    all_sums = field.sum_registers + OPERANDS <= registers(field.tile, gpu, blocks)
+    return all_sums and field.columns // 2 + BESIDE <= begins_with(field.tile, gpu, blocks)
+
+
 def resident(field: StreamedField, gpu: Gpu) -> int:
     """Thread blocks that a multiprocessor has at once."""
     tile, blocks = field.tile, 1
     while (
         (blocks + 1) * (field.shared_bytes + KIB) <= gpu.shared
         and (blocks + 1) * tile.threads <= gpu.threads
-        and registers(tile, gpu, blocks + 1) >= field.sum_registers + OPERANDS
+        and enough(field, gpu, blocks + 1)
     ):
         blocks += 1
     return blocks
@@ -183,7 +190,7 @@ class _Kernel:
         self._filters = _Ring(arena, "filters", f.filter_ring, tile.dtype, warps, tile.filter_blocks)
         self._turns = arena.take("turns", (tile.turns,), PHASES)
         self._warps, self._rank = warps, block % tile.cluster
-        self._sums = SharedSums(arena, f, tid, self._rank) if tile.sum_blocks > 1 else None
+        self._sums = SharedSums(arena, f, tid, self._rank, again=work > blocks) if tile.sum_blocks > 1 else None
 
     def run(self, gpu: Gpu) -> None:
         """Emits the block."""

@@ -10,7 +10,7 @@ from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
 from im2win.schedules.persistent.tile import M
-from im2win.schedules.streamed.kernel import OPERANDS, registers
+from im2win.schedules.streamed.kernel import BESIDE, OPERANDS, begins_with, registers
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
@@ -88,13 +88,14 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
     if field.part is None:
         return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
-    given = registers(tile, gpu, 1)
+    given, begin, alone = registers(tile, gpu, 1), begins_with(tile, gpu, 1), field.columns // 2 + BESIDE
     held, (images, lines, pitch) = field.sum_registers + OPERANDS, field.part
     box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
     return [
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
         (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
+        (alone <= begin, f"the {alone} registers of a product must be at most the {begin} that a thread begins with"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
         (
             len(field.kept) >= tile.sum_blocks,

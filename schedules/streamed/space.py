@@ -11,14 +11,15 @@ from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.schedules.persistent.legality import PRODUCTS
 from im2win.schedules.persistent.tile import KIB, M
-from im2win.schedules.streamed.kernel import OPERANDS, registers
+from im2win.schedules.streamed.kernel import enough
 from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
-from im2win.schedules.streamed.model import SMALL_COLUMNS, estimate
+from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
 MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
 PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
+PATCH_COLUMNS = 10  # of a product, that a patch costs beside those it has
 PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
 # (channels of a block, warpgroups, turns, most columns): of what registers hold
 SHAPES = (
@@ -50,7 +51,7 @@ def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: s
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
                 field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
-                    cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
+                    cost = field.columns + PATCH_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
     return [patch for _, patch in sorted(found)[:PATCHES]]
 
@@ -67,7 +68,7 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
     """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
     field = tile.field(conv)
-    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if registers(tile, gpu, 2) >= field.sum_registers + OPERANDS else (1,)):
+    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
         alone = replace(tile, stages=stages, filter_stages=0)
         left = gpu.shared // blocks - KIB - alone.field(conv).shared_bytes - 2 * 128
         copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes

@@ -23,9 +23,11 @@ class SharedSums:
 
     Args:
         rank: of the block in its cluster.
+        again: whether a block computes several patches.
     """
 
-    def __init__(self, arena: Arena, field: StreamedField, tid: Expr, rank: Expr) -> None:
+    def __init__(self, arena: Arena, field: StreamedField, tid: Expr, rank: Expr, *, again: bool) -> None:
+        self._again = again
         self._field, self._tid, self._rank, self._blocks = field, tid, rank, field.tile.sum_blocks
         self._received = arena.take("received", field.received, field.tile.sum_dtype)
         self._landed, self._read = arena.take("sums_landed", (1,), PHASES), arena.take("sums_read", (1,), PHASES)
@@ -73,4 +75,6 @@ class SharedSums:
         call("wait_bulk", pointer(self._landed, 0), turn % 2)
         for sender, (j, column), i in itertools.product(range(self._blocks - 1), enumerate(columns), range(product.rows)):
             call("add_four", product.four(i, column), self._place(sender, i, j))
+        if self._again:
+            call("warp_barrier")  # all lanes have read what others may write over then
         call(f"release_slot<{self._blocks}>", pointer(self._read, 0))
