@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from pathlib import Path
 
 import pytest
 
 from im2win.algorithms import ALGORITHMS
+from im2win.backends import backend_for
 from im2win.builder import build_tile
-from im2win.gpu import KNOWN
+from im2win.gpu import H200, KNOWN
 from im2win.logs import Log
 from im2win.lookup import PACKAGED, stale, tile_problems
 from im2win.machine import Machine
 from im2win.problem import Conv2d
+from im2win.records import Record
 from im2win.reference import error, random_tensors, reference, tolerance
-from im2win.results import geometric_mean
+from im2win.results import Result, geometric_mean
+from im2win.schedules.streamed import model
 from im2win.suites import suite
 
 LOG = Log(PACKAGED)
@@ -88,6 +92,50 @@ def test_what_filters_in_steps_gained() -> None:
         taps.append(f"{best[True] / best[False]:.2f}")
     assert f"take {taps[0]} of the time of others on conv12" in text and f"; {taps[1]} and {taps[2]} on conv6 and conv11" in text
     assert f"but {taps[3]} on the 3x3 of 14x14 outputs with padding" in text
+
+
+def streamed_records() -> dict[Conv2d, list[Record]]:
+    """Right records of filters in steps, of every tile the last."""
+    found: dict[Conv2d, list[Record]] = {}
+    for conv in LOG.convs("nvidia-h200"):
+        records = (one for one in LOG.read(conv, "nvidia-h200") if one.algorithm == "direct_streamed" and one.seconds)
+        last = {str(one.tile): one for one in records}
+        found |= {conv: list(last.values())} if last else {}
+    return found
+
+
+def test_what_shared_filters_gained() -> None:
+    """Beside shared windows, or nothing shared, as docs/cuda.md says."""
+    shares = []
+    for records in streamed_records().values():
+        filters, windows = ([one.cost for one in records if one.tile.get("shared", "windows") == name] for name in ("filters", "windows"))
+        shares += [min(filters) / min(windows)] if filters and windows else []
+    text = " ".join((Path(__file__).parents[1] / "docs" / "cuda.md").read_text().split())
+    assert f"filters take {geometric_mean(shares):.2f} of the time" in text
+    assert f"mean of {len(shares)} layers); on {sum(share < 1 for share in shares)} of these they are faster" in text
+
+
+def test_how_well_the_model_of_filters_in_steps_fits() -> None:
+    """As it says."""
+    backend, row = backend_for(H200, "exact"), ALGORITHMS["direct_streamed"]
+    off = [
+        [math.log(one.cost / backend.cost(conv, row, backend.tile(row, one.tile))) for one in records]
+        for conv, records in streamed_records().items()
+    ]
+    count = sum(map(len, off))
+    within = math.sqrt(sum(statistics.pvariance(one) * len(one) for one in off) / count)
+    between = statistics.pstdev(map(statistics.mean, off))
+    text = " ".join(str(model.__doc__).split())
+    assert f"of {count} tiles of {len(off)} layers: how far estimates are off has a standard deviation of {100 * within:.0f} %" in text
+    assert f"and its mean one of {100 * between:.0f} % between layers" in text
+
+
+def test_which_layers_of_resnet50_are_ours_in_float16() -> None:
+    """Those of 3x3 and with a stride, all of them, as docs/cuda.md says."""
+    rows = Result.load(Path(__file__).parents[1] / "benchmarks" / "results" / "nvidia-h200" / "resnet50-nhwc-float16-b32.json").layers
+    convs = [(Conv2d.parse(row.conv), row.ratio or 0.0) for row in rows]
+    assert all(ratio > 1 for conv, ratio in convs if conv.kernel != (1, 1) or conv.stride != (1, 1))
+    assert sum(ratio > 1 for _, ratio in convs) > len(convs) / 2
 
 
 @pytest.mark.parametrize(("name", "batch"), [("papers12", 1), ("papers12", 8), ("resnet50", 1)])

@@ -140,6 +140,13 @@ def test_what_it_cannot_compute(key: str, reason: str) -> None:
     assert space(conv, H200) == []
 
 
+@pytest.mark.parametrize("key", ["n1-c64x240x240-k64x225x3-float16-NHWC", "n1-c2048x40x40-k64x3x3-d16-float16-NHWC"])
+def test_windows_that_no_patch_holds(key: str) -> None:
+    """A tap's pixels fit however far apart taps are."""
+    found = space(Conv2d.parse(key), H200)
+    assert found and {one.boxes for one in found} >= {"taps"}
+
+
 def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")

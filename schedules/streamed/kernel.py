@@ -45,10 +45,15 @@ def registers(tile: StreamedTile, gpu: Gpu, blocks: int) -> int:
     return min((first * tile.threads - LEFT * LANES) // tile.multipliers // 8 * 8, MOST)
 
 
+def needed(field: StreamedField) -> tuple[int, int]:
+    """Registers of a thread that multiplies: for all its sums, and, when its block begins, for one product."""
+    return field.sum_registers + OPERANDS, field.columns // 2 + BESIDE
+
+
 def enough(field: StreamedField, gpu: Gpu, blocks: int) -> bool:
-    """Whether registers are enough for so many blocks of a multiprocessor: for all sums of a thread, and for one product when it begins."""
-    all_sums = field.sum_registers + OPERANDS <= registers(field.tile, gpu, blocks)
-    return all_sums and field.columns // 2 + BESIDE <= begins_with(field.tile, gpu, blocks)
+    """Whether so many blocks of a multiprocessor have the registers that threads need."""
+    held, first = needed(field)
+    return held <= registers(field.tile, gpu, blocks) and first <= begins_with(field.tile, gpu, blocks)
 
 
 def resident(field: StreamedField, gpu: Gpu) -> int:

@@ -10,7 +10,7 @@ from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
 from im2win.schedules.persistent.tile import M
-from im2win.schedules.streamed.kernel import BESIDE, OPERANDS, begins_with, registers
+from im2win.schedules.streamed.kernel import begins_with, needed, registers
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
@@ -48,9 +48,9 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
         *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
+        (tile.boxes in BOXES, f"`boxes` (={tile.boxes}) must be one of {', '.join(BOXES)}"),
         (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
     ]
-    rules.append((tile.boxes in BOXES, f"`boxes` (={tile.boxes}) must be one of {', '.join(BOXES)}"))
     broken = [text for holds, text in rules if not holds]
     broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
     return broken or [text for holds, text in _fits(tile.field(conv), gpu) if not holds]
@@ -88,8 +88,8 @@ def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
     if field.part is None:
         return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
-    given, begin, alone = registers(tile, gpu, 1), begins_with(tile, gpu, 1), field.columns // 2 + BESIDE
-    held, (images, lines, pitch) = field.sum_registers + OPERANDS, field.part
+    given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
+    (held, alone), (images, lines, pitch) = needed(field), field.part
     box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
     return [
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),

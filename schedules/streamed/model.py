@@ -1,7 +1,7 @@
 """How long a tile of filters and windows in steps will take, from the machine's numbers: where the tuner begins.
 
-Constants are fitted to 1225 tiles of 44 layers on an H200, in float16 and int8: estimates of a layer's tiles differ by 10 % from one
-another in how far they are off, and layers by 7 %.
+Constants are fitted to what an H200 measured, in float16 and int8, of 1216 tiles of 44 layers: how far estimates are off has a standard
+deviation of 10 % within a layer, and its mean one of 8 % between layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums of the same outputs in the blocks of a cluster, each of its part of the input's channels.
+"""Sums of the same outputs in the blocks of a cluster, each of its part of the steps.
 
 Every block writes some columns of the patch. It gets the sums of these from all others, in its shared memory, and adds them to its own.
 """
@@ -9,7 +9,7 @@ import itertools
 
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cuda.shared import Arena, Expr, call, pointer
+from im2win.schedules.cuda.shared import WORD, Arena, Expr, call, pointer
 from im2win.schedules.persistent.epilogue import EIGHT, PatchEpilogue
 from im2win.schedules.persistent.tile import PHASES, M
 from im2win.schedules.streamed.product import StreamedProduct
@@ -70,7 +70,7 @@ class SharedSums:
     def _add(self, product: StreamedProduct, columns: list[int], turn: Expr) -> None:
         tile = self._field.tile
         with T.If(self._tid == 0), T.Then():
-            size = (self._blocks - 1) * len(columns) * tile.block_m * EIGHT * 4
+            size = (self._blocks - 1) * len(columns) * tile.block_m * EIGHT * WORD
             call("expect_bytes", pointer(self._landed, 0), size)
         call("wait_bulk", pointer(self._landed, 0), turn % 2)
         for sender, (j, column), i in itertools.product(range(self._blocks - 1), enumerate(columns), range(product.rows)):

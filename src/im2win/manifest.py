@@ -61,12 +61,7 @@ class Manifest:
         Raises:
             ArtefactError: missing, not JSON, or not such a manifest.
         """
-        try:
-            values = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ArtefactError(f"{path}: no manifest there; `im2win build` writes it beside the library.") from None
-        except (ValueError, OSError) as error:
-            raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
+        values = read_values(path, "im2win build")
         if not isinstance(values, dict) or "schema" not in values:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
         if values.get("kind") == "model":
@@ -81,6 +76,23 @@ class Manifest:
             raise ArtefactError(f"{path}: {error}") from None
         names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
         return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
+
+
+def read_values(path: Path, writer: str) -> Any:
+    """The JSON of a manifest, whatever it holds.
+
+    Args:
+        writer: the command that writes such manifests.
+
+    Raises:
+        ArtefactError: missing, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path}: no manifest there; `{writer}` writes it beside the library.") from None
+    except (ValueError, OSError) as error:
+        raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
 
 
 def manifest_path(library: Path) -> Path:

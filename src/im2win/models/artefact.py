@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from im2win.manifest import ArtefactError, manifest_path
+from im2win.manifest import ArtefactError, manifest_path, read_values
 
 SCHEMA, KIND = 1, "model"
 
@@ -87,12 +87,7 @@ class ModelManifest:
         Raises:
             ArtefactError: missing, not JSON, or not such a manifest.
         """
-        try:
-            values = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ArtefactError(f"{path}: no manifest there; `im2win compile` writes it beside the library.") from None
-        except (ValueError, OSError) as error:
-            raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
+        values = read_values(path, "im2win compile")
         if not isinstance(values, dict) or values.get("kind") != KIND:
             raise ArtefactError(f"{path}: not the manifest of a model; `im2win.load` reads those of single layers.")
         if values.get("schema") != SCHEMA:
