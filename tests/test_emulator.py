@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from oracle import Array
@@ -41,6 +43,23 @@ def test_threads_blocks_and_extents() -> None:
 """
     found = run(emulate(body, (4, 3, 2), blocks=5), np.ones(1, np.float32), 120)
     np.testing.assert_array_equal(found, np.arange(120) + 1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is a time limit on Linux only")
+@pytest.mark.parametrize("inside", ["", "__syncwarp();"])
+def test_a_kernel_that_spins_for_another_block_ends(inside: str) -> None:
+    """One that never waits for anything the emulator knows, and one whose threads take turns for ever."""
+    spin = emulate(f"volatile float* flag = y; if (blockIdx.x == 0) while (flag[1] != 1.0f) {{ {inside} }} y[1] = 1.0f;", blocks=2)
+    for seed in range(8):
+        y = np.zeros(2, np.float32)
+        try:
+            spin({"x": NUMBERS, "y": y}, seed, limit_s=0.25)
+        except EmulationError as error:
+            assert "no end after 0.25 s: a thread waits for what never comes" in str(error)
+            break
+    else:
+        pytest.fail("the block that is waited for ran first, every time")
+    np.testing.assert_array_equal(run(emulate("y[threadIdx.x] = x[threadIdx.x];"), NUMBERS, 64), NUMBERS)
 
 
 def test_a_barrier_orders_a_block() -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 HEADERS = Path(__file__).parent
 GUARD = 4096  # bytes before and behind every tensor that nobody may write
+LIMIT_S = 120.0  # of a launch
 
 _INCLUDE = re.compile(r"^\s*#include\s*<(?:cuda|mma|cooperative_groups)[^>]*>\s*$", re.MULTILINE)
 _SHARED = re.compile(r"__shared__\s+alignas\((\d+)\)")
@@ -132,7 +133,8 @@ class Emulation:
             call = f"[&] {{ emulator::call({launch.kernel}, {{{values}}}); }}"
             what = f'"{launch.kernel}", {{{grid}, {block}, {launch.dynamic_bytes}, {launch.cluster}}}, seed, resident, {call}'
             calls.append(f"  if (const char* failure = emulator::launch({what})) return failure;")
-        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident) {']
+        head = ["", 'extern "C" const char* im2win_emulate(void** t, unsigned seed, unsigned resident, double limit_s) {']
+        head.append("  emulator::set_limit(limit_s);")
         return "\n".join([*head, *calls, "  return nullptr;", "}", ""])
 
     def _argument(self, one: str | int | TensorMap) -> str:
@@ -140,19 +142,22 @@ class Emulation:
             return one.expression(self._argument(one.tensor))
         return str(one) if isinstance(one, int) else f"t[{self.names.index(one)}]"
 
-    def __call__(self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0, resident: int = 1) -> None:
+    def __call__(
+        self, tensors: Mapping[str, npt.NDArray[Any]], seed: int = 0, resident: int = 1, limit_s: float = LIMIT_S
+    ) -> None:
         """Runs all launches on contiguous arrays, which they may write.
 
         Args:
             seed: of the order of blocks, warps and threads.
             resident: blocks that run in turns, rather than one after the other.
+            limit_s: of a launch, in seconds of processor time; on Linux. What was allocated by a thread that never ended is not freed.
 
         Raises:
-            EmulationError: a deadlock, barriers in divergent code, or a write outside the tensors.
+            EmulationError: a deadlock, barriers in divergent code, a write outside the tensors, or no end within the limit.
         """
         buffers = {name: _Guarded(tensors[name]) for name in self.names}
         pointers = (ctypes.c_void_p * len(self.names))(*(buffers[name].address for name in self.names))
-        failure = self._run(pointers, ctypes.c_uint(seed), ctypes.c_uint(resident))
+        failure = self._run(pointers, ctypes.c_uint(seed), ctypes.c_uint(resident), ctypes.c_double(limit_s))
         if failure:
             raise EmulationError(failure.decode())
         for name, buffer in buffers.items():

@@ -1,6 +1,12 @@
 // How the emulator runs blocks and threads: compiled once, for all kernels.
 #include "emulator.hpp"
 
+#if defined(__linux__)
+#include <csignal>
+#include <ctime>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <list>
 #include <memory>
 #include <random>
@@ -137,6 +143,65 @@ static void fail(const std::string& what) {
 }
 void fail(const char* what) { fail(std::string(what)); }
 
+// ---------------------------------------------------------------- the time limit
+
+static double limit_s = 0;         // of a launch, in seconds of this thread's processor time; 0: none
+static volatile bool expired = false, inside = false;  // past the limit; whether a thread of the kernel runs, not the scheduler
+void set_limit(double seconds) { limit_s = seconds; }
+
+#if defined(__linux__)
+// First only a flag, which the scheduler reads. A thread that has not come back a second later never will: it is left where it is.
+static void at_limit(int) {
+  const bool again = expired;
+  expired = true;
+  if (again && inside) {
+    block.current->state = State::done;
+    switch_fiber(block.current->stack, block.scheduler);
+  }
+}
+
+class Limit {
+ public:
+  Limit() {
+    expired = false;
+    if (limit_s <= 0) return;
+    struct sigaction action = {};
+    action.sa_handler = at_limit;
+    action.sa_flags = SA_NODEFER | SA_RESTART;  // the handler may never return
+    sigaction(signal_, &action, &before_);
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = signal_;
+#ifdef sigev_notify_thread_id
+    event.sigev_notify_thread_id = int(syscall(SYS_gettid));
+#else
+    event._sigev_un._tid = int(syscall(SYS_gettid));
+#endif
+    armed_ = timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) == 0;
+    const auto whole = time_t(limit_s);
+    const itimerspec times = {{1, 0}, {whole, long((limit_s - double(whole)) * 1e9)}};
+    if (armed_) timer_settime(timer_, 0, &times, nullptr);
+  }
+  ~Limit() {
+    if (limit_s <= 0) return;
+    if (armed_) timer_delete(timer_);
+    sigaction(signal_, &before_, nullptr);
+  }
+
+ private:
+  const int signal_ = SIGRTMIN + 7;
+  struct sigaction before_ = {};
+  timer_t timer_ = {};
+  bool armed_ = false;
+};
+#else
+struct Limit {};
+#endif
+
+static std::string past_limit() {
+  return "no end after " + std::to_string(limit_s).substr(0, std::to_string(limit_s).find('.') + 3) + " s: a thread waits for what never comes";
+}
+
 static void land(const AsyncCopy& copy) {
   std::memcpy(copy.to, copy.from, copy.filled);
   std::memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.bytes - copy.filled);
@@ -261,8 +326,14 @@ static Turn step_block() {
     block.current = &thread;
     thread.paused = 0;
     threadIdx = thread.index;
+    inside = true;
     switch_fiber(block.scheduler, thread.stack);
+    inside = false;
     if (!thread.paused) ++progress;
+    if (expired) {
+      block.failure = past_limit();
+      return Turn::done;
+    }
   }
   return std::all_of(ready.begin(), ready.end(), [](size_t i) { return block.threads[i].paused == progress; }) ? Turn::waiting : Turn::able;
 }
@@ -349,7 +420,10 @@ const char* launch(const char* name, const Grid& grid, unsigned seed, size_t res
     slot.state.dynamic_shared.assign(grid.dynamic_bytes + 1024, char(0xff));
     slot.active = false;
   }
-  failure = run_blocks(order, random);
+  {
+    Limit limit;
+    failure = run_blocks(order, random);
+  }
   let_run(nullptr);
   if (failure.empty()) return nullptr;
   failure = std::string(name) + ", " + failure;

@@ -218,6 +218,7 @@ struct Grid {
   size_t dynamic_bytes, cluster = 1;  // of blocks, neighbours along x
   char *shared = __start_emulated_shared, *shared_end = __stop_emulated_shared;
 };
+void set_limit(double seconds);  // of processor time, for each launch that follows; 0: none
 const char* launch(const char* name, const Grid& grid, unsigned seed, size_t resident, const Function<>& kernel);  // null, or what went wrong
 
 }  // namespace emulator
