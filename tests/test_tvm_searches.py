@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +53,27 @@ def test_searches_at_once_are_kept_and_one_that_fails_costs_itself_only(tmp_path
         trial = TvmDefault(TRIALS, tmp_path).prepare(conv, tensors, 1)
         trial.call()
         assert error(trial.read(), tensors.expected(conv)) <= 1e-5
+
+
+def test_two_searches_of_one_layer_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes with the same cache: the second waits, and takes what the first has found."""
+    searched = []
+
+    def search_anew(conv: Conv2d, *settings: object) -> float:
+        assert tvm_default.lacks(conv, TRIALS, PLAIN, tmp_path)
+        time.sleep(0.3)
+        searched.append(conv)
+        folder(conv, tmp_path).mkdir()
+        (folder(conv, tmp_path) / "done").touch()
+        return 1.0
+
+    monkeypatch.setattr(tvm_default, "_search_anew", search_anew)
+    monkeypatch.setattr(tvm_default, "_best", lambda *found: SimpleNamespace(run_secs=[2.0]))
+    monkeypatch.setattr(tvm_default.ms.database, "JSONDatabase", lambda work_dir: None)
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(tvm_default.search, ONE, TRIALS, PLAIN, tmp_path, 1) for _ in range(2)]
+        assert sorted(job.result() for job in jobs) == [1.0, 2.0]
+    assert searched == [ONE]
 
 
 def test_a_search_over_its_time_limit_is_an_error_and_made_again(tmp_path: Path) -> None:

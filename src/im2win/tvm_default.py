@@ -15,12 +15,14 @@ from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
 from im2win.backends import Device
+from im2win.logs import locked
 from im2win.machine import Machine, usable_cpus
 from im2win.peers import PeerError
 from im2win.problem import Conv2d
 
 _DONE, _LIBRARY = "done", "best.tar"
 _LOCK = "measuring.lock"
+_LONGEST_S = 3600.0  # that another process may search for the same layer
 
 
 def definition(conv: Conv2d) -> Any:
@@ -65,14 +67,24 @@ def lacks(conv: Conv2d, trials: int, device: Device, cache: Path) -> bool:
 
 
 def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) -> float:
-    """Searches with `trials` trials, anew, by so many threads and compiling processes, and keeps what was found in the cache.
+    """Searches with `trials` trials, by so many threads and compiling processes, and keeps what was found in the cache.
+
+    Of several processes that want the same search one makes it, and the others wait for what it finds.
 
     Returns:
         Seconds a call of the best candidate.
 
     Raises:
-        PeerError: no candidate ran, or the best does not compile again.
+        PeerError: no candidate ran, or the best does not compile again. LogError: another process searches for longer than an hour.
     """
+    folder = _folder(conv, trials, device, cache)
+    with locked(cache / f".{folder.name}.lock", _LONGEST_S):
+        if lacks(conv, trials, device, cache):
+            return _search_anew(conv, trials, device, cache, cpus)
+        return _seconds(_best(ms.database.JSONDatabase(work_dir=str(folder)), conv, _target(device), trials))
+
+
+def _search_anew(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) -> float:
     from im2win.tvm_candidates import Builder, runner
 
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
@@ -86,7 +98,11 @@ def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) ->
     (folder / _DONE).touch()
     best = _best(database, conv, target, trials, errors)
     _keep(best, target, folder, builds)
-    return float(sum(map(float, best.run_secs))) / len(best.run_secs)
+    return _seconds(best)
+
+
+def _seconds(record: Any) -> float:
+    return float(sum(map(float, record.run_secs))) / len(record.run_secs)
 
 
 def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> Any:
