@@ -13,8 +13,11 @@ before                                         after
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from tvm.s_tir import TensorIntrin
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize, TensorIntrin
 from tvm.script import from_source
 
 _HEADER = """
@@ -44,7 +47,34 @@ def _description(rows: int, cols: int, lanes: int) -> str:
     return _COPY.format(lanes=lanes, rows=rows, cols=cols, vm=vm, vx=vx, axes=("\n" + " " * 16).join(axes))
 
 
-def _butterfly(lanes: int, vectors: list[str], indent: str, lines: list[str]) -> list[str]:
+def pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
+    """(first, width) of the vectors that `count` <= lanes elements move in: a whole one, or 8, 4, 2 and 1."""
+    done = 0
+    for width in (lanes, 8, 4, 2, 1):
+        while width <= lanes and count - done >= width:
+            yield done, width
+            done += width
+
+
+def bound(name: str, value: Any, lanes: int, stmts: list[Any]) -> tirx.Var:
+    """A variable for a vector of `lanes` float32, and the statement that gives it its value."""
+    variable = tirx.Var(name, f"float32x{lanes}")
+    stmts.append(tirx.Bind(variable, value))
+    return variable
+
+
+def zeros(lanes: int) -> Any:
+    """A vector of zeros; a scalar for one lane."""
+    return tirx.const(0.0, "float32") if lanes == 1 else tirx.Broadcast(tirx.const(0.0, "float32"), lanes)
+
+
+def index(first: Any, offset: int) -> Any:
+    """A place `offset` behind `first`, which is a number or a variable's expression."""
+    return first + tirx.const(offset, "int32") if offset else first
+
+
+def butterfly(lanes: int, vectors: list[tirx.Var], stmts: list[Any]) -> list[tirx.Var]:
+    """The vectors of a transposed L x L matrix, given those of the matrix, and the shuffles that make them."""
     width = 1
     while width < lanes:
         low = [q if (q // width) % 2 == 0 else lanes + q - width for q in range(lanes)]
@@ -52,37 +82,60 @@ def _butterfly(lanes: int, vectors: list[str], indent: str, lines: list[str]) ->
         turned = list(vectors)
         for first in (i for i in range(lanes) if (i // width) % 2 == 0):
             for place, picks in ((first, low), (first + width, high)):
-                turned[place] = f"w{width}_{place}"
-                lines.append(f"{indent}{turned[place]}: T.let = T.Shuffle([{vectors[first]}, {vectors[first + width]}], {picks})")
+                shuffled = tirx.Shuffle([vectors[first], vectors[first + width]], picks)
+                turned[place] = bound(f"w{width}_{place}", shuffled, lanes, stmts)
         vectors, width = turned, 2 * width
     return vectors
 
 
-def _block(first: str, count: int, lanes: int, indent: str, lines: list[str]) -> None:
+def _block(matrices: tuple[Any, Any], first: Any, count: int, lanes: int) -> list[Any]:
     """Turns `count` <= lanes windows that start at window `first`."""
+    source, target = matrices
+    stmts: list[Any] = []
+    vectors = []
     for i in range(lanes):
-        source = f'A.vload([{first} + {i}, 0], "float32x{lanes}")' if i < count else f"T.broadcast(T.float32(0), {lanes})"
-        lines.append(f"{indent}v{i}: T.let = {source}")
-    turned = _butterfly(lanes, [f"v{i}" for i in range(lanes)], indent, lines)
-    for j, vector in enumerate(turned):
-        done = 0
-        for piece in (lanes, 8, 4, 2, 1):
-            while piece <= lanes and count - done >= piece:
-                part = vector if piece == lanes else f"T.Shuffle([{vector}], {list(range(done, done + piece))})"
-                place = f"T.ramp({first} + {done}, 1, {piece})" if piece > 1 else f"{first} + {done}"
-                lines.append(f"{indent}B[{j}, 0, {place}] = {part}")
-                done += piece
+        value = tirx.BufferLoad(source, [index(first, i), tirx.Ramp(0, 1, lanes)]) if i < count else zeros(lanes)
+        vectors.append(bound(f"v{i}", value, lanes, stmts))
+    for j, vector in enumerate(butterfly(lanes, vectors, stmts)):
+        for done, width in pieces(count, lanes):
+            part = vector if width == lanes else tirx.Shuffle([vector], list(range(done, done + width)))
+            place = index(first, done)
+            stmts.append(tirx.BufferStore(target, part, [j, 0, tirx.Ramp(place, 1, width) if width > 1 else place]))
+    return stmts
 
 
-def _implementation(windows: int, lanes: int) -> str:
-    lines: list[str] = []
-    indent = " " * 8
-    if windows // lanes:
-        lines.append(f"{indent}for q in T.serial({windows // lanes}):")
-        _block(f"q * {lanes}", lanes, lanes, indent + "    ", lines)
-    if windows % lanes:
-        _block(str(windows // lanes * lanes), windows % lanes, lanes, indent, lines)
-    return "\n".join(lines)
+def in_vectors(count: int, lanes: int, rest: tuple[int, int], block: Callable[[Any, int], list[Any]]) -> list[Any]:
+    """Statements of ``block(first, count)`` for every whole vector of `count` elements, in a loop, and for the rest, if there is one.
+
+    rest: its first element and how many are turned.
+    """
+    stmts: list[Any] = []
+    if count // lanes:
+        q = tirx.Var("q", "int32")
+        stmts.append(tirx.For(q, 0, count // lanes, tirx.ForKind.SERIAL, tirx.SeqStmt(block(q * tirx.const(lanes, "int32"), lanes))))
+    if count % lanes:
+        stmts += block(tirx.const(rest[0], "int32"), rest[1])
+    return stmts
+
+
+def implementation(header: str, body: Callable[[Any, Any], list[Any]]) -> tirx.PrimFunc:
+    """The function of a header, whose root block has the statements ``body(A, B)``."""
+    function = from_source(header + "        T.evaluate(0)\n")
+    root = function.body.block
+    stmts = body(*function.params)
+    inside = (root.init, root.alloc_buffers, root.match_buffers, root.annotations)
+    block = SBlock(root.iter_vars, root.reads, root.writes, root.name_hint, stmts[0] if len(stmts) == 1 else tirx.SeqStmt(stmts), *inside)
+    return function.with_body(SBlockRealize([], True, block))
+
+
+def turned(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
+    """The implementation for a header whose A has `windows` rows of `lanes` channels."""
+    rest = windows // lanes * lanes, windows % lanes
+
+    def body(source: Any, target: Any) -> list[Any]:
+        return in_vectors(windows, lanes, rest, lambda first, count: _block((source, target), first, count, lanes))
+
+    return implementation(header, body)
 
 
 @functools.cache
@@ -91,6 +144,5 @@ def turn_intrin(rows: int, cols: int, lanes: int) -> str:
     name = f"im2win.turn.{rows}x{cols}x{lanes}"
     header = _HEADER.format(name="turn", windows=rows * cols, rows=rows, cols=cols, lanes=lanes)
     description = from_source(header + _description(rows, cols, lanes))
-    implementation = from_source(header + _implementation(rows * cols, lanes))
-    TensorIntrin.register(name, description, implementation, override=True)
+    TensorIntrin.register(name, description, turned(header, rows * cols, lanes), override=True)
     return name

@@ -11,7 +11,9 @@ and 1.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script import from_source
 
@@ -46,38 +48,33 @@ _OUT_COPY = """
 """
 
 
-def _row(lane: int, first: str, count: int, lanes: int) -> str:
+def _row(row: Any, lane: int, first: Any, count: int, lanes: int) -> Any:
     """A vector of `lanes` elements of a row from `first` on, of which `count` are there."""
     if count == lanes:
-        return f'A.vload([{lane}, 0, {first}], "float32x{lanes}")'
-    pieces, done = [], 0
-    for width in (8, 4, 2, 1):
-        while width <= count - done:
-            place = f"[{lane}, 0, {first} + {done}]"
-            pieces.append(f'A.vload({place}, "float32x{width}")' if width > 1 else f"A{place}")
-            done += width
-    zeros = "T.float32(0)" if lanes - done == 1 else f"T.broadcast(T.float32(0), {lanes - done})"
-    return f"T.Shuffle([{', '.join([*pieces, zeros])}], {list(range(lanes))})"
+        return tirx.BufferLoad(row, [lane, 0, tirx.Ramp(first, 1, lanes)])
+    parts = []
+    for done, width in turn.pieces(count, lanes):
+        place = turn.index(first, done)
+        parts.append(tirx.BufferLoad(row, [lane, 0, tirx.Ramp(place, 1, width) if width > 1 else place]))
+    return tirx.Shuffle([*parts, turn.zeros(lanes - count)], list(range(lanes)))
 
 
-def _block(first: str, count: int, lanes: int, indent: str, lines: list[str]) -> None:
+def _block(matrices: tuple[Any, Any], first: Any, count: int, lanes: int) -> list[Any]:
     """Turns `count` <= lanes elements of each of `lanes` rows."""
-    lines += [f"{indent}v{lane}: T.let = {_row(lane, first, count, lanes)}" for lane in range(lanes)]
-    turned = turn._butterfly(lanes, [f"v{lane}" for lane in range(lanes)], indent, lines)
-    lines += [f"{indent}B[{first} + {x}, T.ramp(0, 1, {lanes})] = {vector}" for x, vector in enumerate(turned[:count])]
+    source, target = matrices
+    stmts: list[Any] = []
+    rows = [turn.bound(f"v{lane}", _row(source, lane, first, count, lanes), lanes, stmts) for lane in range(lanes)]
+    columns = turn.butterfly(lanes, rows, stmts)[:count]
+    return stmts + [tirx.BufferStore(target, column, [turn.index(first, x), tirx.Ramp(0, 1, lanes)]) for x, column in enumerate(columns)]
 
 
-def _into(cols: int, lanes: int) -> str:
-    lines: list[str] = []
-    indent = " " * 8
-    if cols >= lanes:
-        lines.append(f"{indent}for q in T.serial({cols // lanes}):")
-        _block(f"q * {lanes}", lanes, lanes, indent + "    ", lines)
-        if cols % lanes:
-            _block(str(cols - lanes), lanes, lanes, indent, lines)
-    else:
-        _block("0", cols, lanes, indent, lines)
-    return "\n".join(lines)
+def _into(header: str, cols: int, lanes: int) -> tirx.PrimFunc:
+    rest = (cols - lanes, lanes) if cols >= lanes else (0, cols)
+
+    def body(source: Any, target: Any) -> list[Any]:
+        return turn.in_vectors(cols, lanes, rest, lambda first, count: _block((source, target), first, count, lanes))
+
+    return turn.implementation(header, body)
 
 
 @functools.cache
@@ -86,7 +83,7 @@ def into_intrin(cols: int, lanes: int) -> str:
     name = f"im2win.winograd.into.{cols}x{lanes}"
     header = _INTO.format(cols=cols, lanes=lanes)
     description = from_source(header + _INTO_COPY.format(cols=cols, lanes=lanes))
-    TensorIntrin.register(name, description, from_source(header + _into(cols, lanes)), override=True)
+    TensorIntrin.register(name, description, _into(header, cols, lanes), override=True)
     return name
 
 
@@ -96,5 +93,5 @@ def out_intrin(cols: int, lanes: int) -> str:
     name = f"im2win.winograd.out.{cols}x{lanes}"
     header = turn._HEADER.format(name="out", windows=cols, rows=1, cols=cols, lanes=lanes)
     description = from_source(header + _OUT_COPY.format(cols=cols, lanes=lanes))
-    TensorIntrin.register(name, description, from_source(header + turn._implementation(cols, lanes)), override=True)
+    TensorIntrin.register(name, description, turn.turned(header, cols, lanes), override=True)
     return name
