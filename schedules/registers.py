@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
 PIPELINE = "im2win_cpu"  # TVM's own pipeline with the pass below behind it
+LAST_PASS = "im2win.RegisterTiles"
 _ON_STACK = "disable_lower_builtin"  # what TVM calls an allocation that its code generator, not its memory pool, takes care of
 
 
@@ -30,7 +31,7 @@ def _mark(stmt: object) -> object:
     return stmt
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="im2win.RegisterTiles")  # type: ignore[untyped-decorator]
+@tirx.transform.prim_func_pass(opt_level=0, name=LAST_PASS)  # type: ignore[untyped-decorator]
 def register_tiles(function: tirx.PrimFunc, module: tvm.IRModule, context: tvm.transform.PassContext) -> tirx.PrimFunc:
     """Marks every register tile of a lowered kernel as a stack variable."""
     return function.with_body(_mark(function.body))

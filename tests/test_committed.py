@@ -14,9 +14,10 @@ from im2win.backends import backend_for
 from im2win.builder import build_tile
 from im2win.gpu import H200, KNOWN
 from im2win.logs import Log
-from im2win.lookup import PACKAGED, stale, tile_problems
+from im2win.lookup import PACKAGED, tile_problems
 from im2win.machine import Machine
 from im2win.problem import Conv2d
+from im2win.proofs import current_proof, proven, verdict
 from im2win.records import Record
 from im2win.reference import error, random_tensors, reference, tolerance
 from im2win.results import Result, geometric_mean
@@ -35,13 +36,31 @@ def test_every_record_applies(device: str) -> None:
     count = 0
     for conv in LOG.convs(device):
         for record in LOG.read(conv, device):
-            assert stale(record) is None, f"{conv}: {stale(record)}"
             assert tile_problems(conv, record.algorithm, record.tile, machine, "winograd") == [], f"{conv}: {record.tile}"
             # the form of six outputs is refused where its errors are too large; nothing else may be wrong
             refused = record.tile.get("outputs", 0) > 4 and record.message.startswith("error ")
             assert record.outcome != "wrong" or refused, f"{conv}: {record.algorithm} {record.tile}: {record.message}"
             count += 1
     assert count and not LOG.problems
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_record_is_proven(device: str) -> None:
+    """By a proof of today's source: nobody's look-up has to emit a shipped record's kernel. If not: `im2win logs restamp tuning_logs`."""
+    proof = current_proof(PACKAGED / device)
+    assert proof is not None, "the generator's source has changed since the proof was made"
+    assert all(proven(record, [LOG]) for conv in LOG.convs(device) for record in LOG.read(conv, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_some_records_emit_the_kernel_that_was_timed(device: str) -> None:
+    """Of every algorithm the first and the last record, whatever the proof says."""
+    found: dict[str, list[Record]] = {}
+    for conv in LOG.convs(device):
+        for record in LOG.read(conv, device):
+            found.setdefault(record.algorithm, []).append(record)
+    reasons = {str(one.record.tile): one.reason for records in found.values() for one in map(verdict, {records[0], records[-1]})}
+    assert not any(reasons.values()), reasons
 
 
 def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:

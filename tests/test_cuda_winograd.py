@@ -17,7 +17,6 @@ from recorded import fill, ok
 from im2win.algorithms import candidates
 from im2win.backends import backend_for
 from im2win.cuda_packing import CudaPack
-from im2win.fingerprint import fingerprint
 from im2win.gpu import H200
 from im2win.logs import Log
 from im2win.lookup import search
@@ -30,6 +29,7 @@ from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import BANDS
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.sources import code_digest
 from im2win.suites import suite
 from im2win.winograd_error import measure
 from im2win.winograd_packing import transformed
@@ -234,7 +234,7 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     assert taken == {plain: [2, 4], clipped: [2]}
     assert default_tile(plain, "winograd", H200)[1].outputs == 4 and default_tile(clipped, "winograd", H200)[1].outputs == 2
     facts = {"algorithm": "winograd", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    facts["fingerprint"] = fingerprint("winograd", "cuda")
+    facts["generator"] = code_digest("cuda")
     fill(log, *(ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]))
     found = {conv: search(conv, H200, ["winograd"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
     assert [(one.rung, one.record.tile["outputs"]) for one in found.values() if one.record] == [
@@ -272,7 +272,7 @@ def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> Non
     direct = CudaTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
     facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     for algorithm, tile, seconds in (("winograd", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm", direct, 1e-3)):
-        facts |= {"algorithm": algorithm, "fingerprint": fingerprint(algorithm, "cuda")}
+        facts |= {"algorithm": algorithm, "generator": code_digest("cuda")}
         fill(log, ok(seconds, HALF, tile=tile.as_dict(), **facts))
     names = list(ROWS)
     for conv in (HALF, HALF.with_(bias=True)):

@@ -15,7 +15,7 @@ from tvm.ir.instrument import pass_instrument
 
 from im2win.algorithms import ALGORITHMS
 from im2win.allocation import Allocations, buffer_bytes, children
-from im2win.codegen import llvm_target
+from im2win.codegen import llvm_target, lower
 from im2win.problem import Conv2d
 from im2win.schedulers import Windows
 from im2win.schedules.registers import PIPELINE
@@ -106,7 +106,7 @@ class Buffers:
 def allocated(conv: Conv2d, name: str, tile: Tile) -> tuple[dict[str, int], int]:
     """Bytes of a kernel's buffers by name, and what `Allocations` says that a call allocates: of one compilation."""
     watch, said = Buffers(), Allocations(host().threads)
-    module = ALGORITHMS[name].scheduler.lower(conv, ALGORITHMS[name], tile, host())
+    module = lower(conv, ALGORITHMS[name], tile, host())
     with tvm.transform.PassContext(config=CONFIG, instruments=[watch, said]):
         tvm.compile(module, llvm_target(host()), tir_pipeline=PIPELINE)
     return watch.bytes, said.bytes

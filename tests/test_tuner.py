@@ -18,6 +18,7 @@ import pytest
 
 import im2win
 from im2win.algorithms import ALGORITHMS
+from im2win.backends import Kernel
 from im2win.logs import Log, LogError
 from im2win.lookup import stale
 from im2win.machine import Machine
@@ -228,9 +229,9 @@ def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, ma
     candidates = [Choice("direct", tile, cost) for cost, tile in ranked_tiles(SMALL, ALGORITHMS["direct"], machine)]
     made, log = Session(SMALL, ["direct"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
     for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
-        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), 0)
-        log.append(replace(record, fingerprint="0" * 12))
-    log.append(replace(record, fingerprint="0" * 12, tile={**record.tile, "cols": 1000}, samples_s=(1e-9,)))
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
+        log.append(replace(record, generator="0" * 16))
+    log.append(replace(record, generator="0" * 16, tile={**record.tile, "cols": 1000}, samples_s=(1e-9,)))
     session = Session(SMALL, ["direct"], machine, log, 10, 0)
     assert session.tried == []
     assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]

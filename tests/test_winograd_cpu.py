@@ -18,9 +18,9 @@ from tvm import te
 import im2win
 from im2win.algorithms import ALGORITHMS, candidates
 from im2win.builder import build_tile
-from im2win.codegen import TileError, compile_module, llvm_target
+from im2win.codegen import TileError, compile_module, llvm_target, lower
 from im2win.compute import winograd
-from im2win.fingerprint import fingerprint
+from im2win.emission import emitted_now
 from im2win.logs import Log
 from im2win.lookup import choose
 from im2win.problem import Conv2d
@@ -30,6 +30,7 @@ from im2win.schedules.winograd.legality import problems
 from im2win.schedules.winograd.model import buffers, strip_bytes
 from im2win.schedules.winograd.space import forms, space
 from im2win.schedules.winograd.tile import WinogradTile
+from im2win.sources import code_digest
 from im2win.winograd import transform
 from im2win.winograd_packing import WinogradPack
 
@@ -155,7 +156,7 @@ def test_the_product_lives_in_registers() -> None:
     machine = host()
     conv = Conv2d(1, 16, 30, 30, 2 * machine.lanes, 3)
     tile = WinogradTile(2, min(16, machine.lanes), machine.lanes, 2, machine.registers // 2 - 2, 2, 1, 1, 4)
-    module = ROW.scheduler.lower(conv, ROW, tile, machine)
+    module = lower(conv, ROW, tile, machine)
     code = str(compile_module(module, machine).executable.mod.inspect_source("ll"))
     assert not re.search(r"alloca (\[\d+ x float\]|<)", code)
 
@@ -283,7 +284,7 @@ def test_it_is_tuned_recorded_found_and_built(tmp_path: Path) -> None:
     record = im2win.tune(conv, algorithm="winograd", trials=1, logs=tmp_path)
     records = Log(tmp_path).read(conv, host().name)
     assert record.algorithm == "winograd" and all(one.outcome == "ok" for one in records)
-    assert record.fingerprint == fingerprint("winograd") and record.tolerance == tolerance(conv)
+    assert record.fingerprint == emitted_now(record) and record.generator == code_digest("cpu") and record.tolerance == tolerance(conv)
     found = choose(conv, host(), ["winograd"], tmp_path)
     assert found is not None and found.exact and found.tile == WinogradTile.from_dict(record.tile)
     near = choose(conv.with_(width=12), host(), ["winograd"], tmp_path)
@@ -292,10 +293,6 @@ def test_it_is_tuned_recorded_found_and_built(tmp_path: Path) -> None:
     assert op.tuned and op.tile == record.tile and op.extra_bytes == record.extra_bytes
     tensors = normal_tensors(conv)
     assert_close(conv, run(op, tensors), oracle(conv, **tensors), tolerance(conv))
-
-
-def test_its_fingerprint_is_its_own() -> None:
-    assert fingerprint("winograd") not in {fingerprint(name) for name in ALGORITHMS if name != "winograd"}
 
 
 def test_exactness_is_told_by_the_tile() -> None:

@@ -21,7 +21,6 @@ from im2win.builder import cuda_manifest
 from im2win.codegen import TileError, ToolchainError
 from im2win.cuda_reconstruct import functions
 from im2win.emulator import EmulationError
-from im2win.fingerprint import fingerprint
 from im2win.gpu import H200
 from im2win.logs import Log
 from im2win.lookup import choose, search
@@ -36,6 +35,7 @@ from im2win.schedules.winograd_tc import kernel, legality
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.pipeline import PIPELINE
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
+from im2win.sources import code_digest
 from im2win.suites import suite
 from im2win.tuner.builder import BuildJob, build
 from im2win.tuner.runner import Outcome
@@ -300,7 +300,7 @@ def test_records_come_back(log: Log) -> None:
     tile = default_tile(CONV, "winograd_tc", H200, "winograd")[1]
     assert TensorCoreTile.from_dict(tile.as_dict()) == tile == backend_for(H200).tile(ROW, tile.as_dict())
     facts = {"algorithm": "winograd_tc", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    facts |= {"fingerprint": fingerprint("winograd_tc", "cuda"), "tile": tile.as_dict()}
+    facts |= {"generator": code_digest("cuda"), "tile": tile.as_dict()}
     fill(log, ok(1e-5, CONV, error=1e-3, tolerance=tolerance(CONV, "winograd"), **facts))
     other = CONV.with_(batch=2 * CONV.batch)
     found = {conv: choose(conv, H200, ["winograd_tc"], log.folder, "winograd") for conv in (CONV, other)}

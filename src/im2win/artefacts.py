@@ -22,6 +22,7 @@ from im2win.logs import LogError, locked
 from im2win.manifest import ArtefactError
 from im2win.problem import Conv2d
 from im2win.runtime import Op, load
+from im2win.sources import code_digest
 
 _log = logging.getLogger("im2win")
 _DIGITS = 12
@@ -39,7 +40,7 @@ def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device:
 
     backend = backend_for(device)
     instructions = getattr(device, "isa", "") or device.arch
-    what = [dict(tile), backend.fingerprint(algorithm), tvm.__version__, __version__, backend.name, backend.threads, instructions]
+    what = [dict(tile), code_digest(backend.target), tvm.__version__, __version__, backend.name, backend.threads, instructions]
     return f"{conv}.{algorithm}.{_digest(what)}"
 
 

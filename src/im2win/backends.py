@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from im2win.algorithms import ALGORITHMS, Algorithm
-from im2win.fingerprint import fingerprint
 from im2win.gpu import Gpu, device_gpu
 from im2win.machine import Machine
 from im2win.problem import Conv2d
@@ -43,6 +43,17 @@ def device_for(target: str, threads: int | None = None) -> Device:
     return device_gpu()
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What was compiled: its fingerprint (`im2win.emission`), and the bytes of what it takes beside its arguments.
+
+    That is, on a CPU, what a call allocates and what packed filters grow by; on a GPU, the tensor that a call makes before the product.
+    """
+
+    extra_bytes: int
+    fingerprint: str
+
+
 class Backend(Protocol):
     """A device with its schedules.
 
@@ -64,8 +75,7 @@ class Backend(Protocol):
     def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]: ...
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]: ...
     def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int: ...
-    def fingerprint(self, name: str) -> str: ...
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
     def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
     def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
@@ -131,17 +141,13 @@ class CpuBackend:
         """How filters are packed for a tile."""
         return tile.pack
 
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
-        """Compiles into the library `path`; bytes that a call allocates beside its arguments, and that packed filters grow by."""
-        from im2win.codegen import compile_module
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+        """Compiles into the library `path`."""
+        from im2win.codegen import compile_module, lower
 
-        compiled = compile_module(row.scheduler.lower(conv, row, tile, self.machine), self.machine)
+        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
         compiled.export(path)
-        return compiled.allocated + row.scheduler.held_bytes(conv, tile)
-
-    def fingerprint(self, name: str) -> str:
-        """Of the code behind an algorithm's kernels."""
-        return fingerprint(name)
+        return Kernel(compiled.allocated + row.scheduler.held_bytes(conv, tile), compiled.fingerprint)
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
@@ -279,17 +285,14 @@ class CudaBackend:
 
         return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
 
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> int:
-        """Compiles into the library `path`; bytes of the tensor that a call makes before the product."""
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+        """Compiles into the library `path`."""
         from im2win.cuda_codegen import compile_module, lower
 
         assert row.cuda is not None
-        compile_module(lower(conv, row, tile, self.gpu), self.gpu).export(path)
-        return row.cuda.made_bytes(conv, tile)
-
-    def fingerprint(self, name: str) -> str:
-        """Of the code behind an algorithm's kernels."""
-        return fingerprint(name, "cuda")
+        compiled = compile_module(lower(conv, row, tile, self.gpu), self.gpu)
+        compiled.export(path)
+        return Kernel(row.cuda.made_bytes(conv, tile), compiled.fingerprint)
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""

@@ -15,7 +15,7 @@ import tvm
 from im2win import __version__
 from im2win.algorithms import algorithm, candidates
 from im2win.backends import Device, Tile, backend_for, device_for
-from im2win.codegen import Compiled, compile_module
+from im2win.codegen import Compiled, compile_module, lower
 from im2win.gpu import Gpu
 from im2win.lookup import choose
 from im2win.machine import Machine
@@ -37,7 +37,7 @@ def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: boo
     if isinstance(device, Gpu):
         return _build_cuda(conv, name, tile, device, tuned)
     row = algorithm(name)
-    compiled = compile_module(row.scheduler.lower(conv, row, tile, device), device)
+    compiled = compile_module(lower(conv, row, tile, device), device)
     compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
     return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm.ir.instrument import pass_instrument
 from tvm.support import cc
+from tvm_ffi import structural_hash
 
 from im2win.algorithms import Algorithm
 from im2win.allocation import Allocations
 from im2win.machine import Machine
 from im2win.problem import Conv2d
-from im2win.schedules.cpu import schedule
-from im2win.schedules.legality import problems
-from im2win.schedules.registers import PIPELINE
+from im2win.schedules.registers import LAST_PASS, PIPELINE
 from im2win.schedules.tails import CONFIG, mark_tails
-from im2win.schedules.tile import Tile
 
 SYMBOL = "conv2d"
+DIGITS = 16  # of a fingerprint
 
 
 class TileError(ValueError):
@@ -34,10 +35,11 @@ class ToolchainError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """TVM's executable, and the bytes that a call of it allocates beside its arguments."""
+    """TVM's executable, the bytes that a call of it allocates beside its arguments, and the fingerprint of its code (`digest`)."""
 
     executable: Any
     allocated: int
+    fingerprint: str
 
     def export(self, path: Path) -> None:
         """Links the shared library `path`.
@@ -56,17 +58,17 @@ def llvm_target(machine: Machine, options: Sequence[str] = ()) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **extra})
 
 
-def lower(conv: Conv2d, algorithm: Algorithm, tile: Tile, machine: Machine) -> tvm.IRModule:
+def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, machine: Machine) -> tvm.IRModule:
     """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`.
 
     Raises:
         TileError: the tile is not legal.
     """
-    plan = algorithm.plan(conv)
-    broken = problems(conv, tile, machine, matrix=plan.matrix)
+    broken = algorithm.scheduler.problems(conv, tile, machine)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    return kernel_module(conv, schedule(conv, algorithm.define(conv, tile.pack, tile.strip), tile, plan))
+    module: tvm.IRModule = algorithm.scheduler.module(conv, algorithm, tile)
+    return module
 
 
 def kernel_module(conv: Conv2d, scheduled: Any) -> tvm.IRModule:
@@ -91,7 +93,33 @@ def any_alignment(module: tvm.IRModule, alignment: int) -> tvm.IRModule:
 
 def compile_module(module: tvm.IRModule, machine: Machine, options: Sequence[str] = ()) -> Compiled:
     """Compiles a module for a machine; `options` go to LLVM."""
-    watch = Allocations(machine.threads)
-    with tvm.transform.PassContext(config=CONFIG, instruments=[watch]):
+    watch, lowered = Allocations(machine.threads), _Lowered()
+    with tvm.transform.PassContext(config=CONFIG, instruments=[watch, lowered]):
         executable = tvm.compile(module, llvm_target(machine, options), tir_pipeline=PIPELINE)
-    return Compiled(executable, watch.bytes)
+    return Compiled(executable, watch.bytes, lowered.fingerprint)
+
+
+def digest(*parts: object) -> str:
+    """A fingerprint: hexadecimal digits of the texts of `parts`."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:DIGITS]
+
+
+@pass_instrument
+class _Lowered:
+    """Takes the fingerprint of a module when it has been lowered to what LLVM compiles, whatever CPU that is for."""
+
+    fingerprint = ""
+
+    def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
+        if info.name == LAST_PASS:
+            functions = {name: function.without_attr("target") for name, function in module.functions.items()}
+            self.fingerprint = digest(structural_hash(tvm.IRModule(functions), map_free_vars=True))
+
+
+def fingerprint(module: tvm.IRModule) -> str:
+    """The fingerprint that compiling a scheduled module would give, without compiling: the same on every CPU."""
+    lowered, any_cpu = _Lowered(), tvm.target.Target("llvm")
+    lowering, _, _ = tvm.tirx.get_tir_pipeline(PIPELINE)
+    with tvm.transform.PassContext(config=CONFIG, instruments=[lowered]):
+        lowering(tvm.tirx.transform.BindTarget(any_cpu.with_host(any_cpu))(module))
+    return lowered.fingerprint

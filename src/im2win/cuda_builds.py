@@ -90,7 +90,7 @@ class TileRecipe:
         else:
             name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
-        made = backend.build(self.conv, algorithm(name), tile, path)
+        made = backend.build(self.conv, algorithm(name), tile, path).extra_bytes
         pack = backend.pack(self.conv, tile)
         return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
 

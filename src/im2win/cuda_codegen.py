@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import tvm
 from im2win import nvrtc
 from im2win.algorithms import Algorithm
 from im2win.callbacks import registered
-from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError
-from im2win.emulator.generate import Generated, generate
+from im2win.canonical_cuda import canonical
+from im2win.codegen import SYMBOL, Compiled, TileError, ToolchainError, digest
+from im2win.emulator.generate import Generated, Launches, generate
 from im2win.gpu import Gpu
 from im2win.problem import Conv2d
 from im2win.reconstruct import Rule, reconstruct
@@ -67,6 +69,11 @@ def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModu
     broken = plan.problems(conv, tile, gpu) if isinstance(plan, CudaFamily) else problems(conv, tile, gpu, plan)
     if broken:
         raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+    return emit(conv, plan, tile, gpu)
+
+
+def emit(conv: Conv2d, plan: CudaPlan, tile: Any, gpu: Gpu) -> tvm.IRModule:
+    """The kernels of `lower`; whether the tile is legal is not asked."""
     if isinstance(plan, CudaFamily):
         return plan.lower(conv, tile, gpu)
     if tile.in_rows:
@@ -169,8 +176,32 @@ def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -
     Raises:
         ToolchainError: no CUDA compiler.
     """
+    with reconstructed(rules, _made(module)):
+        return compile_source(module, gpu)
+
+
+def compile_source(module: tvm.IRModule, gpu: Gpu) -> Compiled:
+    """Compiles kernels whose source nothing changes any more but what is registered for that.
+
+    Raises:
+        ToolchainError: no CUDA compiler.
+    """
     compiler()
-    compiled = registered(_COMPILE, lambda before: lambda source: cubin(source, gpu))
-    with reconstructed(rules, _made(module)), compiled, tvm.transform.PassContext(config=CONFIG):
+    sources, watch = list[str](), Launches()
+
+    def compiled(source: str) -> bytes:
+        sources.append(source)
+        return cubin(source, gpu)
+
+    passes = tvm.transform.PassContext(config=CONFIG, instruments=[watch])
+    with registered(_COMPILE, lambda before: compiled), passes:
         executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
-    return Compiled(executable, 0)
+    return Compiled(executable, 0, fingerprint(watch.generated("\n".join(sources))))
+
+
+def fingerprint(generated: Generated) -> str:
+    """The fingerprint of kernels: of what they compute (`canonical_cuda`), and of how and in which order they are launched."""
+    kernels = {name: str(number) for number, name in enumerate(dict.fromkeys(launch.kernel for launch in generated.launches))}
+    launches = (replace(launch, kernel=kernels[launch.kernel]) for launch in generated.launches)
+    between = list(generated.workspace.values())
+    return digest(canonical(generated.source), *launches, between)

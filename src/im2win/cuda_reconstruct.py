@@ -126,11 +126,9 @@ def compile_reconstructed(
     """
     cuda_codegen.compiler()
     made = reconstruct_module(module, gpu, rules, settings, pipeline)
-    compiled = registered(_COMPILE, lambda before: lambda source: cuda_codegen.cubin(source, gpu))
-    takes = registered(_POSTPROCESS, lambda before: lambda source, target: made.source)
-    with takes, compiled, tvm.transform.PassContext(config=CONFIG):
-        executable = tvm.compile(made.module, cuda_codegen.cuda_target(gpu), tir_pipeline=PIPELINE)
-    return Compiled(executable, workspace_bytes(made)), made
+    with registered(_POSTPROCESS, lambda before: lambda source, target: made.source):
+        compiled = cuda_codegen.compile_source(made.module, gpu)
+    return replace(compiled, allocated=workspace_bytes(made)), made
 
 
 def workspace_bytes(made: Reconstructed) -> int:

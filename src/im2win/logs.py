@@ -184,7 +184,7 @@ def _best(records: Sequence[Record], keep: int) -> list[Record]:
     places: Counter[tuple[Any, ...]] = Counter()
     best = set()
     for record in best_first(records):
-        rivals = (record.algorithm, record.target, record.threads, record.tvm, record.fingerprint)
+        rivals = (record.algorithm, record.target, record.threads, record.tvm, record.generator)
         places[rivals] += 1
         if places[rivals] <= keep:
             best.add(id(record))
@@ -295,7 +295,7 @@ class Log:
     def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
         """Keeps the `keep` best ok records (`Record.cost`) of each algorithm for every layer and device; drops all others and broken lines.
 
-        Only records of the same target, threads, TVM and fingerprint compete. A file with nothing left is removed.
+        Only records of the same target, threads, TVM and generator compete. A file with nothing left is removed.
 
         Args:
             keep: records of an algorithm to keep, at least 1.

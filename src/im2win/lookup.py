@@ -14,11 +14,12 @@ import tvm
 
 from im2win.algorithms import ALGORITHMS
 from im2win.backends import Device, Tile, backend_for
-from im2win.fingerprint import fingerprint
 from im2win.logs import Accepts, Log, best_first
 from im2win.problem import Conv2d
+from im2win.proofs import proven, verdict
 from im2win.records import Record, TileValue, parse_key
 from im2win.reference import Accuracy
+from im2win.sources import code_digest
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
@@ -61,16 +62,19 @@ def open_logs(logs: str | os.PathLike[str] | None) -> list[Log]:
     return [_log(folder) for folder in (*folders, PACKAGED)]
 
 
-def stale(record: Record) -> str | None:
-    """Why a record no longer applies to this installation, device aside; None if it does."""
+def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
+    """Why a record no longer applies to this installation, device aside; None if it does.
+
+    It applies if its candidate emits the kernel that was timed: made by today's source, or covered by a proof of `logs` or of the logs
+    that ship with the package. All others are emitted anew, which takes up to half a second.
+    """
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
     if record.algorithm not in ALGORITHMS:
         return f"no algorithm is called {record.algorithm!r}"
-    now = fingerprint(record.algorithm, record.target)
-    if record.fingerprint != now:
-        return f"its schedule's code has changed since ({record.fingerprint}, now {now})"
-    return None
+    if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
+        return None
+    return verdict(record).reason
 
 
 def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
@@ -184,10 +188,10 @@ def search(
     conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
 ) -> Found:
     """Walks the look-up ladder; the answer names the rung and every record refused on the way, with the reason."""
-    backend = backend_for(device, accuracy)
+    backend, opened = backend_for(device, accuracy), open_logs(logs)
 
     def accepts(record: Record) -> str | None:
-        if (reason := stale(record)) is not None:
+        if (reason := stale(record, opened)) is not None:
             return reason
         if record.algorithm not in names:
             return f"algorithm {record.algorithm} was not asked for"
@@ -204,7 +208,7 @@ def search(
     return find(
         conv,
         backend.name,
-        logs=open_logs(logs),
+        logs=opened,
         accepts=accepts,
         legal=legal,
         alike=backend.alike,

@@ -17,7 +17,8 @@ from typing import Any
 from .objective import cost
 from .problem import Conv2d
 
-SCHEMA = 1
+SCHEMA = 2
+NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
 OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
 
 TileValue = int | str | bool
@@ -119,10 +120,21 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tvm": _WORD,
     "im2win": _WORD,
     "fingerprint": _WORD,
+    "generator": (lambda value: isinstance(value, str), "a string"),
     "seed": (_is_integer, "an integer"),
     "trial": (lambda value: _is_integer(value, 0), "an integer of at least 0"),
     "date": (_is_date, "a date and time in UTC as ISO 8601 writes it, such as 2026-01-31T12:00:00+00:00"),
 }
+
+
+def converted(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record as today's schema has them; `found` itself if it is of no older schema.
+
+    Schema 1 had no `generator`, and as `fingerprint` a digest of source text: such a record says what was fast, but not of which kernel.
+    """
+    if found.get("schema") == 1 and type(found["schema"]) is int:
+        return {**found, "schema": SCHEMA, "generator": ""}
+    return found
 
 
 def _fail(name: str, value: object, rule: str) -> RecordError:
@@ -149,7 +161,8 @@ class Record:
         threads: threads that ran the kernel.
         target: kind of target, such as "cpu".
         tvm, im2win: versions.
-        fingerprint: of the code of the schedule; a tile means nothing to another code.
+        fingerprint: of the kernel that was timed (`im2win.emission`); `NO_KERNEL` where none was compiled.
+        generator: digest of the source that generated it (`im2win.sources.code_digest`); empty if unknown.
         seed, trial: of the search, and the number of this candidate in it.
         date: ISO 8601, UTC.
 
@@ -173,6 +186,7 @@ class Record:
     tvm: str
     im2win: str
     fingerprint: str
+    generator: str = ""
     seed: int
     trial: int
     date: str = field(default_factory=utc_now)
@@ -240,6 +254,7 @@ class Record:
             raise RecordError(f"Record: the line (={_show.repr(text)}) must be JSON: {error}.") from error
         if not isinstance(found, dict):
             raise RecordError(f"Record: the line (={_show.repr(text)}) must be a JSON object.")
+        found = converted(found)
         if "schema" in found and not _RULES["schema"][0](found["schema"]):
             raise _fail("schema", found["schema"], _RULES["schema"][1])
         for name in _RULES:
@@ -250,21 +265,3 @@ class Record:
                 raise RecordError(f"Record: `{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
         return cls(**found)
 
-
-def validate(record: Record, *, device: str | None, threads: int | None, tvm: str, fingerprint: str) -> str | None:
-    """Why `record` does not apply here and now, or None if it does. (Its schema was checked when it was read.)
-
-    Args:
-        device, threads: slug of this machine and its threads; None where any will do, as for a compatible device.
-        tvm: this version of TVM.
-        fingerprint: of the code that today stands behind the record's algorithm.
-    """
-    if device is not None and record.device != device:
-        return f"recorded on {record.device}, this is {device}"
-    if threads is not None and record.threads != threads:
-        return f"recorded with {record.threads} threads, here there are {threads}"
-    if record.tvm != tvm:
-        return f"recorded with TVM {record.tvm}, this is {tvm}"
-    if record.fingerprint != fingerprint:
-        return f"the schedule of {record.algorithm} has changed since it was recorded ({record.fingerprint}, now {fingerprint})"
-    return None

@@ -32,7 +32,7 @@ class Scheduler(Protocol):
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]: ...
     def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]: ...
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any: ...
-    def lower(self, conv: Conv2d, row: Any, tile: Any, machine: Machine) -> Any: ...
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any: ...
     def held_bytes(self, conv: Conv2d, tile: Any) -> int: ...
 
 
@@ -79,11 +79,12 @@ class Windows:
         staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
         return estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
 
-    def lower(self, conv: Conv2d, row: Any, tile: Any, machine: Machine) -> Any:
-        """The scheduled module; TileError if the tile is not legal."""
-        from im2win.codegen import lower
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module; whether the tile is legal for a machine is not asked."""
+        from im2win.codegen import kernel_module
+        from im2win.schedules.cpu import schedule
 
-        return lower(conv, row, tile, machine)
+        return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.strip), tile, self.plan(conv)))
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: a few of padding, not counted."""
@@ -104,7 +105,7 @@ class CudaOnly:
     def _refused(self, *arguments: Any) -> Any:
         raise ValueError("the algorithm has no CPU schedule.")
 
-    tile = space = problems = estimate = lower = held_bytes = _refused
+    tile = space = problems = estimate = module = held_bytes = _refused
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,11 @@ class Winograd:
 
         return estimate(conv, tile, machine)
 
-    def lower(self, conv: Conv2d, row: Any, tile: Any, machine: Machine) -> Any:
-        """The scheduled module; TileError if the tile is not legal."""
-        from im2win.codegen import SYMBOL, TileError, any_alignment
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module; whether the tile is legal for a machine is not asked."""
+        from im2win.codegen import SYMBOL, any_alignment
         from im2win.schedules.winograd.cpu import module
 
-        broken = self.problems(conv, tile, machine)
-        if broken:
-            raise TileError(f"{row.name} on {conv}: " + "; ".join(broken) + ".")
         return any_alignment(module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:

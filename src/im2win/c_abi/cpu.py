@@ -17,7 +17,7 @@ from im2win import compilers
 from im2win.algorithms import algorithm
 from im2win.c_abi.header import SOURCES, Interface
 from im2win.c_abi.workspace import ALIGNMENT, Workspace
-from im2win.codegen import SYMBOL, ToolchainError, llvm_target
+from im2win.codegen import SYMBOL, ToolchainError, llvm_target, lower
 from im2win.machine import Machine
 from im2win.packing import FilterPack
 from im2win.problem import Conv2d
@@ -65,7 +65,7 @@ def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -
         TileError: the tile is not legal.
     """
     row = algorithm(name)
-    return tvm.IRModule({symbol: row.scheduler.lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
+    return tvm.IRModule({symbol: lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
 
 
 def compiled(module: tvm.IRModule, machine: Machine) -> tuple[Any, Workspace]:

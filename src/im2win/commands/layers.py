@@ -94,12 +94,12 @@ def _allocated(conv: Any, name: str) -> str:
 
     if ALGORITHMS[name].supports(conv):
         return "unsupported"
-    from im2win.codegen import compile_module
+    from im2win.codegen import compile_module, lower
     from im2win.machine import Machine
     from im2win.ranking import default_tile
 
     machine = Machine.host()
     chosen, tile = default_tile(conv, name, machine)
     row = ALGORITHMS[chosen]
-    allocated = compile_module(row.scheduler.lower(conv, row, tile, machine), machine).allocated
+    allocated = compile_module(lower(conv, row, tile, machine), machine).allocated
     return tables.bytes_text(allocated + row.scheduler.held_bytes(conv, tile))

@@ -1,4 +1,4 @@
-"""`im2win logs`: show, merge and prune folders of tuning records."""
+"""`im2win logs`: show, merge, prune and prove folders of tuning records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from im2win.commands import options, tables
 if TYPE_CHECKING:
     from im2win.logs import Log
 
-app = typer.Typer(help="Show, merge and prune folders of tuning records.")
+app = typer.Typer(help="Show, merge, prune and prove folders of tuning records.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of tuning records.")]
 Device = Annotated[str | None, typer.Option(help="Only this device's records.")]
@@ -82,3 +82,30 @@ def prune(
     verb = "would be kept" if dry_run else "kept"
     dropped = f"{done.slower} slower, {done.failing} failed, {done.stale} stale, {done.broken} unreadable"
     tables.console().print(f"{done.kept} records {verb}; dropped: {dropped}.")
+
+
+@app.command()
+def restamp(
+    folder: Folder = options.DEFAULT_LOGS,
+    device: Device = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare: write no proof, and exit with 1 if a kernel differs.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes that emit kernels; one for each CPU by default.")] = None,
+) -> None:
+    """Emit every record's kernel anew and compare: records whose kernels are equal stay valid, and need not be emitted again.
+
+    The proof lies beside the records, as proof.json in the device's folder.
+    """
+    from im2win.machine import usable_cpus
+    from im2win.proofs import restamp as emit_again
+
+    log, console, differ = _open(folder), tables.console(), 0
+    for name in log.devices() if device is None else [device]:
+        with tables.progress(name) as progress:
+            verdicts = emit_again(log, name, processes=processes or usable_cpus(), write=not check, progress=progress)
+        changed = [one for one in verdicts if one.reason is not None]
+        differ += len(changed)
+        console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
+        for one in changed:
+            console.print(f"  {one.record.conv} {one.record.algorithm}: {one.reason}", markup=False, soft_wrap=True)
+    if check and differ:
+        raise typer.Exit(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 PIPE_WIDTH = 200  # columns when the output is no terminal: nothing is cut
@@ -14,6 +16,14 @@ PIPE_WIDTH = 200  # columns when the output is no terminal: nothing is cut
 def console() -> Console:
     """The console of stdout; made anew on each call, because tests and notebooks replace stdout."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while something long runs, where that is a terminal; call it with what is done and what there is in all."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> Table:

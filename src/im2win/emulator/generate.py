@@ -34,7 +34,7 @@ class Generated:
 
 
 @pass_instrument
-class _Launches:
+class Launches:
     """Reads the launches off the host's code once TVM has split it from the device's."""
 
     def __init__(self) -> None:
@@ -47,6 +47,12 @@ class _Launches:
             for function in module.functions.values():
                 if not function.attrs.get("tirx.is_global_func"):  # which is what runs on the device
                     self._read(function.body, {})
+
+    def generated(self, source: str) -> Generated:
+        """What was read, with the source that goes to the compiler."""
+        clusters = {name: int(size) for size, name in _CLUSTER.findall(source)}
+        launches = (replace(launch, cluster=clusters.get(launch.kernel, 1)) for launch in self.found)
+        return Generated(source, tuple(launches), self.workspace)
 
     def _read(self, stmt: Any, values: dict[Any, int]) -> None:
         """Follows the host's code: its loops round by round, `values` of its variables as far as they are known."""
@@ -126,10 +132,7 @@ def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = 
         config: of TVM's passes.
         pipeline: the name of TVM's lowering pipeline; None for the target's own.
     """
-    watch, sources = _Launches(), list[str]()
+    watch, sources = Launches(), list[str]()
     with _stop_at_source(sources), tvm.transform.PassContext(config=config or {}, instruments=[watch]):
         tvm.compile(module, target, tir_pipeline=pipeline)
-    source = "\n".join(sources)
-    clusters = {name: int(size) for size, name in _CLUSTER.findall(source)}
-    launches = (replace(launch, cluster=clusters.get(launch.kernel, 1)) for launch in watch.found)
-    return Generated(source, tuple(launches), watch.workspace)
+    return watch.generated("\n".join(sources))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from im2win.backends import Device, Tile
+from im2win.backends import Device, Kernel, Tile
 from im2win.messages import brief
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
@@ -35,11 +35,11 @@ class RankJob:
 
 @dataclass(frozen=True)
 class Built:
-    """How a job ended: outcome and why it is not "ok", or the bytes that the kernel allocates in a call."""
+    """How a job ended: outcome and why it is not "ok", or what was compiled."""
 
     outcome: str
     message: str = ""
-    allocated: int | None = None
+    kernel: Kernel | None = None
 
 
 def build(job: BuildJob) -> Built:
@@ -49,12 +49,12 @@ def build(job: BuildJob) -> Built:
     from im2win.codegen import TileError
 
     try:
-        allocated = backend_for(job.device).build(job.conv, algorithm(job.algorithm), job.tile, job.path)
+        kernel = backend_for(job.device).build(job.conv, algorithm(job.algorithm), job.tile, job.path)
     except TileError as error:
         return Built("illegal", str(error))
     except Exception as error:
         return Built("build_error", brief(error))
-    return Built("ok", allocated=allocated)
+    return Built("ok", kernel=kernel)
 
 
 def rank(job: RankJob) -> list[tuple[float, Tile]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from im2win.algorithms import ALGORITHMS
-from im2win.backends import Device, Tile, backend_for
+from im2win.backends import Device, Kernel, Tile, backend_for
 from im2win.problem import Conv2d
 from im2win.reference import Accuracy
 from im2win.tuner.builder import BuildJob, Built, RankJob, rank
@@ -80,7 +80,7 @@ class Measurement:
         self.session, self.builders, self.runner = session, crew.builders, crew.runner
         self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
         self.libraries: dict[Any, Path] = {}
-        self.allocated: dict[Any, int | None] = {}
+        self.kernels: dict[Any, Kernel | None] = {}
         self._serial = 0
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Measurement:
         """The outcome of a build, if it failed."""
         if isinstance(built, WorkerError):
             built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
-        self.allocated[choice.key] = built.allocated
+        self.kernels[choice.key] = built.kernel
         return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
 
     def each_built(self, batch: list[Choice]) -> Iterator[tuple[Choice, Outcome | None]]:

@@ -15,12 +15,13 @@ import tvm
 
 from im2win import __version__
 from im2win.algorithms import ALGORITHMS, candidates
-from im2win.backends import Device, backend_for, device_for
+from im2win.backends import Device, Kernel, backend_for, device_for
 from im2win.logs import Log
 from im2win.lookup import stale, tile_problems
 from im2win.problem import Conv2d
-from im2win.records import Record, utc_now
+from im2win.records import NO_KERNEL, Record, utc_now
 from im2win.reference import Accuracy, checked_accuracy, tolerance
+from im2win.sources import code_digest
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
 from im2win.tuner.crew import Crew, Measurement, Ranking
 from im2win.tuner.runner import Outcome
@@ -77,7 +78,7 @@ class Session:
         return record.threads == self.backend.threads and record.target == self.backend.target
 
     def _applies(self, record: Record) -> bool:
-        return self._same_place(record) and stale(record) is None
+        return self._same_place(record) and stale(record, [self.log]) is None
 
     def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
         """The best candidates of records that another version of the code or of TVM made, as far as they are still legal.
@@ -87,7 +88,7 @@ class Session:
         old: dict[tuple[str, str], Record] = {}
         for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
             for record in self.log.read(conv, self.backend.name):
-                hint = conv != self.conv or stale(record) is not None
+                hint = conv != self.conv or stale(record, [self.log]) is not None
                 if hint and record.seconds is not None and self._same_place(record) and record.algorithm in names:
                     old[record.algorithm, str(record.tile)] = record
         legal = (
@@ -143,15 +144,15 @@ class Session:
             return []
         return self.search.propose(self.tried, min(max(BATCH, self.backend.workers), left))
 
-    def record(self, choice: Choice, outcome: Outcome, extra_bytes: int | None, *, again: bool = False) -> Record:
+    def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
         record = Record(
             conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
             samples_s=tuple(outcome.samples_s), error=outcome.error,
             tolerance=tolerance(self.conv, self.backend.accuracy(choice.tile)),
-            extra_bytes=extra_bytes, device=self.backend.name, threads=self.backend.threads,
+            extra_bytes=kernel.extra_bytes if kernel else None, device=self.backend.name, threads=self.backend.threads,
             target=self.backend.target, tvm=tvm.__version__, im2win=__version__,
-            fingerprint=self.backend.fingerprint(choice.algorithm), seed=self.seed,
+            fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)
@@ -183,7 +184,7 @@ def _finals(session: Session, measurement: Measurement) -> None:
     failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
     finalists = [choice for choice in finalists if choice.key not in failed]
     for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
-        session.record(choice, outcome, measurement.allocated[choice.key], again=True)
+        session.record(choice, outcome, measurement.kernels[choice.key], again=True)
 
 
 def tune(
@@ -246,7 +247,7 @@ def tune(
             for choice, failed in measurement.each_built(batch):
                 give_up_s = HOPELESS * session.best[1] if session.best else math.inf
                 outcome = failed or measurement.run([choice], give_up_s=give_up_s)[0]
-                session.record(choice, outcome, measurement.allocated[choice.key])
+                session.record(choice, outcome, measurement.kernels[choice.key])
                 if progress:
                     progress(session.progress(choice.algorithm))
         _finals(session, measurement)
