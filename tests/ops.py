@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -33,14 +34,9 @@ def tiled(conv: Conv2d, algorithm: str, tile: Tile | WinogradTile) -> Op:
 
 
 def default(conv: Conv2d | str, algorithm: str = "direct") -> Op:
-    """An operator with the tile that the model ranks first: of Winograd's among those that are exact on integers, if there are any.
-
-    Skips the test where the algorithm does not compute the problem.
-    """
+    """An operator with the tile that the model ranks first: of Winograd's among those that are exact on integers, if there are any."""
     problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
     row = ALGORITHMS[algorithm]
-    if (reason := row.supports(problem)) is not None:
-        pytest.skip(reason)
     if row.scheduler.exact:
         return tiled(problem, algorithm, default_tile(problem, algorithm, host())[1])
     ranked = [tile for _, tile in ranked_tiles(problem, row, host())]
@@ -57,9 +53,20 @@ def run(op: Op, tensors: Tensors, out: Array | None = None) -> Any:
     return op(tensors["data"], tensors["filter"], tensors.get("bias"), tensors.get("residual"), out)
 
 
-def supported(conv: Conv2d) -> list[str]:
+def supported(conv: Conv2d | str) -> list[str]:
     """Names of the algorithms that compute this problem."""
-    return [name for name, row in ALGORITHMS.items() if row.supports(conv) is None]
+    problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
+    return [name for name, row in ALGORITHMS.items() if row.supports(problem) is None]
+
+
+def computing(conv: Conv2d | str) -> pytest.MarkDecorator:
+    """Runs a test for every `algorithm` that computes this problem."""
+    return pytest.mark.parametrize("algorithm", supported(conv))
+
+
+def pairs(convs: Iterable[Conv2d]) -> pytest.MarkDecorator:
+    """Runs a test for every `conv` with every `algorithm` that computes it."""
+    return pytest.mark.parametrize(("conv", "algorithm"), [pytest.param(c, name, id=f"{c}-{name}") for c in convs for name in supported(c)])
 
 
 def sampled_tiles(conv: Conv2d, algorithm: str, per_axis: int) -> list[Any]:

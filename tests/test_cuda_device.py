@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import quantised
+from gpu_only import this_gpu
 
 import im2win
 from im2win import Conv2d, cuda_ablation, cuda_bench, cuda_sliding
@@ -13,7 +15,6 @@ from im2win.algorithms import ALGORITHMS
 from im2win.backends import backend_for
 from im2win.cuda_builds import Library, Recipe, load
 from im2win.cuda_memory import measure_layer
-from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.reference import tolerance
 from im2win.schedules.cuda import sliding
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
@@ -25,14 +26,7 @@ from im2win.tuner.cuda_runner import device_tensors, reference
 torch = pytest.importorskip("torch")
 
 
-def _gpu() -> Gpu | None:
-    try:
-        return device_gpu() if torch.cuda.is_available() else None
-    except NoGpuError:
-        return None
-
-
-pytestmark = pytest.mark.skipif(_gpu() is None, reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+GPU = this_gpu()
 
 LAYERS = [
     "n4-c64x28x28-k96x3x3-p1",  # what most networks are made of
@@ -54,6 +48,17 @@ CASES = [
 ]
 
 
+def tiles(conv: Conv2d, name: str) -> list[Any]:
+    """The model's order of an algorithm's tiles that are legal here; none where it does not compute the problem."""
+    row = ALGORITHMS[name]
+    if row.supports(conv, "cuda", "winograd") is not None:
+        return []
+    return [tile for _, tile in backend_for(GPU, "winograd").ranked(conv, row)]
+
+
+CASES = [(key, name) for key, name in CASES if tiles(Conv2d.parse(key), name)]
+
+
 def _error(conv: Conv2d, op: im2win.Op, tensors: dict[str, object]) -> float:
     bound = {name: tensors[name] for name in ("bias", "scale") if name in tensors}
     got = op.bind(tensors["filter"], **bound)(tensors["data"], tensors.get("residual"))
@@ -64,18 +69,11 @@ def _error(conv: Conv2d, op: im2win.Op, tensors: dict[str, object]) -> float:
 
 @pytest.mark.parametrize("key, name", CASES)
 def test_right_with_every_arithmetic(key: str, name: str) -> None:
-    conv, gpu = Conv2d.parse(key), _gpu()
-    row = ALGORITHMS[name]
-    assert gpu is not None
-    if (reason := row.supports(conv, "cuda", "winograd")) is not None:
-        pytest.skip(reason)
-    backend = backend_for(gpu, "winograd")
-    ranked = backend.ranked(conv, row)
-    if not ranked:
-        pytest.skip("no tile of this algorithm is legal here")
+    conv = Conv2d.parse(key)
+    backend, ranked = backend_for(GPU, "winograd"), tiles(conv, name)
     tensors = device_tensors(conv, 1)
-    for product in dict.fromkeys(tile.product for _, tile in ranked):
-        of_product = [tile for _, tile in ranked if tile.product == product]
+    for product in dict.fromkeys(tile.product for tile in ranked):
+        of_product = [tile for tile in ranked if tile.product == product]
         # Winograd's square form with many outputs is offered to the tuner alone, which measures whether it keeps the tolerance here;
         # so is that of int8, which is for who asks for it, and keeps its own
         fit = (tile for tile in of_product if not tile.outputs or tile.in_rows or tile.dtype == "int8" or backend.proven(conv, tile))
@@ -98,21 +96,20 @@ REQUANTISED = [
 ]
 
 
+EXACT = ["direct_persistent", "direct_streamed", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"]
+
+
 @pytest.mark.parametrize(
-    "name", ["direct_persistent", "direct_streamed", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"]
+    ("key", "name"), [(key, name) for key in REQUANTISED for name in EXACT if ALGORITHMS[name].supports(Conv2d.parse(key), "cuda") is None]
 )
-@pytest.mark.parametrize("key", REQUANTISED)
 def test_requantised_outputs_are_exact(key: str, name: str) -> None:
     """To the last bit, with every kind of product, as often as it is run; other scales take the place of those bound."""
-    conv, gpu, row = Conv2d.parse(key), _gpu(), ALGORITHMS[name]
-    assert gpu is not None
-    if (reason := row.supports(conv, "cuda")) is not None:
-        pytest.skip(reason)
+    conv, row = Conv2d.parse(key), ALGORITHMS[name]
     tensors = device_tensors(conv, 5)
     want, _ = reference(conv, tensors)
     other = {**tensors, "scale": -0.5 * tensors["scale"]}
     bound = {one: tensors[one] for one in ("bias", "scale") if one in tensors}
-    ranked = [tile for _, tile in backend_for(gpu).ranked(conv, row)]
+    ranked = [tile for _, tile in backend_for(GPU).ranked(conv, row)]
     for product in dict.fromkeys(tile.product for tile in ranked):
         tile = next(tile for tile in ranked if tile.product == product)
         op = im2win.build(conv, "cuda", algorithm=name, tile=tile)
@@ -272,16 +269,14 @@ def _right(conv: Conv2d, recipe: Recipe, path: Path) -> None:
 @pytest.mark.parametrize("key", ["n3-c20x28x30-k70x3x3-p1-bias-relu", "n2-c3x57x57-k32x7x7-s2-p3", "n2-c32x19x18-k40x4x4-g4-add"])
 @pytest.mark.parametrize("name", [*RUNGS, *WITHOUT])
 def test_every_rung_of_the_ladder(name: str, key: str, tmp_path: Path) -> None:
-    conv, gpu = Conv2d.parse(key), _gpu()
-    assert gpu is not None
+    conv, gpu = Conv2d.parse(key), GPU
     _right(conv, cuda_ablation.recipe(conv, {**RUNGS, **WITHOUT}[name], gpu), tmp_path / "rung.so")
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("form", sliding.FORMS)
 def test_sliding_windows(form: str, stride: int, tmp_path: Path) -> None:
-    conv, gpu = Conv2d.parse(f"n1-c3x130x131-k3x3x3-s{stride}-p1"), _gpu()
-    assert gpu is not None
+    conv, gpu = Conv2d.parse(f"n1-c3x130x131-k3x3x3-s{stride}-p1"), GPU
     for block in (4, 32):
         _right(conv, cuda_sliding.SlidingRecipe(conv, form, block, gpu), tmp_path / f"{block}.so")
 

@@ -10,28 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from gpu_only import this_gpu  # noqa: E402
 from networks import Residual, integers, resnet, with_integers  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win.gpu import NoGpuError, device_gpu  # noqa: E402
 from im2win.layer_files import read_layers  # noqa: E402
 from im2win.problem import Conv2d  # noqa: E402
 from im2win.torch import bound, native  # noqa: E402
 from im2win.torch.site import Site  # noqa: E402
 
-
-def _gpu() -> bool:
-    try:
-        return torch.cuda.is_available() and device_gpu() is not None
-    except NoGpuError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not _gpu(), reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch"),
-    pytest.mark.usefixtures("way"),
-]
+this_gpu()
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def images(count: int = 4) -> Any:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from ops import exact, run, sampled_tiles, tiled
+from ops import exact, pairs, run, sampled_tiles, tiled
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
@@ -56,11 +55,8 @@ def tiles(conv: Conv2d, algorithm: str) -> list[Any]:
     return [default, others[turn % len(others)]] if others else [default]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("conv", REGIMES.values(), ids=str)
+@pairs(REGIMES.values())
 def test_equal(conv: Conv2d, algorithm: str) -> None:
-    if (reason := ALGORITHMS[algorithm].supports(conv)) is not None:
-        pytest.skip(reason)
     for tile in tiles(conv, algorithm):
         try:
             check(tiled(conv, algorithm, tile))

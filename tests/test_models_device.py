@@ -12,22 +12,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 import light  # noqa: E402
+from gpu_only import this_gpu  # noqa: E402
 from model_graphs import classifier, integers, peer  # noqa: E402
 
 import im2win  # noqa: E402
-from im2win.gpu import NoGpuError, device_gpu  # noqa: E402
 from im2win.models.bench import with_random_weights  # noqa: E402
 from im2win.tensors import ArgumentError  # noqa: E402
 
-
-def _gpu() -> bool:
-    try:
-        return torch.cuda.is_available() and device_gpu() is not None
-    except NoGpuError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not _gpu(), reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+this_gpu()
 
 ALLOWED = {"float32": 1e-4, "float16": 2e-2}  # of the largest output: hundreds of layers, each rounded to its type
 

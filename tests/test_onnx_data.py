@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ops import default
+from ops import default, supported
 from oracle import assert_close
 
-from im2win.algorithms import ALGORITHMS
 from im2win.onnx_layers import layers_of
 from im2win.problem import Conv2d
 from im2win.reference import tolerance
@@ -30,9 +29,8 @@ def tensor(path: Path) -> np.ndarray:
     return np.asarray(onnx.numpy_helper.to_array(message))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("name", SETS)
-def test_data_set(name: str, algorithm: str) -> None:
+def problem(name: str) -> tuple[Conv2d, list[np.ndarray], np.ndarray]:
+    """A data set's convolution, its tensors (input, filters and, if it has one, bias), and the output they give."""
     model = onnx.load(DATA / name / "model.onnx")
     [node] = model.graph.node
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
@@ -49,9 +47,13 @@ def test_data_set(name: str, algorithm: str) -> None:
         attributes["group"],
         bias=bool(bias),
     )
-    if (reason := ALGORITHMS[algorithm].supports(conv)) is not None:
-        pytest.skip(reason)
-    assert_close(conv, default(conv, algorithm)(x, w, *bias), expected, tolerance(conv))
+    return conv, [x, w, *bias], expected
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [(name, algorithm) for name in SETS for algorithm in supported(problem(name)[0])])
+def test_data_set(name: str, algorithm: str) -> None:
+    conv, tensors, expected = problem(name)
+    assert_close(conv, default(conv, algorithm)(*tensors), expected, tolerance(conv))
     # What reads whole models finds the same problem in the graph.
     [layer] = layers_of(DATA / name / "model.onnx", epilogues=True)
     assert layer.conv == conv

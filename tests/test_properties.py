@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops import default, run
+from ops import computing, default, run
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 
-from im2win.algorithms import ALGORITHMS
 from im2win.problem import Conv2d
 
-EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 CONV = Conv2d.parse("n2-c6x9x11-k18x3x3-p1")
+EVERY = computing(CONV)
 
 
 def integers(shape: tuple[int, ...], seed: int) -> Array:
@@ -87,7 +86,7 @@ def test_identity_kernel(algorithm: str) -> None:
     assert (default(conv, algorithm)(x, w) == x).all()
 
 
-@EVERY
+@computing("n1-c1x9x11-k9x3x3-p1")
 def test_one_tap_shifts(algorithm: str) -> None:
     """A filter that is 1 at one other tap shifts the input by that tap's place, zeros coming in: all nine taps at once."""
     conv = Conv2d.parse("n1-c1x9x11-k9x3x3-p1")
@@ -100,7 +99,7 @@ def test_one_tap_shifts(algorithm: str) -> None:
         assert (y[0, tap] == padded[u : u + 9, v : v + 11]).all(), (u, v)
 
 
-@EVERY
+@computing("n1-c4x15x17-k16x3x3-s2")
 def test_shifted_input_shifts_the_output(algorithm: str) -> None:
     """Without padding: an input moved by one stride moves the outputs by one."""
     conv = Conv2d.parse("n1-c4x15x17-k16x3x3-s2")
@@ -123,7 +122,7 @@ def test_images_do_not_mix(algorithm: str) -> None:
     assert np.isnan(poisoned[0]).all() and (poisoned[1] == y[1]).all()
 
 
-@EVERY
+@computing("n1-c12x9x11-k24x3x3-p1-g3")
 def test_groups_are_concatenated_convolutions(algorithm: str) -> None:
     conv = Conv2d.parse("n1-c12x9x11-k24x3x3-p1-g3")
     x, w = integers(conv.input_shape, 11), integers(conv.filter_shape, 12)
@@ -133,7 +132,7 @@ def test_groups_are_concatenated_convolutions(algorithm: str) -> None:
     assert (y == np.concatenate(parts, axis=1)).all()
 
 
-@EVERY
+@computing("n2-c6x9x11-k18x3x3-s2-p1-bias-add-relu")
 def test_nhwc_is_nchw_transposed(algorithm: str) -> None:
     conv = Conv2d.parse("n2-c6x9x11-k18x3x3-s2-p1-bias-add-relu")
     last = conv.with_(layout="NHWC")

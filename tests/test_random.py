@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ops import default, run, supported
+from ops import default, pairs, run, supported
 from oracle import assert_close, normal_tensors, oracle
 from regimes import REGIMES
 
-from im2win.algorithms import ALGORITHMS
 from im2win.problem import Conv2d
 from im2win.reference import error, random_tensors, reference, tolerance
 
@@ -28,11 +27,8 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("conv", LONG, ids=str)
+@pairs(LONG)
 def test_close(conv: Conv2d, algorithm: str) -> None:
-    if (reason := ALGORITHMS[algorithm].supports(conv)) is not None:
-        pytest.skip(reason)
     tensors = normal_tensors(conv)
     assert_close(conv, run(default(conv, algorithm), tensors), oracle(conv, **tensors), tolerance(conv))
 

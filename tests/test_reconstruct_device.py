@@ -7,10 +7,10 @@ from pathlib import Path
 import fusable
 import pytest
 import winograd_pair
+from gpu_only import this_gpu
 from winograd_pair import NAME, Pair
 
 from im2win.cuda_reconstruct import compile_reconstructed
-from im2win.gpu import Gpu, NoGpuError, device_gpu
 from im2win.libraries import cuda_runtime_library, load_kernel
 from im2win.reconstruct import llc, shmem
 from im2win.reconstruct.barriers import weakened
@@ -20,14 +20,7 @@ from im2win.reconstruct.rulesets import Settings
 torch = pytest.importorskip("torch")
 
 
-def _gpu() -> Gpu | None:
-    try:
-        return device_gpu() if torch.cuda.is_available() else None
-    except NoGpuError:
-        return None
-
-
-pytestmark = pytest.mark.skipif(_gpu() is None, reason="runs on an NVIDIA GPU of compute capability 8.0 or newer, with PyTorch")
+GPU = this_gpu()
 
 SIZES = Pair(channels=16, filters=64, size=66, private=True)  # 1024 tiles: 64 blocks that make, 256 that read
 
@@ -35,8 +28,7 @@ SIZES = Pair(channels=16, filters=64, size=66, private=True)  # 1024 tiles: 64 b
 @pytest.mark.parametrize("wave", [0, 1, 7])
 @pytest.mark.parametrize("rules", [(), ("barriers",), ("pkf-shmem", "barriers"), ("pkf-llc",)], ids="+".join)
 def test_right_as_often_as_it_is_called(rules: tuple[str, ...], wave: int, tmp_path: Path) -> None:
-    gpu = _gpu()
-    assert gpu is not None
+    gpu = GPU
     cuda_runtime_library()
     compiled, made = compile_reconstructed(winograd_pair.schedule(SIZES), gpu, rules, Settings(gpu.block_shared, wave))
     assert made.changed == bool(rules)
@@ -52,10 +44,9 @@ def test_right_as_often_as_it_is_called(rules: tuple[str, ...], wave: int, tmp_p
 
 
 def test_racecheck_finds_nothing_and_finds_what_is_missing() -> None:
-    missing, gpu = RacecheckJudge.missing(), _gpu()
+    missing, gpu = RacecheckJudge.missing(), GPU
     if missing is not None:
         pytest.skip(missing)
-    assert gpu is not None
     pair = winograd_pair.unit(Pair(private=True))
     judge = RacecheckJudge(gpu.arch, tensor_sizes(pair) | tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
     weak = weakened(pair)[0]

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from ops import default, host, run, sampled_tiles, supported, tiled
+from ops import computing, default, host, run, sampled_tiles, supported, tiled
 from oracle import Array, assert_equal, exact_tensors, oracle
 
 import im2win
 from im2win import Conv2d
-from im2win.algorithms import ALGORITHMS
 from im2win.manifest import manifest_path
 from im2win.packing import FilterPack
 from im2win.runtime import Op
@@ -169,7 +168,7 @@ def test_read_only_input() -> None:
     assert_equal(FULL, run(default(FULL), {**tensors, "data": frozen}), expected)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@computing(FULL)
 def test_misaligned_memory(algorithm: str) -> None:
     """Every tensor one element past a cache line: aligned vector loads would crash or read the neighbours."""
 
@@ -250,7 +249,7 @@ def test_packed_filters_by_the_formula(key: str, order: Any) -> None:
 # --- threads
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@computing(FULL)
 def test_four_threads_on_one_operator(algorithm: str) -> None:
     op = default(FULL, algorithm)
     work = []
@@ -270,7 +269,7 @@ def test_four_threads_on_one_operator(algorithm: str) -> None:
 # --- deployment
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@computing(FULL)
 def test_export_and_load(tmp_path: Path, algorithm: str) -> None:
     op = default(FULL, algorithm)
     path = op.export(str(tmp_path / "new" / "folder" / "layer.so"))
