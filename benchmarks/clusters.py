@@ -11,13 +11,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from im2win import cuda_clusters
-from im2win.cluster_report import STUDY
-from im2win.codegen import ToolchainError
-from im2win.commands import workload
-from im2win.cuda_clusters import ROUNDS, Entry
-from im2win.files import replace_json
-from im2win.gpu import NoGpuError
+from im2win.cli.commands import workload
+from im2win.codegen.llvm import ToolchainError
+from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
+from im2win.reports.clusters import STUDY
+from im2win.studies import clusters as cuda_clusters
+from im2win.studies.clusters import ROUNDS, Entry
 
 STUDIES = Path(__file__).resolve().parent / "studies"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import im2win
-from im2win.bench import commit, versions
-from im2win.deploy_report import MODELS
-from im2win.files import replace_json
-from im2win.machine import Machine
-from im2win.models.bench import INSIDE, PEERS, measure, with_random_weights
-from im2win.records import utc_now
+from im2win.bench.cpu import commit, versions
+from im2win.bench.models import INSIDE, PEERS, measure, with_random_weights
+from im2win.common.files import replace_json
+from im2win.device.cpu import Machine
+from im2win.records.record import utc_now
+from im2win.reports.deploy import MODELS
 
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
 

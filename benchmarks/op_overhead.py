@@ -23,11 +23,11 @@ import torch
 import tvm_ffi
 
 import im2win.torch
-from im2win.backends import backend_for, device_for
-from im2win.deploy_report import NO_GRAD, OVERHEAD
-from im2win.files import replace_json
-from im2win.records import utc_now
-from im2win.torch import conv_op
+from im2win.common.files import replace_json
+from im2win.frontends.torch import conv_op
+from im2win.records.record import utc_now
+from im2win.registry.backends import backend_for, device_for
+from im2win.reports.deploy import NO_GRAD, OVERHEAD
 
 CALLS = 200
 THROUGH_PYTORCH = ("module", "place", "operator", "torch_module")

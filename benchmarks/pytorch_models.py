@@ -24,16 +24,16 @@ import numpy as np
 import torch
 
 import im2win.torch
-from im2win.backends import backend_for, device_for
-from im2win.bench import commit, spreads, versions
-from im2win.contest import Worker, WorkerError, interleaved
-from im2win.deploy_report import PYTORCH
-from im2win.files import replace_json
-from im2win.gpu import NoGpuError
-from im2win.peers import Tensors, Trial
-from im2win.problem import Conv2d
-from im2win.records import utc_now
-from im2win.reference import checked_accuracy, error
+from im2win.bench.cpu import commit, spreads, versions
+from im2win.bench.harness import Worker, WorkerError, interleaved
+from im2win.bench.peers.cpu import Tensors, Trial
+from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
+from im2win.numerics.reference import checked_accuracy, error
+from im2win.records.record import utc_now
+from im2win.registry.backends import backend_for, device_for
+from im2win.reports.deploy import PYTORCH
+from im2win.spec.conv2d import Conv2d
 
 SCHEMA, SEED = 1, 0
 MODELS = {"resnet18": 18, "resnet50": 50}
@@ -85,7 +85,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the model; a contender of `im2win.contest`."""
+    """One way to run the model; a contender of `im2win.bench.harness`."""
 
     name: str
     setting: Setting
@@ -157,7 +157,7 @@ def on_cpu(setting: Setting, ways: list[str], rounds: int) -> tuple[dict[str, An
 
 def on_gpu(setting: Setting, ways: list[str], rounds: int) -> tuple[dict[str, Any], dict[str, str], list[Any]]:
     """The same on a GPU, in one process; a sample is the mean of `CALLS` calls in a row, as a program makes them that has more to do."""
-    from im2win.cuda_contest import set_up_peers
+    from im2win.bench.cuda_harness import set_up_peers
 
     set_up_peers(setting.accuracy)
     expected = setting.expected()

@@ -18,14 +18,14 @@ from typing import Any
 import tvm
 
 import im2win
-from im2win.algorithms import ALGORITHMS
-from im2win.files import replace_json
-from im2win.logs import Log
-from im2win.machine import Machine
-from im2win.records import Record, utc_now
-from im2win.search_report import STUDY
+from im2win.common.files import replace_json
+from im2win.device.cpu import Machine
+from im2win.records.log import Log
+from im2win.records.record import Record, utc_now
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.reports.search import STUDY
 from im2win.tuner.cost_model import with_cycles
-from im2win.tuner.crew import Measurement
+from im2win.tuner.pool import Measurement
 from im2win.tuner.session import Session
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from im2win import cuda_sliding
-from im2win.codegen import ToolchainError
-from im2win.commands import workload
-from im2win.cuda_sliding import BLOCKS, Entry
-from im2win.files import replace_json
-from im2win.gpu import NoGpuError
+from im2win.cli.commands import workload
+from im2win.codegen.llvm import ToolchainError
+from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
+from im2win.studies import sliding as cuda_sliding
+from im2win.studies.sliding import BLOCKS, Entry
 
 
 def show(done: int, total: int, entries: list[Entry]) -> None:

@@ -13,14 +13,14 @@ import json
 from functools import partial
 from pathlib import Path
 
-from im2win import cuda_fused_study
-from im2win.codegen import ToolchainError
-from im2win.commands import workload
-from im2win.cuda_fused_study import TRIES, Entry
-from im2win.files import replace_json
-from im2win.gpu import NoGpuError
-from im2win.problem import LAYOUTS
-from im2win.suites import Layer
+from im2win.cli.commands import workload
+from im2win.codegen.llvm import ToolchainError
+from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
+from im2win.spec.conv2d import LAYOUTS
+from im2win.spec.suites import Layer
+from im2win.studies import winograd_tc as cuda_fused_study
+from im2win.studies.winograd_tc import TRIES, Entry
 
 
 def show(done: int, total: int, entries: list[Entry]) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from tvm import te
 
 from im2win.compute import nest
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.spec.conv2d import Conv2d
 
 PAD = "pad"
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from tvm import te
 
 from im2win.compute import nest
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 LOWERED = "lowered"
 

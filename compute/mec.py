@@ -15,8 +15,8 @@ import math
 from tvm import te
 
 from im2win.compute import nest
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.spec.conv2d import Conv2d
 
 LOWERED = "lowered"
 

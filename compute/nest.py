@@ -13,8 +13,8 @@ from typing import Any
 
 from tvm import te, tirx
 
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.spec.conv2d import Conv2d
 
 CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for those that make a matrix
 ROWS = "rows"  # the product with bias and activation, same shape

@@ -2,7 +2,7 @@
 
 The output is cut into tiles of m x m, each seen by t_h x t_w inputs, t = m + kernel - 1; neighbouring input tiles overlap by kernel - 1:
 
-    V = B^T d B        U = G g G^T (ahead of time, `winograd_packing`)        M = sum over c of U * V        Y = A^T M A
+    V = B^T d B        U = G g G^T (ahead of time, `packing.winograd`)        M = sum over c of U * V        Y = A^T M A
 
 Tensors are named by the order of their axes:
 
@@ -16,7 +16,7 @@ The product is the same sum in two forms:
 
 and `define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, or of a few small images, channels in vectors. Tiles at the
 border see zeros beyond the input and its padding, and what they compute beyond the output is dropped. Transforms are straight-line programs
-(`straight_line`), written as one expression for each row: a compiler that unrolls the rows finds what they share.
+(`numerics.matvec_program`), written as one expression for each row: a compiler that unrolls the rows finds what they share.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Any
 from tvm import te, tirx
 
 from im2win.compute import nest
-from im2win.problem import Conv2d
-from im2win.straight_line import program
-from im2win.winograd import Matrix, Transform, transform
-from im2win.winograd_packing import WinogradPack
+from im2win.numerics.matvec_program import program
+from im2win.numerics.winograd_matrices import Matrix, Transform, transform
+from im2win.packing.winograd import WinogradPack
+from im2win.spec.conv2d import Conv2d
 
 TURNED_IN = "winograd_turned"  # input rows of a strip with channels innermost, where the layout has them outermost
 PADDED = "winograd_padded"  # the strip with its zeros

@@ -8,8 +8,8 @@ Without an argument it reads the ResNet-50 graph that the package onnx ships for
 import sys
 from pathlib import Path
 
-from im2win.onnx_layers import layers_of
-from im2win.summary import summary_rows
+from im2win.frontends.onnx.layers import layers_of
+from im2win.reports.summary import summary_rows
 
 
 def shipped_resnet50() -> Path:

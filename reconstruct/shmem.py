@@ -11,17 +11,7 @@ from dataclasses import replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.held import held
-from im2win.reconstruct.pairs import (
-    ALIGNMENT,
-    STATIC_LIMIT,
-    Merged,
-    Pair,
-    fused_block,
-    merged_parameters,
-    pair,
-    rebased,
-    replaced,
-)
+from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
 from im2win.reconstruct.rules import Match
 from im2win.reconstruct.splice import as_part, indented, linear_thread
 from im2win.reconstruct.tiles import NotFused, Tiling

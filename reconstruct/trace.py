@@ -20,19 +20,7 @@ from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, NotS
 from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
 from im2win.reconstruct.pointers import Memory, Pointer, moved
 from im2win.reconstruct.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
-from im2win.reconstruct.statements import (
-    Assignment,
-    Barrier,
-    Declaration,
-    Effect,
-    If,
-    Loop,
-    Opaque,
-    Scope,
-    Span,
-    Statement,
-    every,
-)
+from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
 from im2win.reconstruct.unit import Kernel
 from im2win.reconstruct.values import Table, Values, evaluate
 

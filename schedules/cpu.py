@@ -27,9 +27,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.compute import nest
-from im2win.problem import Conv2d
 from im2win.schedules.tile import Tile
 from im2win.schedules.turn import turn_intrin
+from im2win.spec.conv2d import Conv2d
 
 Where = Literal["root", "strip", "inline"]
 

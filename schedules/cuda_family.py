@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.numerics.reference import Accuracy
 from im2win.schedules.cuda.plan import CudaPlan
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     import tvm
 
-    from im2win.gpu import Gpu
-    from im2win.packs import Pack
+    from im2win.device.gpu import Gpu
+    from im2win.packing.codec import Pack
     from im2win.schedules.cuda.model import Estimate
 
 
@@ -111,7 +111,7 @@ class OneKernel(CudaFamily):
 
     def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
         """The kernel to compile."""
-        from im2win.codegen import SYMBOL
-        from im2win.cuda_codegen import kernel_module
+        from im2win.codegen.cuda import kernel_module
+        from im2win.codegen.llvm import SYMBOL
 
         return kernel_module({SYMBOL: self.parts().kernel(conv, tile, gpu, SYMBOL)})

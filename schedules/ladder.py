@@ -27,12 +27,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.compute import nest
 from im2win.compute.im2win import IM2WIN
-from im2win.machine import Machine
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
+from im2win.device.cpu import Machine
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.registry.ranking import default_tile
 from im2win.schedules import cpu
 from im2win.schedules.tile import Tile
+from im2win.spec.conv2d import Conv2d
 
 
 @dataclass(frozen=True)

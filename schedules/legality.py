@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from im2win.machine import Machine
-from im2win.problem import Conv2d
+from im2win.device.cpu import Machine
 from im2win.schedules.tile import AXES, ORDERS, VECTORS, Tile
+from im2win.spec.conv2d import Conv2d
 
 
 def problems(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:

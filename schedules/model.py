@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from im2win.machine import FMA_LATENCY, FMA_UNITS, Machine
-from im2win.objective import cost
-from im2win.problem import Conv2d
+from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.schedules.tile import Tile
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.objective import cost
 
 LOADS = 2  # vector loads a cycle
 L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
@@ -26,7 +26,7 @@ STAGED = {"strip": 0.5, "root": 1.8}  # cycles an element that is transformed co
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.objective`)."""
+    """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.spec.objective`)."""
 
     conv: Conv2d
     product: float

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from im2win.machine import Machine
-from im2win.problem import Conv2d
+from im2win.device.cpu import Machine
 from im2win.schedules.legality import problems
 from im2win.schedules.tile import ORDERS, VECTORS, Tile
+from im2win.spec.conv2d import Conv2d
 
 MAX_STRIP = 16  # output rows; longer strips were never faster and stage more
 MAX_PASS = 16  # channel blocks

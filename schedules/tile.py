@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from im2win.packing import FilterPack
+from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.plain import PlainTile
 
 ORDERS = ("cuv", "cvu")

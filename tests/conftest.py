@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from im2win.logs import Log
+from im2win.records.log import Log
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,7 +41,7 @@ class Done:
 @pytest.fixture(autouse=True)
 def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside other tests a timed process never has its CPUs to itself: starting it anew, seconds each time, would not help."""
-    monkeypatch.setattr("im2win.contest.RESTARTS", 0)
+    monkeypatch.setattr("im2win.bench.harness.RESTARTS", 0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,7 +63,7 @@ def log(tmp_path: Path) -> Log:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Runs `im2win WORDS...` in this process."""
-    from im2win.cli import main
+    from im2win.cli.main import main
 
     def run(*words: object) -> Done:
         capsys.readouterr()
@@ -78,7 +78,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 def with_compiled(folder: Path) -> Path:
     """The folder, with the library that PyTorch's calls go through: a process with that cache need not compile it."""
-    from im2win.torch import native
+    from im2win.frontends.torch import native
 
     native.load()
     for path in Path(os.environ["IM2WIN_CACHE"]).glob("operator-*.so"):
@@ -97,8 +97,8 @@ def resnet50_onnx() -> Path:
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of untuned layers the direct form: exact on integers, and found at once."""
-    from im2win.artefacts import Artefacts
-    from im2win.ranking import default_tile
+    from im2win.builder.cache import Artefacts
+    from im2win.registry.ranking import default_tile
 
     def choice(self: Any, conv: Any, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
         return default_tile(conv, "direct", device, accuracy)
@@ -109,7 +109,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the artefacts that ran in PyTorch, call by call: each passes through Python."""
-    from im2win.torch.bound import Bound
+    from im2win.frontends.torch.bound import Bound
 
     seen: list[str] = []
     run = Bound.__call__
@@ -126,7 +126,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture(params=["library", "python"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """PyTorch's calls of kernels through the compiled library, and all of them through Python."""
-    from im2win.torch import native
+    from im2win.frontends.torch import native
 
     if request.param == "python":
         native.unload()
@@ -140,7 +140,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture
 def library(direct: None) -> Iterator[None]:
     """PyTorch's calls go through the compiled library."""
-    from im2win.torch import native
+    from im2win.frontends.torch import native
 
     if not native.load():
         pytest.skip("there is no C++ compiler, or it lacks Python's headers")
@@ -151,8 +151,8 @@ def library(direct: None) -> Iterator[None]:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls that pass through Python: of sites, and of bound operators."""
-    from im2win.torch.bound import Bound
-    from im2win.torch.site import Site
+    from im2win.frontends.torch.bound import Bound
+    from im2win.frontends.torch.site import Site
 
     seen: list[str] = []
     general, run = Site.general, Bound.__call__

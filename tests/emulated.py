@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from oracle import Array, Tensors, exact_tensors
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.cuda_source import Generated
+from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
-from im2win.emulator.generate import Generated
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.reference import reference
+from im2win.numerics.reference import reference
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)

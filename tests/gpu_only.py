@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from im2win.gpu import Gpu, NoGpuError, device_gpu
+from im2win.device.gpu import Gpu, NoGpuError, device_gpu
 
 
 def this_gpu() -> Gpu:

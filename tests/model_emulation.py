@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from im2win import cuda_codegen
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.cuda_source import generate
+from im2win.device.gpu import H200
 from im2win.emulator import Emulation
-from im2win.emulator.generate import generate
-from im2win.gpu import H200
-from im2win.models.assembly import Assembly
-from im2win.models.cuda import CudaKernels
-from im2win.models.driver import Step
-from im2win.models.precision import chosen, widened, with_ports
-from im2win.models.source import at_batch, read
+from im2win.frontends.models.assembly import Assembly
+from im2win.frontends.models.cuda import CudaKernels
+from im2win.frontends.models.driver import Step
+from im2win.frontends.models.precision import chosen, widened, with_ports
+from im2win.frontends.models.source import at_batch, read
 
 
 def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from oracle import Array, Tensors
 
-from im2win.algorithms import ALGORITHMS
-from im2win.builder import build_tile
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile, ranked_tiles
-from im2win.runtime import Op
+from im2win.builder.build import build_tile
+from im2win.device.cpu import Machine
+from im2win.numerics.winograd_matrices import transform
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.runtime.op import Op
 from im2win.schedules.tile import AXES, Tile
 from im2win.schedules.winograd.tile import WinogradTile
-from im2win.winograd import transform
+from im2win.spec.conv2d import Conv2d
 
 
 @functools.cache

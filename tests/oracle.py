@@ -1,4 +1,4 @@
-"""The oracle: convolution in float64 numpy, written tap by tap from the formula, sharing nothing with compute/ or `im2win.reference`.
+"""The oracle: convolution in float64 numpy, written tap by tap from the formula, sharing nothing with compute/ or `numerics.reference`.
 
     y[n, j, m, x] = act(sum over c, u, v of I[n, g*C + c, m*s + u*d - top, x*s + v*d - left] * w[j, c, u, v]
                         + bias[j] + residual[n, j, m, x])
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracle import Array, Tensors
 
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 BT = np.array([[-1, 0, 1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, -1, 0, 1]])
 G = np.array([[-1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])

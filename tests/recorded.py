@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from im2win.logs import Log
-from im2win.problem import Conv2d
-from im2win.records import Record
+from im2win.records.log import Log
+from im2win.records.record import Record
+from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d(1, 64, 56, 56, 64, 3, padding=1)
 DEVICE = "intel-xeon-rocketlake-2t"

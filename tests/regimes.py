@@ -5,7 +5,7 @@ They are small, so that one is built and run in a fraction of a second; sizes ar
 
 from __future__ import annotations
 
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 _TABLE: tuple[tuple[str, str], ...] = (
     # --- windows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracle import Array, Tensors, exact_tensors, oracle
 
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 # halves and quarters make ties, large ones values beyond int8, 0.1 what float32 rounds; half of them are negative
 _SCALES = (0.5, -0.5, 3.0, -3.0, 0.25, -0.1, 0.1, -1.5)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from emulated import Made
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.codegen import cuda as cuda_codegen
+from im2win.device.gpu import H200
+from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.streamed.legality import problems
 from im2win.schedules.streamed.tile import StreamedTile
+from im2win.spec.conv2d import Conv2d
 
 ROW, S8 = ALGORITHMS["direct_streamed"], "wg_s8"
 SMALL = replace(H200, multiprocessors=2, threads=384)  # so few that blocks of small problems stay

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from im2win import Conv2d, ahead
-from im2win.ahead import Chooser, build_ahead
-from im2win.artefacts import Artefacts
-from im2win.machine import Machine
+from im2win import Conv2d
+from im2win.builder import batch as ahead
+from im2win.builder.batch import Chooser, build_ahead
+from im2win.builder.cache import Artefacts
+from im2win.device.cpu import Machine
 
 CONVS = [Conv2d(1, 3, 8, 8, 4 + i, 3) for i in range(5)]
 
@@ -28,7 +29,7 @@ def test_what_is_missing_is_built_at_once(tmp_path: Path) -> None:
 
 
 def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("im2win.tuner.workers.Worker", None)
+    monkeypatch.setattr("im2win.common.worker_pool.Worker", None)
     assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS[: ahead.LEAST - 1]]) == 0
     (tmp_path / "file").write_text("no folder")
     assert build_ahead(Chooser(tmp_path / "file"), [(conv, Machine.host()) for conv in CONVS]) == 0

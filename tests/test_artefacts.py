@@ -9,13 +9,13 @@ import pytest
 from ops import host
 from oracle import assert_equal, exact_tensors, oracle
 
-from im2win import artefacts
-from im2win.algorithms import ALGORITHMS
-from im2win.artefacts import Artefacts, artefact_name, conv_of
-from im2win.files import default_folder
-from im2win.gpu import KNOWN
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile, ranked_tiles
+from im2win.builder import cache as artefacts
+from im2win.builder.cache import Artefacts, artefact_name, conv_of
+from im2win.common.files import default_folder
+from im2win.device.gpu import KNOWN
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c5x7x9-k8x3x3-p1.0.2.1-bias")
 
@@ -65,10 +65,10 @@ def test_the_models_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """For a problem of one algorithm, so that ranking takes a moment."""
     conv = Conv2d.parse("n1-c4x5x5-k4x1x1")
     first = Artefacts(tmp_path).default_choice(conv, host())
-    monkeypatch.setattr("im2win.ranking.default_tile", None)
+    monkeypatch.setattr("im2win.registry.ranking.default_tile", None)
     assert Artefacts(tmp_path).default_choice(conv, host()) == first
     (path,) = tmp_path.glob("*/defaults/*.json")
-    monkeypatch.setattr("im2win.ranking.default_tile", lambda *_: first)
+    monkeypatch.setattr("im2win.registry.ranking.default_tile", lambda *_: first)
     for text in ("", "[]", '{"algorithm": "none", "tile": {}}', '{"algorithm": "direct", "tile": {"rows": 1}}'):
         path.write_text(text)
         assert Artefacts(tmp_path).default_choice(conv, host()) == first

@@ -13,14 +13,16 @@ import numpy as np
 import psutil
 import pytest
 
-from im2win import bench, ceilings, contest
-from im2win.contest import Worker, WorkerError, interleaved
-from im2win.memory import MeasureError, peak_of_library
-from im2win.peers import Array, Contender, OnnxRuntime, PeerError, Tensors, Torch, Trial, TvmDefault, peers
-from im2win.problem import Conv2d
-from im2win.reference import error
-from im2win.results import Result
-from im2win.suites import Layer
+from im2win.bench import ceilings
+from im2win.bench import cpu as bench
+from im2win.bench import harness as contest
+from im2win.bench.harness import Worker, WorkerError, interleaved
+from im2win.bench.memory import MeasureError, peak_of_library
+from im2win.bench.peers.cpu import Array, Contender, OnnxRuntime, PeerError, Tensors, Torch, Trial, TvmDefault, peers
+from im2win.bench.results import Result
+from im2win.numerics.reference import error
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
 
 SMALL = Conv2d(1, 3, 6, 6, 4, 3)
 REGIMES = [
@@ -102,7 +104,7 @@ def test_peer_computes_the_layer(key: str, peer: Contender) -> None:
 def test_tvm_peer_is_the_same_convolution(key: str) -> None:
     import tvm
 
-    from im2win.tvm_default import definition
+    from im2win.bench.peers.tvm_default import definition
 
     conv = Conv2d.parse(key)
     tensors = Tensors.random(conv)
@@ -114,7 +116,7 @@ def test_tvm_peer_is_the_same_convolution(key: str) -> None:
 def test_tvm_peer_sums_float16_in_float32() -> None:
     import tvm
 
-    from im2win.tvm_default import definition
+    from im2win.bench.peers.tvm_default import definition
 
     conv = Conv2d.parse("n1-c64x9x8-k6x3x3-p1-float16")
     tensors = Tensors.random(conv)
@@ -263,7 +265,7 @@ def test_roofline_takes_the_slower_side() -> None:
 def test_fma_kernel_is_registers_only_and_right() -> None:
     import tvm
 
-    from im2win.machine import Machine
+    from im2win.device.cpu import Machine
 
     machine = Machine.host(1)
     kernel = ceilings.fma_kernel(1, machine.lanes, machine.mcpu)
@@ -284,9 +286,9 @@ def test_memory_of_a_missing_library(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("algorithm", "stored"), [("direct", False), ("im2col", True)])
 def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
-    from im2win.algorithms import ALGORITHMS
-    from im2win.builder import build
-    from im2win.memory import peak_bytes
+    from im2win.bench.memory import peak_bytes
+    from im2win.builder.build import build
+    from im2win.registry.algorithms import ALGORITHMS
 
     conv = Conv2d(4, 32, 40, 40, 32, 3)
     expected = conv.bytes_moved + stored * ALGORITHMS[algorithm].transform_bytes(conv)

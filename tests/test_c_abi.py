@@ -20,17 +20,17 @@ from ops import exact, host
 from oracle import Array, Tensors, assert_close, assert_equal, exact_tensors, normal_tensors, oracle
 
 import im2win
-from im2win import c_abi
-from im2win.algorithms import ALGORITHMS
-from im2win.builder import Kernel
-from im2win.c_abi import cpu
-from im2win.c_abi.header import identifier
-from im2win.machine import Machine
-from im2win.manifest import ArtefactError
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
-from im2win.ranking import ranked_tiles
-from im2win.reference import tolerance
+from im2win.builder.build import Kernel
+from im2win.device.cpu import Machine
+from im2win.export import c_abi
+from im2win.export.c_abi import cpu
+from im2win.export.c_abi.header import identifier
+from im2win.numerics.reference import tolerance
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.ranking import ranked_tiles
+from im2win.runtime.manifest import ArtefactError
+from im2win.spec.conv2d import Conv2d
 
 pytestmark = needs_compiler
 

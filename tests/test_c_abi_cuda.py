@@ -18,27 +18,28 @@ from emulated import ROWS, Kernel, expected, generated, sampled, typed
 from emulated_c import Library, as_noted
 from oracle import Array, Tensors, exact_tensors, normal_tensors
 
-from im2win import c_abi, gpu
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.builder import cuda_manifest
-from im2win.c_abi import cuda
-from im2win.c_abi.header import Interface
-from im2win.chunk_packing import ChunkPack
-from im2win.cuda_packing import FORMS, CudaPack
+from im2win.builder.build import cuda_manifest
+from im2win.device import gpu
+from im2win.device.gpu import H200
 from im2win.emulator import _compile
-from im2win.gpu import H200
-from im2win.manifest import ArtefactError
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
-from im2win.quantised_packing import SCALES, QuantisedPack
+from im2win.export import c_abi
+from im2win.export.c_abi import cuda
+from im2win.export.c_abi.header import Interface
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.mma_fragments import FORMS, CudaPack
+from im2win.packing.split_k import SplitPack
+from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.winograd import WinogradPack
+from im2win.packing.winograd_int8 import SCALES, QuantisedPack
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.runtime.manifest import ArtefactError
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
 from im2win.schedules.streamed.tile import StreamedTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
-from im2win.split_packing import SplitPack
-from im2win.winograd_packing import WinogradPack
+from im2win.spec.conv2d import Conv2d
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler on PATH")
 
@@ -269,7 +270,7 @@ def test_two_layers_in_one_program(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, of which only the name is asked."""
     monkeypatch.setattr(gpu, "device_gpu", lambda: H200)
-    monkeypatch.setattr("im2win.backends.device_gpu", lambda: H200)
+    monkeypatch.setattr("im2win.registry.backends.device_gpu", lambda: H200)
     words = ("build", "papers12", "--layers", "conv9", "--batch", "4", "--target", "cuda", "--c-abi", "--out", tmp_path)
     done = command(*words)
     assert done.status == 0, done.err
@@ -280,7 +281,7 @@ def test_command_line(tmp_path: Path, command: Callable[..., Any], monkeypatch: 
 
 def test_export_of_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an operator on a GPU exports is what its manifest describes, on a device of that name only."""
-    monkeypatch.setattr("im2win.backends.device_gpu", lambda: H200)
+    monkeypatch.setattr("im2win.registry.backends.device_gpu", lambda: H200)
     kernel = sampled(PLAIN, "im2col", "f16")[0]
     algorithm, tile = kernel
     manifest = cuda_manifest(PLAIN, algorithm, tile.as_dict(), backend_for(H200).pack(PLAIN, tile), H200, threads=tile.threads, made=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from im2win.canonical_cuda import canonical, for_device, items, reached
+from im2win.codegen.canonical_cuda import canonical, for_device, items, reached
 
 SOURCE = """
 #include <cuda_fp16.h>

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from im2win.layer_files import LayerFileError, append_layers, read_layers
-from im2win.logs import LogError
-from im2win.problem import Conv2d
+from im2win.records.log import LogError
+from im2win.spec.captured_layers import LayerFileError, append_layers, read_layers
+from im2win.spec.conv2d import Conv2d
 
 A, B = Conv2d.parse("n1-c4x8x8-k4x3x3-p1"), Conv2d.parse("n2-c3x9x9-k4x3x3-s2-bias-NHWC")
 
@@ -78,7 +78,7 @@ def test_the_command_line_reads_them(command: Callable[..., Any], tmp_path: Path
 
 def test_the_package_does_not_need_pytorch() -> None:
     """Nor its part for PyTorch an import of its own."""
-    program = "import sys, im2win, im2win.layer_files, im2win.commands.workload; print('torch' in sys.modules)"
+    program = "import sys, im2win, im2win.spec.captured_layers, im2win.cli.commands.workload; print('torch' in sys.modules)"
     program += "; im2win.torch.optimize" if importlib.util.find_spec("torch") else ""
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)

@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 
 import im2win
-from im2win import gpu
-from im2win.algorithms import Algorithm
-from im2win.commands import facts, tables, workload
-from im2win.commands.build import file_stem
-from im2win.commands.demo import im2col_product
-from im2win.logs import Log
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.reference import reference
-from im2win.results import Result
+from im2win.bench.results import Result
+from im2win.cli.commands import facts, tables, workload
+from im2win.cli.commands.build import file_stem
+from im2win.cli.commands.demo import im2col_product
+from im2win.device import gpu
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import reference
+from im2win.records.log import Log
+from im2win.registry.algorithms import Algorithm
+from im2win.spec.conv2d import Conv2d
 
 SMALL = "n1-c8x10x10-k16x3x3-p1"  # builds and runs in no time; its row of 10 divides by no vector
 
-START = [sys.executable, "-c", "from im2win.cli import main; main()"]
+START = [sys.executable, "-c", "from im2win.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_missing_extra_is_named(command: Callable[..., Any], monkeypatch: pyte
 
 
 def test_help_lists_the_verbs_and_does_not_load_the_compiler() -> None:
-    code = "import sys, im2win.cli as c\ntry: c.main([])\nexcept SystemExit as e: print(e.code, 'tvm' in sys.modules)"
+    code = "import sys, im2win.cli.main as c\ntry: c.main([])\nexcept SystemExit as e: print(e.code, 'tvm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     for verb in ("tune", "build", "bench", "layers", "logs", "algorithms", "device", "demo"):
         assert f" {verb} " in done.stdout
@@ -140,7 +140,7 @@ def test_version(command: Callable[..., Any]) -> None:
 
 
 def test_algorithms_are_those_of_the_registry(command: Callable[..., Any]) -> None:
-    from im2win.algorithms import ALGORITHMS
+    from im2win.registry.algorithms import ALGORITHMS
 
     first, second, _ = command("algorithms").out.split("\n\n")
     for lines in (first.splitlines(), second.splitlines()):
@@ -149,7 +149,7 @@ def test_algorithms_are_those_of_the_registry(command: Callable[..., Any]) -> No
 
 def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """yes, no, or the targets; and the layouts of each target and element type."""
-    from im2win.algorithms import ALGORITHMS
+    from im2win.registry.algorithms import ALGORITHMS
 
     def named(columns: list[str], rows: list[list[str]], name: str) -> dict[str, str]:
         return dict(zip(columns, next(row for row in rows if row[0] == name), strict=True))
@@ -231,7 +231,7 @@ def test_a_second_run_repeats_no_trial(tuned: Path, command: Callable[..., Any])
 def test_progress_shows_best_gain_and_time_left() -> None:
     from rich.console import Console
 
-    from im2win.commands import tune
+    from im2win.cli.commands import tune
     from im2win.tuner import Progress
 
     with tune._progress(Console(quiet=True)) as progress:

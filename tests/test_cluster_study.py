@@ -14,18 +14,23 @@ import pytest
 from conftest import ROOT
 from recorded import bad, fill, ok
 
-from im2win import cluster_report, cuda_builds, cuda_clusters, cuda_contest, report, studies
-from im2win.cluster_report import ROWS, STAYS, TAPS
-from im2win.cuda_contest import Contender
-from im2win.gpu import H200
-from im2win.logs import Log
-from im2win.lookup import PACKAGED, tile_problems
-from im2win.problem import Conv2d
-from im2win.records import Record
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cuda_harness import Contender
+from im2win.device.gpu import H200
+from im2win.records.log import Log
+from im2win.records.lookup import PACKAGED, tile_problems
+from im2win.records.record import Record
+from im2win.reports import clusters as cluster_report
+from im2win.reports import studies
+from im2win.reports import tables as report
+from im2win.reports.clusters import ROWS, STAYS, TAPS
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
-from im2win.suites import Layer
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies import clusters as cuda_clusters
 
 CONV = Conv2d.parse("n4-c64x16x16-k64x3x3-p1-float16-NHWC")
 TILE = CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "uvc")

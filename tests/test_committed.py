@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.builder import build_tile
-from im2win.gpu import H200, KNOWN
-from im2win.logs import Log
-from im2win.lookup import PACKAGED, tile_problems
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.proofs import current_proof, proven, verdict
-from im2win.records import Record
-from im2win.reference import error, random_tensors, reference, tolerance
-from im2win.results import Result, geometric_mean
+from im2win.bench.results import Result, geometric_mean
+from im2win.builder.build import build_tile
+from im2win.device.cpu import Machine
+from im2win.device.gpu import H200, KNOWN
+from im2win.numerics.reference import error, random_tensors, reference, tolerance
+from im2win.records.log import Log
+from im2win.records.lookup import PACKAGED, tile_problems
+from im2win.records.proofs import current_proof, proven, verdict
+from im2win.records.record import Record
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.schedules.streamed import model
-from im2win.suites import suite
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
 
 LOG = Log(PACKAGED)
 DEVICES = LOG.devices()

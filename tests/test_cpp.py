@@ -15,9 +15,9 @@ from conftest import ROOT
 from ops import default
 from oracle import exact_tensors
 
-from im2win.manifest import ArtefactError
-from im2win.problem import Conv2d
-from im2win.weights import checksum, weights_path
+from im2win.runtime.manifest import ArtefactError
+from im2win.runtime.weights import checksum, weights_path
+from im2win.spec.conv2d import Conv2d
 
 EXAMPLE = ROOT / "examples" / "cpp"
 PATH = os.pathsep.join((os.environ["PATH"], str(Path(sys.executable).parent)))  # where pip puts cmake

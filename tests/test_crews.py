@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from im2win import gpu, tuner
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import CpuBackend, CudaBackend, backend_for
-from im2win.commands.tune import shared_out
-from im2win.gpu import H200
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.tuner.workers import Worker, WorkerError, in_order
+from im2win import tuner
+from im2win.cli.commands.tune import shared_out
+from im2win.common.worker_pool import Worker, WorkerError, in_order
+from im2win.device import gpu
+from im2win.device.cpu import Machine
+from im2win.device.gpu import H200
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
+from im2win.spec.conv2d import Conv2d
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -96,7 +97,7 @@ def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatc
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
     names = ["direct", "im2win", "im2col"]
     with tuner.Crew(machine) as crew:
-        crew.builders = [Worker("im2win.tuner.builder") for _ in names]
+        crew.builders = [Worker("im2win.tuner.build_worker") for _ in names]
         monkeypatch.setattr(crew.builders[0], "result", _dies)
         found = crew.ranked(conv, names, machine, "float32")
         assert list(found) == names

@@ -12,11 +12,11 @@ import pytest
 from emulated import Emulated, Kernel, expected, typed
 from oracle import Array, normal_tensors
 
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.reference import error, reference, tolerance
+from im2win.device.gpu import H200
+from im2win.numerics.reference import error, reference, tolerance
 from im2win.schedules.cuda.space import products
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile, promoted
+from im2win.spec.conv2d import Conv2d
 
 # Sums of 576 products, the everyday depth, and of 2304, where float32 itself has drifted.
 KEYS = ("n1-c64x7x7-k32x3x3-p1", "n1-c256x6x6-k16x3x3-p1-NHWC-bias")

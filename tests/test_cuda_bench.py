@@ -12,19 +12,22 @@ import numpy as np
 import pytest
 from test_cuda_parts import Module
 
-from im2win import cuda_bench, cuda_builds, cuda_contest, cuda_runtime
-from im2win.bench import OURS, UNTUNED, spreads
-from im2win.commands.bench import _reporter
-from im2win.cuda_bench import TRANSFORM, _note, with_transform
-from im2win.cuda_contest import Contender, interleaved
-from im2win.cuda_packing import CudaPack
-from im2win.cuda_runtime import CudaLayer, Kernels
-from im2win.gpu import H200
-from im2win.peers import PeerError
-from im2win.problem import Conv2d
-from im2win.results import Row
-from im2win.suites import Layer
-from im2win.tensors import ArgumentError
+from im2win.bench import cuda as cuda_bench
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cpu import OURS, UNTUNED, spreads
+from im2win.bench.cuda import TRANSFORM, _note, with_transform
+from im2win.bench.cuda_harness import Contender, interleaved
+from im2win.bench.peers.cpu import PeerError
+from im2win.bench.results import Row
+from im2win.cli.commands.bench import _reporter
+from im2win.device.gpu import H200
+from im2win.packing.mma_fragments import CudaPack
+from im2win.runtime import cuda as cuda_runtime
+from im2win.runtime.cuda import CudaLayer, Kernels
+from im2win.runtime.tensors import ArgumentError
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
 
 CONV = Conv2d(2, 8, 9, 9, 16, 3)
 LIMITS = {"fma_gflops": 50e3, "f16_gflops": 700e3, "copy_gbs": 4000.0}
@@ -63,8 +66,10 @@ def test_what_is_built_before_anything_is_timed() -> None:
 
 def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(conv=CONV.with_(stride=(2, 2)))
-    monkeypatch.setattr("im2win.tvm_searches.search_all", lambda convs, *rest, **more: {CONV: "tvm: searching: no result within 9 s"})
-    monkeypatch.setattr("im2win.tvm_default.compiled", lambda *given: pytest.fail("searched") if CONV in given else lambda *tensors: None)
+    failed = {CONV: "tvm: searching: no result within 9 s"}
+    monkeypatch.setattr("im2win.bench.peers.tvm_searches.search_all", lambda convs, *rest, **more: failed)
+    default = "im2win.bench.peers.tvm_default.compiled"
+    monkeypatch.setattr(default, lambda *given: pytest.fail("searched") if CONV in given else lambda *tensors: None)
     monkeypatch.setattr(cuda_contest, "verify", lambda bench, call, allowed: ("", 1e-7))
     prepare = cuda_contest.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
     with pytest.raises(PeerError, match="no result within 9 s"):

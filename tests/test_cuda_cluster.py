@@ -9,17 +9,17 @@ import pytest
 from emulated import Emulated, Kernel, Made, differences, expected, generated, goes_wrong, tiles, typed
 from oracle import exact_tensors
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.codegen import cuda as cuda_codegen
+from im2win.device.gpu import H200
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.schedules.cuda.cluster import with_clusters
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
+from im2win.spec.conv2d import Conv2d
 
 
 def tile(product: str, channels: int, windows: int, order: str, *patch: int, cluster: int, stages: int = 3, slabs: int = 1,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from emulated import Kernel, combined
 
-from im2win import cuda_codegen, nvrtc
-from im2win.codegen import ToolchainError
-from im2win.gpu import H200
-from im2win.problem import LAYOUTS, Conv2d
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen import nvrtc
+from im2win.codegen.llvm import ToolchainError
+from im2win.device.gpu import H200
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 
 @pytest.fixture(autouse=True)

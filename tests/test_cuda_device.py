@@ -10,18 +10,21 @@ import quantised
 from gpu_only import this_gpu
 
 import im2win
-from im2win import Conv2d, cuda_ablation, cuda_bench, cuda_sliding
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.cuda_builds import Library, Recipe, load
-from im2win.cuda_memory import measure_layer
-from im2win.reference import tolerance
+from im2win import Conv2d
+from im2win.bench import cuda as cuda_bench
+from im2win.bench.cuda_builds import Library, Recipe, load
+from im2win.bench.cuda_memory import measure_layer
+from im2win.numerics.reference import tolerance
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.runtime.tensors import ArgumentError
 from im2win.schedules.cuda import sliding
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
-from im2win.suites import Layer, suite
-from im2win.tensors import ArgumentError
-from im2win.tuner.cuda_runner import device_tensors, reference
+from im2win.spec.suites import Layer, suite
+from im2win.studies import cuda_ladder as cuda_ablation
+from im2win.studies import sliding as cuda_sliding
+from im2win.tuner.runners.cuda import device_tensors, reference
 
 torch = pytest.importorskip("torch")
 

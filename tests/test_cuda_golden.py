@@ -11,9 +11,9 @@ import pytest
 from conftest import ROOT
 from emulated import MARK, Kernel, generated
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.spec.conv2d import Conv2d
 
 FOLDER = ROOT / "tests" / "golden"
 UPDATE = "--update-golden"

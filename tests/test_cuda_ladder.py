@@ -14,17 +14,21 @@ from conftest import ROOT
 from emulated import MARK, Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_ablation, cuda_builds, cuda_codegen, cuda_contest, ladder_report
-from im2win.codegen import TileError, ToolchainError
-from im2win.cuda_contest import Contender
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cuda_harness import Contender
+from im2win.bench.results import Result, Row, Spread
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import TileError, ToolchainError
+from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.report import fill
-from im2win.results import Result, Row, Spread
+from im2win.reports import ladder as ladder_report
+from im2win.reports.tables import fill
 from im2win.schedules.cuda import ladder
 from im2win.schedules.cuda.ladder import ALGORITHM_9, RUNGS, WITHOUT, CudaRung
-from im2win.suites import Layer
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies import cuda_ladder as cuda_ablation
 
 THESIS = {name: rung for name, rung in {**RUNGS, **WITHOUT}.items() if not rung.production and name != "without_prefetch"}
 PROBLEMS = {

@@ -14,16 +14,20 @@ import pytest
 from test_memory import FORMULAS, letters
 
 import im2win
-from im2win import cuda_memory, cudnn, gpu, memory_report, report
-from im2win.algorithms import ALGORITHMS
-from im2win.cuda_memory import ALLOCATOR_BYTES, judge
-from im2win.cudnn import CudnnError, Forward
-from im2win.memory_report import LayerMemory, MemoryResult, mebibytes
-from im2win.problem import Conv2d
-from im2win.results import ResultError
+from im2win.bench import cuda_memory
+from im2win.bench.cuda_memory import ALLOCATOR_BYTES, judge
+from im2win.bench.peers import cudnn
+from im2win.bench.peers.cudnn import CudnnError, Forward
+from im2win.bench.results import ResultError
+from im2win.device import gpu
+from im2win.numerics.winograd_tiling import ALIGNMENT, FORMS
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.reports import memory as memory_report
+from im2win.reports import tables as report
+from im2win.reports.memory import LayerMemory, MemoryResult, mebibytes
 from im2win.schedules.cuda.parts import InParts
-from im2win.suites import Layer, suite
-from im2win.winograd_tiles import ALIGNMENT, FORMS
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer, suite
 
 STORED = ("im2win", "im2col", "mec", "winograd_tc")  # as whole tensors
 

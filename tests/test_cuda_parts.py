@@ -11,14 +11,14 @@ from emulated import ROWS, SMALL_PARTS, Emulated, differences, expected, generat
 from oracle import exact_tensors
 from test_cuda_exact import REGIMES
 
-from im2win.algorithms import ALGORITHMS
-from im2win.cuda_runtime import Kernels
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.device.gpu import H200
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.runtime.cuda import Kernels
 from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.suites import suite
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
 
 PLAN = ALGORITHMS["mcfa"].cuda
 assert isinstance(PLAN, InParts)

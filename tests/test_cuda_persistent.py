@@ -9,16 +9,17 @@ import pytest
 from emulated import Emulated, Made, differences, expected, goes_wrong, typed
 from oracle import exact_tensors
 
-from im2win import cuda_codegen, packs
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
+from im2win.codegen import cuda as cuda_codegen
+from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.packing import codec as packs
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.legality import problems, unable
 from im2win.schedules.persistent.space import patches, space
 from im2win.schedules.persistent.tile import Field, PersistentTile
+from im2win.spec.conv2d import Conv2d
 
 ROW = ALGORITHMS["direct_persistent"]
 SMALL = replace(H200, multiprocessors=3)  # so few that blocks of small problems stay

@@ -13,8 +13,8 @@ import emulated
 import pytest
 from emulated import MARK, Kernel, generated
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 SEEDS = range(12)
 BARRIER = "__syncthreads();"

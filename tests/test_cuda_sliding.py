@@ -15,16 +15,21 @@ from conftest import ROOT
 from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 
-from im2win import cuda_builds, cuda_codegen, cuda_contest, cuda_sliding, gpu_study, studies
-from im2win.codegen import TileError, ToolchainError
-from im2win.cuda_contest import Contender
-from im2win.cuda_sliding import SlidingRecipe
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cuda_harness import Contender
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import TileError, ToolchainError
+from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.report import ReportError, fill
+from im2win.reports import studies
+from im2win.reports.tables import ReportError, fill
 from im2win.schedules.cuda import sliding
-from im2win.suites import suite
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
+from im2win.studies import gpu_study
+from im2win.studies import sliding as cuda_sliding
+from im2win.studies.sliding import SlidingRecipe
 
 BLOCKS = (4, 8, 16, 32)
 

@@ -9,16 +9,16 @@ import pytest
 from emulated import Emulated, differences, expected, generated, typed
 from oracle import exact_tensors
 
-from im2win import packs
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
+from im2win.device.gpu import H200
+from im2win.packing import codec as packs
+from im2win.packing.split_k import parts_problem
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.split.plan import SplitPlan
 from im2win.schedules.split.tile import SplitTile
-from im2win.split_packing import parts_problem
+from im2win.spec.conv2d import Conv2d
 
 NAME, PLAN = "implicit_gemm_split", SplitPlan()
 LAST = "n1-c512x7x7-k512x3x3-p1"  # of a network for one image: 49 windows, and sums of 4608 products

@@ -15,13 +15,13 @@ from emulated import Emulated, differences, expected, goes_wrong, typed
 from oracle import exact_tensors
 from streamed import ROW, S8, SMALL, made, tile
 
-from im2win import cuda_codegen
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.codegen import cuda as cuda_codegen
+from im2win.device.gpu import H200
 from im2win.schedules.streamed.instructions import with_residents
 from im2win.schedules.streamed.kernel import LEFT, begins_with, registers, resident
 from im2win.schedules.streamed.legality import problems
 from im2win.schedules.streamed.tile import StreamedTile, flat
+from im2win.spec.conv2d import Conv2d
 
 
 def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:

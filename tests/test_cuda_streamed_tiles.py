@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from streamed import ROW, S8, made, tile
 
-from im2win import packs
-from im2win.backends import backend_for
+from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
-from im2win.gpu import H200
-from im2win.problem import Conv2d
+from im2win.packing import codec as packs
+from im2win.registry.backends import backend_for
 from im2win.schedules.streamed.kernel import grid, resident
 from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
 from im2win.schedules.streamed.space import MOST, SHAPES, patches, space
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.spec.conv2d import Conv2d
 
 
 def test_boxes() -> None:

@@ -14,18 +14,18 @@ import pytest
 from emulated import ROWS, cuda_algorithms, generated, sampled, tiles
 from hypothesis import given, settings
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.codegen import TileError
-from im2win.cuda_packing import FORMS, CudaPack, column, row
-from im2win.gpu import H200
-from im2win.problem import DTYPES, LAYOUTS, Conv2d
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import TileError
+from im2win.device.gpu import H200
+from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
+from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.cuda.kernel import shared_bytes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import FEW_CHANNELS, products, space
 from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
-from im2win.suites import SUITES
+from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.suites import SUITES
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 FEW = Conv2d.parse("n8-c3x32x32-k64x7x7-s2-p3")

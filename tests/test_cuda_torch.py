@@ -15,10 +15,10 @@ from networks import Residual, integers, resnet, with_integers  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win.layer_files import read_layers  # noqa: E402
-from im2win.problem import Conv2d  # noqa: E402
-from im2win.torch import bound, native  # noqa: E402
-from im2win.torch.site import Site  # noqa: E402
+from im2win.frontends.torch import bound, native  # noqa: E402
+from im2win.frontends.torch.site import Site  # noqa: E402
+from im2win.spec.captured_layers import read_layers  # noqa: E402
+from im2win.spec.conv2d import Conv2d  # noqa: E402
 
 this_gpu()
 pytestmark = pytest.mark.usefixtures("way")

@@ -14,26 +14,26 @@ from emulated import ROWS, Emulated, Kernel, differences, expected, generated, t
 from oracle import exact_tensors, normal_tensors
 from recorded import fill, ok
 
-from im2win.algorithms import candidates
-from im2win.backends import backend_for
-from im2win.cuda_packing import CudaPack
-from im2win.gpu import H200
-from im2win.logs import Log
-from im2win.lookup import search
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
-from im2win.reference import Accuracy, error, reference, tolerance
+from im2win.device.gpu import H200
+from im2win.numerics.reference import Accuracy, error, reference, tolerance
+from im2win.numerics.winograd_error import measure
+from im2win.numerics.winograd_tiling import FORMS, forms, tiles_of
+from im2win.packing.mma_fragments import CudaPack
+from im2win.packing.winograd import transformed
+from im2win.records.log import Log
+from im2win.records.lookup import search
+from im2win.registry.algorithms import candidates
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
+from im2win.registry.sources import code_digest
 from im2win.schedules.cuda.kernel import pack_of, product_of
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import BANDS
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.sources import code_digest
-from im2win.suites import suite
-from im2win.winograd_error import measure
-from im2win.winograd_packing import transformed
-from im2win.winograd_tiles import FORMS, forms, tiles_of
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
 
 PLAN = WinogradPlan()
 

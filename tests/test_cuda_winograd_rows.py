@@ -9,17 +9,17 @@ import pytest
 from emulated import Emulated, Kernel, differences, expected, generated, tiles, typed
 from oracle import exact_tensors, normal_tensors
 
-from im2win.backends import backend_for
-from im2win.cuda_packing import CudaPack
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
-from im2win.reference import error, reference, tolerance
+from im2win.device.gpu import H200
+from im2win.numerics.reference import error, reference, tolerance
+from im2win.numerics.winograd_tiling import row_problem
+from im2win.packing.mma_fragments import CudaPack
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
 from im2win.schedules.cuda.kernel import pack_of, step_filters
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.winograd_tiles import row_problem
+from im2win.spec.conv2d import Conv2d
 
 PLAN = WinogradPlan()
 

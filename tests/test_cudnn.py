@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from oracle import exact_tensors, oracle
 
-from im2win import cudnn
-from im2win.cuda_peers import cudnn_math
-from im2win.cudnn import MATHS, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, output_dtype, supports
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.bench.peers import cudnn
+from im2win.bench.peers.cuda import cudnn_math
+from im2win.bench.peers.cudnn import MATHS, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, output_dtype, supports
+from im2win.numerics.reference import Accuracy
+from im2win.spec.conv2d import Conv2d
 
 PLAIN = Conv2d.parse("n2-c8x9x11-k16x3x3-p1")
 NAMES = ["IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"]

@@ -77,7 +77,7 @@ def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, 
 
 
 def test_every_verb_is_in_readme_and_every_verb_in_readme_exists() -> None:
-    from im2win.cli import app
+    from im2win.cli.main import app
 
     verbs = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback}
     verbs |= {group.name for group in app.registered_groups if isinstance(group.name, str)}

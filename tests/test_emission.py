@@ -14,14 +14,14 @@ import tvm
 from ops import host
 
 import im2win
-from im2win import codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.emission import EmissionError, emitted, emitted_now
-from im2win.logs import Log
-from im2win.lookup import PACKAGED
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
-from im2win.records import Record
+from im2win.codegen import llvm as codegen
+from im2win.records.emission import EmissionError, emitted, emitted_now
+from im2win.records.log import Log
+from im2win.records.lookup import PACKAGED
+from im2win.records.record import Record
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.ranking import default_tile
+from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c8x14x14-k16x3x3-p1-bias-relu")
 HALF = Conv2d.parse("n1-c64x16x16-k64x3x3-p1-float16-NHWC")
@@ -76,8 +76,8 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 import im2win
-from im2win.emission import emitted_now
-from im2win.records import Record
+from im2win.records.emission import emitted_now
+from im2win.records.record import Record
 assert Path(im2win.__file__).is_relative_to(sys.argv[1]), im2win.__file__
 for line in sys.stdin:
     print(emitted_now(Record.from_line(line)))

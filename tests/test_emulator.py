@@ -254,7 +254,7 @@ def test_a_schedule_of_tvm_runs() -> None:
     from tvm import te
     from tvm.s_tir import Schedule
 
-    from im2win.emulator.generate import generate
+    from im2win.codegen.cuda_source import generate
 
     a, b = te.placeholder((32, 24), name="a"), te.placeholder((24, 64), name="b")
     k = te.reduce_axis((0, 24), "k")

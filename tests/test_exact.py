@@ -15,11 +15,11 @@ from ops import exact, pairs, run, sampled_tiles, tiled
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
-from im2win.algorithms import ALGORITHMS
-from im2win.problem import Conv2d
-from im2win.reference import tolerance
-from im2win.runtime import Op
-from im2win.schedulers import CudaOnly
+from im2win.numerics.reference import tolerance
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import CudaOnly
+from im2win.runtime.op import Op
+from im2win.spec.conv2d import Conv2d
 
 ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
 GUARD = 61  # elements on each side; odd, so that what lies between is not aligned to a vector

@@ -7,11 +7,11 @@ import sys
 import pytest
 from conftest import ROOT
 
-from im2win.backends import backend_for
-from im2win.cuda_builds import TileRecipe
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.reference import tolerance
+from im2win.bench.cuda_builds import TileRecipe
+from im2win.device.gpu import H200
+from im2win.numerics.reference import tolerance
+from im2win.registry.backends import backend_for
+from im2win.spec.conv2d import Conv2d
 
 pytest.importorskip("torch")
 

@@ -10,9 +10,9 @@ from oracle import Array
 from regimes import REGIMES
 from tvm import te
 
-from im2win.codegen import llvm_target
+from im2win.codegen.llvm import llvm_target
 from im2win.compute import im2win
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 KEYS = [
     "n2-c5x11x13-k17x3x3-p1",

@@ -14,12 +14,13 @@ import pytest
 from ops import default, host, supported
 
 import im2win
-from im2win import Conv2d, ConvError, Tile, packs
-from im2win.algorithms import ALGORITHMS
-from im2win.codegen import TileError
-from im2win.machine import Machine
-from im2win.manifest import ArtefactError, manifest_path
-from im2win.tensors import ArgumentError
+from im2win import Conv2d, ConvError, Tile
+from im2win.codegen.llvm import TileError
+from im2win.device.cpu import Machine
+from im2win.packing import codec as packs
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.runtime.manifest import ArtefactError, manifest_path
+from im2win.runtime.tensors import ArgumentError
 
 BASE: dict[str, Any] = {"batch": 1, "in_channels": 4, "height": 8, "width": 9, "out_channels": 6, "kernel": 3}
 INTEGER, ONE = "must be an integer", "must be at least 1"

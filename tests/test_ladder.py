@@ -16,15 +16,16 @@ import pytest
 from conftest import ROOT
 from oracle import assert_equal, exact_tensors, oracle
 
-from im2win import ablation, ladder_report
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.report import fill, load_all
-from im2win.results import Result, Row, Spread
-from im2win.runtime import Op
+from im2win.bench.results import Result, Row, Spread
+from im2win.device.cpu import Machine
+from im2win.reports import ladder as ladder_report
+from im2win.reports.tables import fill, load_all
+from im2win.runtime.op import Op
 from im2win.schedules import ladder
 from im2win.schedules.ladder import RUNGS, Rung
-from im2win.suites import Layer
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies import ladder as ablation
 
 PROBLEMS = (
     "n2-c5x11x13-k7x3x3",  # a prime number of windows and channels: tiles leave rests, blocks shrink to one channel

@@ -8,11 +8,11 @@ from typing import Any
 
 from recorded import CONV, DEVICE, bad, fill, ok, stale
 
-from im2win.backends import backend_for
-from im2win.gpu import H200
-from im2win.logs import Log
-from im2win.lookup import Found, find
-from im2win.problem import Conv2d
+from im2win.device.gpu import H200
+from im2win.records.log import Log
+from im2win.records.lookup import Found, find
+from im2win.registry.backends import backend_for
+from im2win.spec.conv2d import Conv2d
 
 
 def look(*logs: Log, conv: Conv2d = CONV, device: str = DEVICE, illegal: tuple[int, ...] = (), **options: Any) -> Found:

@@ -14,12 +14,12 @@ from test_im2win_transform import numbered, padded
 from test_im2win_transform import transformed as im2win_transformed
 from tvm import te
 
-from im2win.algorithms import ALGORITHMS
-from im2win.codegen import llvm_target
+from im2win.codegen.llvm import llvm_target
 from im2win.compute import im2col, lowered, mec
 from im2win.compute.lowered import Strides
-from im2win.packing import FilterPack
-from im2win.problem import LAYOUTS, Conv2d
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 AXES = ("ncyk", "ncmku", "ncuvmx", "ncxyv")
 CONVS = [

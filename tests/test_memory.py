@@ -13,15 +13,15 @@ from ops import computing, default, host, sampled_tiles
 from regimes import REGIMES
 from tvm.ir.instrument import pass_instrument
 
-from im2win.algorithms import ALGORITHMS
-from im2win.allocation import Allocations, buffer_bytes, children
-from im2win.codegen import llvm_target, lower
-from im2win.problem import Conv2d
-from im2win.schedulers import Windows
+from im2win.codegen.llvm import llvm_target, lower
+from im2win.codegen.workspace import Allocations, buffer_bytes, children
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import Windows
 from im2win.schedules.registers import PIPELINE
 from im2win.schedules.tails import CONFIG
 from im2win.schedules.tile import Tile
-from im2win.suites import suite
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
 
 # Elements of the whole transformed tensor, in the letters of the papers; Wi and Hi count the padding. Thesis eq. 2-4, 2-5; MEC section 3.
 FORMULAS: dict[str, Callable[..., int]] = {

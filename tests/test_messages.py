@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from im2win.messages import brief
+from im2win.common.messages import brief
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from conftest import ROOT
 from model_graphs import classifier, compiled, graph, in_new_process, integers, keys, node, onnx, peer
 
 import im2win
-from im2win.machine import Machine
-from im2win.manifest import ArtefactError
-from im2win.models.convolutions import Job, build, in_processes
-from im2win.onnx_layers import ModelError, layers_of
+from im2win.device.cpu import Machine
+from im2win.frontends.models.convolutions import Job, build, in_processes
+from im2win.frontends.onnx.layers import ModelError, layers_of
+from im2win.runtime.manifest import ArtefactError
 
 # --- batches -------------------------------------------------------------------------------------------------------
 

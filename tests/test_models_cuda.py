@@ -10,10 +10,10 @@ import pytest
 from model_emulation import run
 from model_graphs import classifier, dense, graph, integers, node, norm, peer
 
-from im2win.gpu import H200
-from im2win.models.assembly import Assembly
-from im2win.models.compiler import write_model
-from im2win.models.source import read
+from im2win.device.gpu import H200
+from im2win.frontends.models.assembly import Assembly
+from im2win.frontends.models.compiler import write_model
+from im2win.frontends.models.source import read
 
 
 def check(model: Any, exact: bool = True) -> Assembly:

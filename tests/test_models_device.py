@@ -16,8 +16,8 @@ from gpu_only import this_gpu  # noqa: E402
 from model_graphs import classifier, integers, peer  # noqa: E402
 
 import im2win  # noqa: E402
-from im2win.models.bench import with_random_weights  # noqa: E402
-from im2win.tensors import ArgumentError  # noqa: E402
+from im2win.bench.models import with_random_weights  # noqa: E402
+from im2win.runtime.tensors import ArgumentError  # noqa: E402
 
 this_gpu()
 

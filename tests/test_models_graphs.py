@@ -25,7 +25,7 @@ from model_graphs import (
     peer,
 )
 
-from im2win.onnx_layers import ModelError, layers_of
+from im2win.frontends.onnx.layers import ModelError, layers_of
 
 # --- what is fused -------------------------------------------------------------------------------------------------
 

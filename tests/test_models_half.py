@@ -14,14 +14,14 @@ import light  # noqa: E402
 from model_emulation import run  # noqa: E402
 from model_graphs import classifier, dense, graph, helper, integers, node, norm, numpy_helper, peer  # noqa: E402
 
-from im2win.gpu import H200  # noqa: E402
-from im2win.machine import Machine  # noqa: E402
-from im2win.models.assembly import Assembly  # noqa: E402
-from im2win.models.compiler import write_model  # noqa: E402
-from im2win.models.cuda import CudaKernels  # noqa: E402
-from im2win.models.precision import chosen, widened  # noqa: E402
-from im2win.models.source import at_batch, read  # noqa: E402
-from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
+from im2win.device.cpu import Machine  # noqa: E402
+from im2win.device.gpu import H200  # noqa: E402
+from im2win.frontends.models.assembly import Assembly  # noqa: E402
+from im2win.frontends.models.compiler import write_model  # noqa: E402
+from im2win.frontends.models.cuda import CudaKernels  # noqa: E402
+from im2win.frontends.models.precision import chosen, widened  # noqa: E402
+from im2win.frontends.models.source import at_batch, read  # noqa: E402
+from im2win.frontends.onnx.layers import ModelError, layers_of  # noqa: E402
 
 ROUNDED = 2.0**-11  # of the largest number: what one rounding to float16 may be off
 

@@ -15,10 +15,10 @@ import light  # noqa: E402
 from model_graphs import classifier, in_new_process, integers, numpy_helper, peer  # noqa: E402
 
 import im2win  # noqa: E402
-from im2win.models.bench import with_random_weights  # noqa: E402
-from im2win.models.parts import take_apart  # noqa: E402
-from im2win.models.source import at_batch, read  # noqa: E402
-from im2win.onnx_layers import layers_of  # noqa: E402
+from im2win.bench.models import with_random_weights  # noqa: E402
+from im2win.frontends.models.parts import take_apart  # noqa: E402
+from im2win.frontends.models.source import at_batch, read  # noqa: E402
+from im2win.frontends.onnx.layers import layers_of  # noqa: E402
 
 # --- real graphs ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def test_compile_and_run(command: Any, tmp_path: Path) -> None:
 
 
 def test_the_benchmark_measures_and_judges(tmp_path: Path) -> None:
-    from im2win.models.bench import measure
+    from im2win.bench.models import measure
 
     onnx.save(classifier("n"), tmp_path / "model.onnx")
     im2win.compile_model(tmp_path / "model.onnx", tmp_path / "model.so", batches=[2], threads=1)

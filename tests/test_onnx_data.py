@@ -9,9 +9,9 @@ import pytest
 from ops import default, supported
 from oracle import assert_close
 
-from im2win.onnx_layers import layers_of
-from im2win.problem import Conv2d
-from im2win.reference import tolerance
+from im2win.frontends.onnx.layers import layers_of
+from im2win.numerics.reference import tolerance
+from im2win.spec.conv2d import Conv2d
 
 onnx = pytest.importorskip("onnx")
 

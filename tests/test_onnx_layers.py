@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from im2win.onnx_layers import ModelError, ModelLayers, Skipped, layers_of
-from im2win.problem import Conv2d
-from im2win.suites import suite
+from im2win.frontends.onnx.layers import ModelError, ModelLayers, Skipped, layers_of
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT, FLOAT16, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64

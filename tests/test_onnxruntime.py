@@ -27,11 +27,11 @@ from model_graphs import FLOAT, batch_norm, graph, helper, integers, node, norm,
 from ops import host  # noqa: E402
 
 import im2win  # noqa: E402
-from im2win.c_abi.header import SOURCES  # noqa: E402
-from im2win.manifest import ArtefactError  # noqa: E402
-from im2win.models import operators  # noqa: E402
-from im2win.models.operators import Rewritten  # noqa: E402
-from im2win.onnx_layers import ModelError, layers_of  # noqa: E402
+from im2win.export.c_abi.header import SOURCES  # noqa: E402
+from im2win.frontends.onnx.layers import ModelError, layers_of  # noqa: E402
+from im2win.frontends.onnxruntime import operators  # noqa: E402
+from im2win.frontends.onnxruntime.operators import Rewritten  # noqa: E402
+from im2win.runtime.manifest import ArtefactError  # noqa: E402
 
 pytestmark = needs_compiler
 
@@ -394,8 +394,8 @@ def test_command(tmp_path: Path, command: Callable[..., Any]) -> None:
 
 def test_the_benchmark_takes_it_in(tmp_path: Path) -> None:
     """Its time beside ours; an output that is not ONNX Runtime's is no time."""
-    from im2win.deploy_report import models_table
-    from im2win.models.bench import measure
+    from im2win.bench.models import measure
+    from im2win.reports.deploy import models_table
 
     onnx.save(small(), tmp_path / "small.onnx")
     im2win.compile_model(tmp_path / "small.onnx", tmp_path / "small.so", threads=1)

@@ -11,15 +11,15 @@ import tvm
 from ops import host
 from recorded import fill, ok
 
-from im2win import proofs
-from im2win.emission import emitted
-from im2win.logs import Log
-from im2win.lookup import stale
-from im2win.problem import Conv2d
-from im2win.proofs import FILE, Proof, current_proof, proven, restamp, verdict
-from im2win.ranking import default_tile
-from im2win.records import Record
-from im2win.sources import code_digest
+from im2win.records import proofs
+from im2win.records.emission import emitted
+from im2win.records.log import Log
+from im2win.records.lookup import stale
+from im2win.records.proofs import FILE, Proof, current_proof, proven, restamp, verdict
+from im2win.records.record import Record
+from im2win.registry.ranking import default_tile
+from im2win.registry.sources import code_digest
+from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c8x14x14-k16x3x3-p1")
 

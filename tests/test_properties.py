@@ -7,7 +7,7 @@ import pytest
 from ops import computing, default, run
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 
-from im2win.problem import Conv2d
+from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n2-c6x9x11-k18x3x3-p1")
 EVERY = computing(CONV)

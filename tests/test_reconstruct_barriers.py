@@ -11,9 +11,9 @@ from test_cuda_races import KERNELS
 from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.emulator import Launch
-from im2win.problem import Conv2d
 from im2win.reconstruct.barriers import judge, weakened
 from im2win.reconstruct.unit import Kernel, Unit
+from im2win.spec.conv2d import Conv2d
 
 SHARED = "  __shared__ alignas(64) float s[256];\n"
 DYNAMIC = "  extern __shared__ __align__(128) float s[];\n"

@@ -16,10 +16,10 @@ from fusable import PAIRS, X, Y, sums
 from oracle import Array
 from winograd_pair import TENSOR_CORES, Pair
 
-from im2win import cuda_codegen
-from im2win.codegen import ToolchainError
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import ToolchainError
+from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError
-from im2win.gpu import H200
 from im2win.reconstruct import llc, shmem
 from im2win.reconstruct.barriers import weakened
 from im2win.reconstruct.judges import poisoned

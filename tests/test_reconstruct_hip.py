@@ -10,13 +10,13 @@ import winograd_pair
 from emulated import generated
 from winograd_pair import TENSOR_CORES, Pair
 
+from im2win.device.gpu import H200
 from im2win.emulator import Launch
-from im2win.gpu import H200
-from im2win.problem import Conv2d
 from im2win.reconstruct import ReconstructError, hip, llc, shmem
 from im2win.reconstruct.barriers import weakened
 from im2win.reconstruct.unit import Unit
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 HEAD = "#include <cuda.h>\n#include <cuda_fp16.h>\n"
 

@@ -15,20 +15,20 @@ import tvm
 import winograd_pair
 from winograd_pair import NAME, Pair
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS
-from im2win.codegen import ToolchainError
-from im2win.cuda_reconstruct import compile_reconstructed, functions, reconstruct_module, workspace_bytes
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.cuda_source import generate
+from im2win.codegen.llvm import ToolchainError
+from im2win.codegen.rewritten import compile_reconstructed, functions, reconstruct_module, workspace_bytes
+from im2win.common.worker_pool import Worker
+from im2win.device.gpu import H200
 from im2win.emulator import Emulation, Launch
-from im2win.emulator.generate import generate
-from im2win.gpu import H200
-from im2win.problem import Conv2d
 from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.judges import poisoned
 from im2win.reconstruct.rulesets import Settings
+from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.tuner.workers import Worker
+from im2win.spec.conv2d import Conv2d
 
 PRIVATE = Pair(private=True)
 

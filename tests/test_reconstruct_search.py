@@ -13,8 +13,8 @@ import pytest
 import winograd_pair
 from winograd_pair import Pair
 
+from im2win.device.gpu import H200
 from im2win.emulator import Launch
-from im2win.gpu import H200
 from im2win.reconstruct import ReconstructError, llc
 from im2win.reconstruct.events import NotShown
 from im2win.reconstruct.judges import EmulatorJudge, RacecheckJudge, harness, tensor_sizes, tensor_types, tensors_for

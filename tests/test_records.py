@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from im2win.problem import Conv2d
-from im2win.records import OUTCOMES, Record, RecordError, utc_now
+from im2win.records.record import OUTCOMES, Record, RecordError, utc_now
+from im2win.spec.conv2d import Conv2d
 
 GOOD: dict[str, Any] = {
     "schema": 2,
@@ -79,7 +79,7 @@ def test_median_speed_and_layer() -> None:
 
 
 def test_memory_has_a_price() -> None:
-    """Another tenth of the layer's tensors must bring 3 % (im2win.objective)."""
+    """Another tenth of the layer's tensors must bring 3 % (im2win.spec.objective)."""
     tensors = good().conv2d.bytes_moved
     assert good(extra_bytes=0).cost == good(extra_bytes=None).cost == 0.002
     assert good(extra_bytes=tensors).cost == pytest.approx(0.0026)

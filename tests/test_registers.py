@@ -7,10 +7,10 @@ import re
 import pytest
 from ops import host
 
-from im2win.algorithms import ALGORITHMS
-from im2win.codegen import compile_module, lower
-from im2win.problem import Conv2d
+from im2win.codegen.llvm import compile_module, lower
+from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.tile import Tile
+from im2win.spec.conv2d import Conv2d
 
 
 def source(key: str, tile: Tile) -> str:

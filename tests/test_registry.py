@@ -13,12 +13,12 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 import im2win.compute
-from im2win.algorithms import ALGORITHMS, algorithm, candidates
 from im2win.compute import nest
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
-from im2win.ranking import ranked_tiles
-from im2win.schedulers import CudaOnly, Windows
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.registry.algorithms import ALGORITHMS, algorithm, candidates
+from im2win.registry.ranking import ranked_tiles
+from im2win.registry.schedules import CudaOnly, Windows
+from im2win.spec.conv2d import Conv2d
 
 NAMES = (
     "direct", "direct_persistent", "direct_streamed", "im2col", "im2win", "im2win_fused", "implicit_gemm", "implicit_gemm_split", "mec",

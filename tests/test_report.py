@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from im2win import memory_report, report, studies
-from im2win.results import Result, ResultError, Row, Spread, geometric_mean, summarise
+from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, summarise
+from im2win.reports import memory as memory_report
+from im2win.reports import studies
+from im2win.reports import tables as report
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

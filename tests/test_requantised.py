@@ -12,24 +12,26 @@ import pytest
 import requantised
 from emulated import Emulated, Kernel, Made, cuda_algorithms, differences, everywhere, expected, generated, in_turn
 
-from im2win import cuda_codegen, cudnn, records
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import backend_for
-from im2win.codegen import ToolchainError
-from im2win.commands import workload
-from im2win.cuda_packing import CudaPack
-from im2win.cuda_runtime import CudaLayer
-from im2win.gpu import H200
-from im2win.logs import Log
-from im2win.problem import LAYOUTS, Conv2d, ConvError
-from im2win.reference import tolerance
+from im2win.bench.peers import cudnn
+from im2win.cli.commands import workload
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import ToolchainError
+from im2win.device.gpu import H200
+from im2win.numerics.reference import tolerance
+from im2win.packing.mma_fragments import CudaPack
+from im2win.packing.split_k import parts_problem
+from im2win.records import record as records
+from im2win.records.log import Log
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.runtime.cuda import CudaLayer
+from im2win.runtime.tensors import ArgumentError
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.kernel import operand_of
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
-from im2win.split_packing import parts_problem
-from im2win.tensors import ArgumentError
+from im2win.spec.conv2d import LAYOUTS, Conv2d, ConvError
 
 PLAIN = Conv2d.parse("n2-c20x9x10-k24x3x3-p1-int8")
 
@@ -251,7 +253,7 @@ def test_what_is_bound() -> None:
 @pytest.mark.parametrize("out, layout", EPILOGUES)
 def test_the_device_s_reference_is_the_oracle_s(out: str, layout: str) -> None:
     torch = pytest.importorskip("torch")
-    from im2win.tuner.cuda_runner import reference
+    from im2win.tuner.runners.cuda import reference
 
     epilogue = EPILOGUES[out, layout]
     conv = Conv2d.parse("-".join(filter(None, (str(PLAIN), f"out.{out}", layout if layout == "NHWC" else "", epilogue))))
@@ -263,7 +265,7 @@ def test_the_device_s_reference_is_the_oracle_s(out: str, layout: str) -> None:
 def test_an_output_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever value it should have: no output is both poisons."""
     torch = pytest.importorskip("torch")
-    from im2win.tuner import cuda_runner
+    from im2win.tuner.runners import cuda as cuda_runner
 
     conv = Conv2d(1, 1, 1, 256, 1, 1, dtype="int8", out_dtype="int8")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -290,7 +292,7 @@ def _without(bench: Any, right: Any, missing: int) -> Callable[[], None]:
 
 def test_records_of_the_same_sums_are_hints(tmp_path: Path) -> None:
     """Nothing is known of int8 outputs: the tuner begins with what was best with int32 ones, and an untuned layer takes it."""
-    from im2win.lookup import choose
+    from im2win.records.lookup import choose
     from im2win.tuner.session import Session
 
     plain = Conv2d.parse("n4-c64x28x28-k64x3x3-p1-int8-NHWC")
@@ -310,7 +312,7 @@ def _record(conv: Conv2d, tile: CudaTile) -> records.Record:
     import tvm
 
     from im2win import __version__
-    from im2win.sources import code_digest
+    from im2win.registry.sources import code_digest
 
     return records.Record(
         conv=str(conv), algorithm="implicit_gemm", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3, error=0.0,
@@ -326,7 +328,7 @@ def test_cudnn_writes_int8() -> None:
 
 
 def test_c_header() -> None:
-    from im2win.c_abi.header import Interface
+    from im2win.export.c_abi.header import Interface
 
     conv = PLAIN.with_(bias=True, residual=True, out_dtype="int8", activation="relu")
     text = " ".join(Interface(conv, "layer", "by hand", 1, 0).header().split())

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from im2win import report, roofline
-from im2win.results import Result, Row, peak_name
+from im2win.bench.results import Result, Row, peak_name
+from im2win.reports import roofline
+from im2win.reports import tables as report
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = {name: one for name, one in report.load_all(ROOT / "benchmarks" / "results").items() if "cuda" in one.versions}

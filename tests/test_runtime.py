@@ -20,9 +20,9 @@ from oracle import Array, assert_equal, exact_tensors, oracle
 
 import im2win
 from im2win import Conv2d
-from im2win.manifest import manifest_path
-from im2win.packing import FilterPack
-from im2win.runtime import Op
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.runtime.manifest import manifest_path
+from im2win.runtime.op import Op
 
 CONV = Conv2d.parse("n2-c5x11x13-k16x3x3-p1")
 FULL = Conv2d.parse("n2-c5x11x13-k16x3x3-p1-bias-add-relu")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from im2win import sources
-from im2win.sources import code_digest, combined, cpp, files
+from im2win.registry import sources
+from im2win.registry.sources import code_digest, combined, cpp, files
 
 CODE = '''
 """A module."""
@@ -78,14 +78,14 @@ def test_every_pattern_finds_files(target: str) -> None:
 
 # What is imported, but decides nothing about a kernel whose tile is given.
 _NO_GENERATOR = {
-    "im2win", "im2win.backends", "im2win.files", "im2win.gpu", "im2win.logs", "im2win.lookup", "im2win.machine", "im2win.messages",
-    "im2win.nvrtc", "im2win.objective", "im2win.proofs", "im2win.records", "im2win.sources", "im2win.tensors",
+    "im2win", "im2win.registry.backends", "im2win.common.files", "im2win.device.gpu", "im2win.records.log", "im2win.records.lookup", "im2win.device.cpu", "im2win.common.messages",
+    "im2win.codegen.nvrtc", "im2win.spec.objective", "im2win.records.proofs", "im2win.records.record", "im2win.registry.sources", "im2win.runtime.tensors",
 }  # fmt: skip
 _EMIT = """
 import sys
-from im2win.emission import emitted_now
-from im2win.logs import Log
-from im2win.lookup import PACKAGED
+from im2win.records.emission import emitted_now
+from im2win.records.log import Log
+from im2win.records.lookup import PACKAGED
 records = {{(one.algorithm, one.conv2d.dtype): one for one in Log(PACKAGED) if one.target == {target!r}}}
 for record in records.values():
     emitted_now(record)

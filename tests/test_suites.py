@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from im2win.problem import Conv2d, ConvError
-from im2win.suites import SUITES, Layer, suite, suite_names
+from im2win.spec.conv2d import Conv2d, ConvError
+from im2win.spec.suites import SUITES, Layer, suite, suite_names
 
 
 def total_flops(layers: list[Layer]) -> int:

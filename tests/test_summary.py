@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from im2win.algorithms import ALGORITHMS
-from im2win.problem import Conv2d
-from im2win.suites import Layer, suite
-from im2win.summary import summary_rows
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.reports.summary import summary_rows
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer, suite
 
 
 def test_row_by_hand() -> None:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from conftest import ROOT  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win.ranking import default_tile  # noqa: E402
+from im2win.registry.ranking import default_tile  # noqa: E402
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
@@ -40,7 +40,7 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_overhead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "overhead.json"
     choice = lambda self, conv, device, accuracy: default_tile(conv, "direct", device, accuracy)  # noqa: E731
-    monkeypatch.setattr(im2win.artefacts.Artefacts, "default_choice", choice)
+    monkeypatch.setattr(im2win.builder.cache.Artefacts, "default_choice", choice)
     run("op_overhead", monkeypatch, "--rounds", 1, "--json", path)
     result = json.loads(path.read_text())
     for rows in result["layouts"].values():

@@ -13,8 +13,8 @@ from networks import Residual, resnet  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from im2win.torch import patterns, tracing  # noqa: E402
-from im2win.torch.tracing import TraceFailure  # noqa: E402
+from im2win.frontends.torch import patterns, tracing  # noqa: E402
+from im2win.frontends.torch.tracing import TraceFailure  # noqa: E402
 
 
 class Net(nn.Module):

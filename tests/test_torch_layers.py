@@ -22,18 +22,18 @@ from optimizing import X, equal, optimized  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win import cuda_runtime  # noqa: E402
-from im2win.algorithms import ALGORITHMS  # noqa: E402
-from im2win.artefacts import Artefacts  # noqa: E402
-from im2win.backends import backend_for  # noqa: E402
-from im2win.gpu import H200, NoGpuError  # noqa: E402
-from im2win.layer_files import read_layers  # noqa: E402
-from im2win.logs import Log  # noqa: E402
-from im2win.problem import Conv2d  # noqa: E402
-from im2win.ranking import default_tile  # noqa: E402
-from im2win.torch import conv_op, site  # noqa: E402
-from im2win.torch.bound import Bound  # noqa: E402
-from im2win.torch.planning import Planner  # noqa: E402
+from im2win.builder.cache import Artefacts  # noqa: E402
+from im2win.device.gpu import H200, NoGpuError  # noqa: E402
+from im2win.frontends.torch import conv_op, site  # noqa: E402
+from im2win.frontends.torch.bound import Bound  # noqa: E402
+from im2win.frontends.torch.planning import Planner  # noqa: E402
+from im2win.records.log import Log  # noqa: E402
+from im2win.registry.algorithms import ALGORITHMS  # noqa: E402
+from im2win.registry.backends import backend_for  # noqa: E402
+from im2win.registry.ranking import default_tile  # noqa: E402
+from im2win.runtime import cuda as cuda_runtime  # noqa: E402
+from im2win.spec.captured_layers import read_layers  # noqa: E402
+from im2win.spec.conv2d import Conv2d  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("direct")
 
@@ -86,7 +86,7 @@ def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(fast, (X,)), tmp_path / "exported.pt2")
     program = """
 import sys, torch, im2win.torch
-from im2win.torch.bound import Bound
+from im2win.frontends.torch.bound import Bound
 from networks import Residual, with_integers
 saved = torch.load("saved.pt")
 x, ran, run = saved["x"], [], Bound.__call__
@@ -107,7 +107,7 @@ with torch.inference_mode():
     for layer in fast.im2win_report.layers:
         name, tile = default_tile(layer.conv, "direct", host())
         choice = json.dumps({"algorithm": name, "tile": tile.as_dict()})
-        (folder / f"{layer.conv}.float32.{im2win.artefacts._package()}.json").write_text(choice)
+        (folder / f"{layer.conv}.float32.{im2win.builder.cache._package()}.json").write_text(choice)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "3", "0", "0", "1"], done.stderr
@@ -147,7 +147,7 @@ def test_the_ladder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-bias-add-relu")
     with pytest.raises(NoGpuError):
         Planner().decide(conv, "cuda")
-    monkeypatch.setattr("im2win.backends.device_for", lambda target, threads=None: H200)
+    monkeypatch.setattr("im2win.registry.backends.device_for", lambda target, threads=None: H200)
     monkeypatch.setattr(Artefacts, "get", lambda self, conv, algorithm, tile, device, tuned: (f"{device.name} {algorithm}", object()))
     for problem, reason in ((conv, "other epilogue"), (conv.with_(bias=False, residual=False, activation=None), "exact")):
         decision = Planner(untuned="keep").decide(problem, "cuda")

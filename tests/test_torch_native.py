@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 from ways import Ways, right  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win.runtime import Launch  # noqa: E402
-from im2win.torch import native  # noqa: E402
+from im2win.frontends.torch import native  # noqa: E402
+from im2win.runtime.op import Launch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -222,7 +222,7 @@ def test_nothing_is_kept_of_what_is_gone() -> None:
 @pytest.mark.parametrize("kind", ["product", "parts", "transform"])
 @pytest.mark.parametrize("residual", [True, False], ids=["added", "alone"])
 def test_kernels_with_scratch(residual: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU's have, in the order of `cuda_runtime.Kernels`; inputs begin where wide copies may."""
+    """As a GPU's have, in the order of `runtime.cuda.Kernels`; inputs begin where wide copies may."""
     ways, ran = Ways(plain=not residual), []
 
     def shapes(*tensors: Any) -> list[tuple[int, ...]]:

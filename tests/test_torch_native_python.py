@@ -16,8 +16,8 @@ from optimizing import X  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from ways import Ways, right  # noqa: E402
 
-from im2win import compilers  # noqa: E402
-from im2win.torch import conv_op, native  # noqa: E402
+from im2win.codegen import toolchain as compilers  # noqa: E402
+from im2win.frontends.torch import conv_op, native  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -17,12 +17,12 @@ from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import im2win.torch  # noqa: E402
-from im2win.artefacts import artefact_name  # noqa: E402
-from im2win.machine import Machine  # noqa: E402
-from im2win.problem import Conv2d  # noqa: E402
-from im2win.ranking import default_tile  # noqa: E402
-from im2win.torch import bound, conv_op  # noqa: E402
-from im2win.torch.plain import memory_format  # noqa: E402
+from im2win.builder.cache import artefact_name  # noqa: E402
+from im2win.device.cpu import Machine  # noqa: E402
+from im2win.frontends.torch import bound, conv_op  # noqa: E402
+from im2win.frontends.torch.plain import memory_format  # noqa: E402
+from im2win.registry.ranking import default_tile  # noqa: E402
+from im2win.spec.conv2d import Conv2d  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("way")
 CONV = Conv2d.parse("n2-c5x9x7-k6x3x2-s2x1-p1.0.2.1-bias-add-relu")
@@ -222,7 +222,7 @@ def test_operators_of_exported_programs_go_with_their_filters(monkeypatch: pytes
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from im2win.artefacts import Artefacts
+    from im2win.builder.cache import Artefacts
 
     monkeypatch.setattr(Artefacts, "default_choice", lambda self, conv, device, accuracy: default_tile(conv, "direct", device, accuracy))
     return with_integers(Residual())

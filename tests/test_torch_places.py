@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from networks import integers  # noqa: E402
 from ways import Ways, right  # noqa: E402
 
-from im2win.torch import conv_op, native  # noqa: E402
-from im2win.torch.site import Site  # noqa: E402
+from im2win.frontends.torch import conv_op, native  # noqa: E402
+from im2win.frontends.torch.site import Site  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -17,20 +17,20 @@ import numpy as np
 import pytest
 
 import im2win
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import Kernel
-from im2win.logs import Log, LogError
-from im2win.lookup import stale
-from im2win.machine import Machine
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile, ranked_tiles
-from im2win.reference import tolerance
+from im2win.common.worker_pool import Worker, WorkerError
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import tolerance
+from im2win.records.log import Log, LogError
+from im2win.records.lookup import stale
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import Kernel
+from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.spec.conv2d import Conv2d
 from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
-from im2win.tuner.runner import GUARD, Bench, Outcome, verify
-from im2win.tuner.search import BATCH, Search
+from im2win.tuner.proposer import BATCH, Search
+from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, verify
 from im2win.tuner.session import Session
-from im2win.tuner.workers import Worker, WorkerError
 
 SMALL = Conv2d(1, 8, 10, 10, 16, 3)
 SMALL_KEY = str(SMALL)

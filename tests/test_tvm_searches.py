@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from im2win import tvm_default
-from im2win.machine import Machine
-from im2win.peers import PeerError, Tensors, TvmDefault
-from im2win.problem import Conv2d
-from im2win.reference import error
-from im2win.tuner.workers import Worker
-from im2win.tvm_searches import search_all
+from im2win.bench.peers import tvm_default
+from im2win.bench.peers.cpu import PeerError, Tensors, TvmDefault
+from im2win.bench.peers.tvm_searches import search_all
+from im2win.common.worker_pool import Worker
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import error
+from im2win.spec.conv2d import Conv2d
 
 ONE, OTHER, BROKEN = (Conv2d(1, 3, 6, 6, channels, 3) for channels in (4, 5, 6))
 TRIALS = 2
@@ -33,7 +33,7 @@ def test_searches_at_once_are_kept_and_one_that_fails_costs_itself_only(tmp_path
     said = list[str]()
     (tmp_path / "torch.py").write_text("raise ImportError")  # TVM's processes begin faster without
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path])}
-    monkeypatch.setattr("im2win.tvm_searches.Worker", lambda module, **how: Worker("worker_searches", path, **how))
+    monkeypatch.setattr("im2win.bench.peers.tvm_searches.Worker", lambda module, **how: Worker("worker_searches", path, **how))
     monkeypatch.setattr(Machine, "host", lambda threads: PLAIN)
     interrupted = folder(ONE, tmp_path)
     interrupted.mkdir()
@@ -45,7 +45,7 @@ def test_searches_at_once_are_kept_and_one_that_fails_costs_itself_only(tmp_path
     assert len(said) == 4 and "3 layers, 2 trials each, 2 at a time" in said[0] and "best candidate" in said[1] and "failed" in said[3]
     assert not any(tvm_default.lacks(conv, TRIALS, PLAIN, tmp_path) for conv in (ONE, OTHER))
     assert tvm_default.lacks(BROKEN, TRIALS, PLAIN, tmp_path)
-    monkeypatch.setattr("im2win.tvm_searches.Worker", None)
+    monkeypatch.setattr("im2win.bench.peers.tvm_searches.Worker", None)
     assert search_all([ONE, OTHER, epilogue], TRIALS, PLAIN, tmp_path, note=said.append) == {} and len(said) == 4
     monkeypatch.setattr(tvm_default, "search", None)
     for conv in (ONE, OTHER):

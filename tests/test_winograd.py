@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from oracle import exact_tensors
 
-from im2win import packs
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy, allows, error, random_tensors, reference, tolerance
-from im2win.straight_line import program
-from im2win.winograd import Transform, WinogradError, default_points, minimal_operations, transform
-from im2win.winograd_error import HALF_MARGIN, HALVES, TRUSTED, expected, half_forms, measure, table, trusted
-from im2win.winograd_packing import WinogradPack, transformed
+from im2win.numerics.matvec_program import program
+from im2win.numerics.reference import Accuracy, allows, error, random_tensors, reference, tolerance
+from im2win.numerics.winograd_error import HALF_MARGIN, HALVES, TRUSTED, expected, half_forms, measure, table, trusted
+from im2win.numerics.winograd_matrices import Transform, WinogradError, default_points, minimal_operations, transform
+from im2win.packing import codec as packs
+from im2win.packing.winograd import WinogradPack, transformed
+from im2win.spec.conv2d import Conv2d
 
 SIZES = [(m, r) for m in range(1, 9) for r in range(1, 8) if m + r <= 12]
 LAVIN = (0, 1, -1, 2, -2)

@@ -16,23 +16,23 @@ from test_memory import allocated
 from tvm import te
 
 import im2win
-from im2win.algorithms import ALGORITHMS, candidates
-from im2win.builder import build_tile
-from im2win.codegen import TileError, compile_module, llvm_target, lower
+from im2win.builder.build import build_tile
+from im2win.codegen.llvm import TileError, compile_module, llvm_target, lower
 from im2win.compute import winograd
-from im2win.emission import emitted_now
-from im2win.logs import Log
-from im2win.lookup import choose
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
-from im2win.reference import tolerance
+from im2win.numerics.reference import tolerance
+from im2win.numerics.winograd_matrices import transform
+from im2win.packing.winograd import WinogradPack
+from im2win.records.emission import emitted_now
+from im2win.records.log import Log
+from im2win.records.lookup import choose
+from im2win.registry.algorithms import ALGORITHMS, candidates
+from im2win.registry.ranking import default_tile
+from im2win.registry.sources import code_digest
 from im2win.schedules.winograd.legality import problems
 from im2win.schedules.winograd.model import buffers, strip_bytes
 from im2win.schedules.winograd.space import forms, space
 from im2win.schedules.winograd.tile import WinogradTile
-from im2win.sources import code_digest
-from im2win.winograd import transform
-from im2win.winograd_packing import WinogradPack
+from im2win.spec.conv2d import Conv2d
 
 ROW = ALGORITHMS["winograd"]
 PLAIN = Conv2d.parse("n2-c5x11x13-k7x3x3-p1")

@@ -13,24 +13,24 @@ import quantised
 from emulated import Emulated, Kernel, differences, expected, generated, typed
 from oracle import exact_tensors
 
-from im2win import cuda_codegen
-from im2win.algorithms import ALGORITHMS, candidates
-from im2win.backends import backend_for
-from im2win.builder import cuda_manifest
-from im2win.codegen import ToolchainError
-from im2win.gpu import H200
-from im2win.manifest import Manifest, manifest_path
-from im2win.problem import Conv2d
-from im2win.quantised_packing import SCALES, STEP, QuantisedPack
-from im2win.ranking import default_tile
-from im2win.reference import error, tolerance
+from im2win.builder.build import cuda_manifest
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import ToolchainError
+from im2win.device.gpu import H200
+from im2win.numerics.reference import error, tolerance
+from im2win.numerics.winograd_error import HALF_MARGIN, measure_quantised, quantised_tolerance
+from im2win.numerics.winograd_error import expected as expected_error
+from im2win.numerics.winograd_matrices import transform
+from im2win.packing.winograd_int8 import SCALES, STEP, QuantisedPack
+from im2win.registry.algorithms import ALGORITHMS, candidates
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
+from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
-from im2win.suites import suite
-from im2win.tuner.builder import BuildJob, build
-from im2win.winograd import transform
-from im2win.winograd_error import HALF_MARGIN, measure_quantised, quantised_tolerance
-from im2win.winograd_error import expected as expected_error
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
+from im2win.tuner.build_worker import BuildJob, build
 
 ROW = ALGORITHMS["winograd_tc"]
 WAYS = (("sync_free", "none", 0), ("sync_free", "shmem", 0), ("sync_free", "llc", 0), ("sync_free", "llc", 1), ("bgemm", "none", 0),
@@ -285,7 +285,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     "tile", [replace(FUSED, fusion="llc", block_n=64, block_k=64), whole(32, 64, "16x16x32")], ids=lambda one: one.fusion
 )
 def test_libraries_hold_the_kernels(tile: TensorCoreTile, tmp_path: Path) -> None:
-    """Machine code for sm_90a, and what `cuda_runtime.Kernels` looks for."""
+    """Machine code for sm_90a, and what `runtime.cuda.Kernels` looks for."""
     try:
         cuda_codegen.compiler()
     except ToolchainError as problem:

@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from im2win import cuda_builds, cuda_contest, cuda_fused_study, fused_report, gpu_study, studies
-from im2win.cuda_builds import TileRecipe
-from im2win.cuda_contest import Contender
-from im2win.cuda_fused_study import FORMS, INT8_FORMS, integers, recipes
-from im2win.fused_report import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
-from im2win.gpu import H200
-from im2win.problem import Conv2d
-from im2win.report import fill, plot_all
-from im2win.suites import suite
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cuda_builds import TileRecipe
+from im2win.bench.cuda_harness import Contender
+from im2win.device.gpu import H200
+from im2win.reports import studies
+from im2win.reports import winograd_tc as fused_report
+from im2win.reports.tables import fill, plot_all
+from im2win.reports.winograd_tc import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
+from im2win.studies import gpu_study
+from im2win.studies import winograd_tc as cuda_fused_study
+from im2win.studies.winograd_tc import FORMS, INT8_FORMS, integers, recipes
 
 MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
       "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25, REQUANTISED: 0.125}  # fmt: skip

@@ -14,31 +14,32 @@ from emulated import MARK, ROWS, Emulated, Kernel, differences, expected, genera
 from oracle import exact_tensors, normal_tensors
 from recorded import fill, ok
 
-from im2win import cuda_codegen, cuda_fused
-from im2win.algorithms import ALGORITHMS, candidates
-from im2win.backends import backend_for
-from im2win.builder import cuda_manifest
-from im2win.codegen import TileError, ToolchainError
-from im2win.cuda_reconstruct import functions
+from im2win.builder.build import cuda_manifest
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen import winograd_tc as cuda_fused
+from im2win.codegen.llvm import TileError, ToolchainError
+from im2win.codegen.rewritten import functions
+from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
-from im2win.gpu import H200
-from im2win.logs import Log
-from im2win.lookup import choose, search
-from im2win.manifest import Manifest, manifest_path
-from im2win.problem import Conv2d
-from im2win.ranking import default_tile
+from im2win.numerics.reference import error, reference, tolerance
 from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.pairs import pair
 from im2win.reconstruct.uniform import FEW, few
-from im2win.reference import error, reference, tolerance
+from im2win.records.log import Log
+from im2win.records.lookup import choose, search
+from im2win.registry.algorithms import ALGORITHMS, candidates
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
+from im2win.registry.sources import code_digest
+from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.winograd_tc import kernel, legality
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.pipeline import PIPELINE
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
-from im2win.sources import code_digest
-from im2win.suites import suite
-from im2win.tuner.builder import BuildJob, build
-from im2win.tuner.runner import Outcome
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
+from im2win.tuner.build_worker import BuildJob, build
+from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Session
 
 ROW = ALGORITHMS["winograd_tc"]
@@ -323,7 +324,7 @@ def test_an_illegal_tile_is_not_lowered() -> None:
 
 @pytest.mark.parametrize("fusion", ["none", "shmem", "llc"])
 def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
-    """Machine code for sm_90a, and what `cuda_runtime.Kernels` looks for."""
+    """Machine code for sm_90a, and what `runtime.cuda.Kernels` looks for."""
     try:
         cuda_codegen.compiler()
     except ToolchainError as problem:

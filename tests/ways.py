@@ -9,7 +9,7 @@ from networks import with_integers
 from optimizing import X, optimized
 from torch import nn
 
-from im2win.torch.site import Site
+from im2win.frontends.torch.site import Site
 
 
 class Ways:

@@ -17,8 +17,8 @@ from oracle import Array
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from im2win.cuda_reconstruct import functions
-from im2win.gpu import H200
+from im2win.codegen.rewritten import functions
+from im2win.device.gpu import H200
 from im2win.reconstruct.unit import Unit, read
 
 T, M, R = 4, 2, 3  # a tile of the input, of the output, of the filter

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from im2win.tuner.workers import serve
+from im2win.common.worker_pool import serve
 
 
 def handle(job: str) -> Any:

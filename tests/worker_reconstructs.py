@@ -7,9 +7,9 @@ from typing import Any
 import winograd_pair
 from winograd_pair import Pair
 
-from im2win.cuda_reconstruct import reconstruct_module
-from im2win.gpu import H200
-from im2win.tuner.workers import serve
+from im2win.codegen.rewritten import reconstruct_module
+from im2win.common.worker_pool import serve
+from im2win.device.gpu import H200
 
 
 def handle(rules: tuple[str, ...]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from im2win import tvm_searches
+from im2win.bench.peers import tvm_searches
 
 sys.modules["tvm.s_tir.tensor_intrin"] = ModuleType("tvm.s_tir.tensor_intrin")
 main = tvm_searches.main

@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200}
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-python3 -c 'from im2win.cli import main; main()' ablation papers12 --target cuda --batch 128 --json "$out/ladder-papers12-float32-b128.json"
+python3 -c 'from im2win.cli.main import main; main()' ablation papers12 --target cuda --batch 128 --json "$out/ladder-papers12-float32-b128.json"

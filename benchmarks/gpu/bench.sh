@@ -9,13 +9,13 @@ parts=" ${*:3} "
 [[ $# -gt 2 ]] || parts=" papers12 exact float16 reduced resnet50 winograd64 "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
 wanted() { [[ $parts == *" $1 "* ]]; }
-bench() { python3 -c 'from im2win.cli import main; main()' bench "${@:2}" --target cuda --logs "$logs" --untuned --json "$out/$1.json"; }
+bench() { python3 -c 'from im2win.cli.main import main; main()' bench "${@:2}" --target cuda --logs "$logs" --untuned --json "$out/$1.json"; }
 half=(--dtype float16 --layout NHWC)
 
 if wanted papers12; then bench papers12-float32-b128 papers12 --batch 128; fi
 if wanted tvm; then (
   logs=$(mktemp -d) trials=${TRIALS:-64}  # ours with the same trials, not the records of longer runs
-  python3 -c 'from im2win.cli import main; main()' tune papers12 --batch 128 --target cuda --trials "$trials" --logs "$logs"
+  python3 -c 'from im2win.cli.main import main; main()' tune papers12 --batch 128 --target cuda --trials "$trials" --logs "$logs"
   bench papers12-tvm"$trials"-float32-b128 papers12 --batch 128 --against tvm --tvm-trials "$trials" ${TVM_CACHE:+--tvm-cache "$TVM_CACHE"}
 ); fi
 if wanted exact; then

@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200}
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-python3 -c 'from im2win.cli import main; main()' layers papers12 --batch 128 --target cuda --memory --json "$out/memory-papers12-b128.json"
+python3 -c 'from im2win.cli.main import main; main()' layers papers12 --batch 128 --target cuda --memory --json "$out/memory-papers12-b128.json"

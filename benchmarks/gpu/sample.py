@@ -16,14 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from im2win import Conv2d, cuda_ablation, cuda_builds, cuda_sliding
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import Backend, backend_for
-from im2win.gpu import device_gpu
-from im2win.problem import LAYOUTS
-from im2win.reference import Accuracy, tolerance
+from im2win import Conv2d
+from im2win.bench import cuda_builds
+from im2win.device.gpu import device_gpu
+from im2win.numerics.reference import Accuracy, tolerance
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import Backend, backend_for
 from im2win.schedules.cuda import ladder, sliding
-from im2win.tuner.cuda_runner import device_tensors, reference
+from im2win.spec.conv2d import LAYOUTS
+from im2win.studies import cuda_ladder as cuda_ablation
+from im2win.studies import sliding as cuda_sliding
+from im2win.tuner.runners.cuda import device_tensors, reference
 
 KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2")
 ACCURACY: Accuracy = "winograd"  # all there are

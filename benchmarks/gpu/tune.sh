@@ -9,7 +9,7 @@ parts=" ${*:2} "
 [[ $# -gt 1 ]] || parts=" papers12 exact float16 reduced resnet50 winograd64 "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
 wanted() { [[ $parts == *" $1 "* ]]; }
-tune() { python3 -c 'from im2win.cli import main; main()' tune "$@" --target cuda --logs "$logs" --trials "${TRIALS:-64}"; }
+tune() { python3 -c 'from im2win.cli.main import main; main()' tune "$@" --target cuda --logs "$logs" --trials "${TRIALS:-64}"; }
 half=(--dtype float16 --layout NHWC)
 
 if wanted papers12; then tune papers12 --batch 128; fi

@@ -8,11 +8,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.requantise import added, scaled, store_int8
 from im2win.schedules.cuda.shared import CHUNK, Expr, local
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 
 def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:

@@ -15,10 +15,10 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, call, local, padded, pointer
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 
 def taps_are_whole(conv: Conv2d, tile: CudaTile) -> bool:

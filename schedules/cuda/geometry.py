@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 Expr = Any
 

@@ -10,9 +10,9 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import CudaPack
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.numerics.winograd_tiling import row_problem, tiles_of
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.mma_fragments import CudaPack
 from im2win.schedules.cuda import cluster, filters, gather, patch, planes
 from im2win.schedules.cuda.cluster import SharedFilters, block_place
 from im2win.schedules.cuda.epilogue import Epilogue, run_length
@@ -27,7 +27,7 @@ from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
 from im2win.schedules.cuda.winograd_rows import RowProduct, TileRows
-from im2win.winograd_tiles import row_problem, tiles_of
+from im2win.spec.conv2d import Conv2d
 
 Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.cuda.plan import CudaPlan
+from im2win.spec.conv2d import Conv2d
 
 PLAN = CudaPlan("ncmku")
 

@@ -11,12 +11,12 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda import kernel
 from im2win.schedules.cuda.epilogue import Epilogue
 from im2win.schedules.cuda.ladder import PLAN, CudaRung, pack_of, sizes_of
 from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, local, padded
+from im2win.spec.conv2d import Conv2d
 
 VECTOR = 4  # elements of the widest load
 SKEW = 4  # elements between the end of a row of windows in shared memory and the next row: its writers then meet in no bank

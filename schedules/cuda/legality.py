@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import forms, row_forms
 from im2win.schedules.cuda import gather, planes
 from im2win.schedules.cuda.kernel import operand_of, product_of, shared_bytes, step_filters, windows_of
 from im2win.schedules.cuda.parts import InParts
@@ -13,7 +13,7 @@ from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.cuda.tile import MAX_HELD, ORDERS, PRODUCTS, CudaTile, promoted
 from im2win.schedules.cuda.winograd_rows import TileRows
-from im2win.winograd_tiles import forms, row_forms
+from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses

@@ -12,11 +12,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import column, row
-from im2win.problem import Conv2d
+from im2win.packing.mma_fragments import column, row
 from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.shared import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tile import SLAB, CudaTile, promoted
+from im2win.spec.conv2d import Conv2d
 
 STEPS = 2  # products that a slab is long
 PROMOTED = 512  # products of float32, after which a long sum of them goes on in a fresh register

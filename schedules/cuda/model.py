@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import tiles_of
 from im2win.schedules.cuda import gather
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.geometry import Geometry
@@ -21,7 +21,7 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.product import fma_lanes
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.winograd_tiles import tiles_of
+from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
 PRODUCT_CYCLES = 10.0  # of a scheduler, for one 16 x 8 product of 8 words

@@ -20,12 +20,12 @@ from tvm.tirx.script import builder as T
 
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.kernel import arguments, launch_product, pack_of
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.shared import Expr, local
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import First, launch_transform
+from im2win.spec.conv2d import Conv2d
 
 
 @dataclass(frozen=True)

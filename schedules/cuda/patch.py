@@ -15,11 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.geometry import Geometry, patch_counts, patches_in_all
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, call, local, padded, pointer
 from im2win.schedules.cuda.tile import SLAB, CudaTile
+from im2win.spec.conv2d import Conv2d
 
 LANES = 4  # of a warp that copy one pixel; eight copy its neighbours
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
-from im2win.problem import Conv2d
+from im2win.numerics.winograd_tiling import FORMS, tiles_of
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.winograd_tiles import FORMS, tiles_of
+from im2win.spec.conv2d import Conv2d
 
 Staged = Literal["taps", "rows", "windows"]
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.geometry import Geometry
 from im2win.schedules.cuda.patch import PatchWindows
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.shared import WORD, Arena, Expr, call, padded, pointer
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec.conv2d import Conv2d
 
 
 def _shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int]:

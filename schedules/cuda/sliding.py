@@ -14,11 +14,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.gpu import Gpu
-from im2win.packing import FilterPack
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
+from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.cuda import kernel
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, local, padded
+from im2win.spec.conv2d import Conv2d
 
 FORMS = ("global", "shared")
 MAX_THREADS = 1024  # of a block, on every CUDA device

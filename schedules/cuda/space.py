@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from im2win.compute.lowered import oriented, transform_bytes
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import forms, row_forms, row_problem, tiles_of
 from im2win.schedules.cuda import planes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.winograd_tiles import forms, row_forms, row_problem, tiles_of
+from im2win.spec.conv2d import Conv2d
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))

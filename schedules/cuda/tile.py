@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.numerics.reference import Accuracy
+from im2win.numerics.winograd_tiling import ROW_TAPS
 from im2win.schedules.plain import PlainTile
-from im2win.winograd_tiles import ROW_TAPS
+from im2win.spec.conv2d import Conv2d
 
 ORDERS = ("cuv", "uvc", "Cuvc")
 PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times

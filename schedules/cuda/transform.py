@@ -11,8 +11,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.compute import lowered
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.shared import CHUNK, Expr
+from im2win.spec.conv2d import Conv2d
 
 THREADS = 256
 First = Callable[[], Mapping[str, Expr]]

@@ -11,11 +11,11 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import column, row
-from im2win.problem import Conv2d
+from im2win.packing.mma_fragments import column, row
 from im2win.schedules.cuda.matrix import SPLIT_PRODUCTS, STEPS, Place, TensorProduct, split
 from im2win.schedules.cuda.shared import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tile import SLAB, CudaTile
+from im2win.spec.conv2d import Conv2d
 
 CHUNKS = 4  # of 16 bytes, that a slab has of a channel
 

@@ -17,7 +17,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
+from im2win.numerics.winograd_tiling import Tiles, tiles_of
 from im2win.schedules.cuda.kernel import arguments, launch_product, pack_of, product_of
 from im2win.schedules.cuda.parts import keep
 from im2win.schedules.cuda.plan import CudaPlan
@@ -25,7 +25,7 @@ from im2win.schedules.cuda.shared import named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.transform import First
 from im2win.schedules.cuda.winograd_transforms import launch_input_transform, launch_output_transform
-from im2win.winograd_tiles import Tiles, tiles_of
+from im2win.spec.conv2d import Conv2d
 
 
 @contextlib.contextmanager

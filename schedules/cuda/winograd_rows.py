@@ -16,19 +16,19 @@ from typing import Any
 
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
+from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_tiling import ROW_TAPS
 from im2win.schedules.cuda.matrix import Place, split
 from im2win.schedules.cuda.patch import Patch
 from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.shared import Expr, call, local, pointer
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.cuda.warpgroup import WarpgroupProduct
-from im2win.winograd import transform
-from im2win.winograd_tiles import ROW_TAPS
+from im2win.spec.conv2d import Conv2d
 
 
 class TileRows(Patch):
-    """The input under a patch of tiles. Its problem is that of `winograd_tiles.row_problem`: every column of a tile is a tap."""
+    """The input under a patch of tiles. Its problem is that of `numerics.winograd_tiling.row_problem`: every column of a tile is a tap."""
 
     @staticmethod
     def taps(conv: Conv2d) -> int:

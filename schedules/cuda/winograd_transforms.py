@@ -6,7 +6,7 @@ memory: rows enter and leave it in accesses of up to 16 bytes, and no thread div
 
 Transforms are computed in float32 also where tiles are halves: half arithmetic would round every step, and the form's growth multiplies
 that; their instructions hide behind the bytes of V and M. V and M are rounded once. As halves M adds a fifth to a quarter to the error of
-F(4x4, 3x3), which `winograd_error.measure` includes; as floats it would add half to the bytes that pass through level-2 cache.
+F(4x4, 3x3), which `numerics.winograd_error.measure` includes; as floats it would add half to the bytes that pass through level-2 cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
+from im2win.numerics.matvec_program import Program, program
+from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_tiling import Tiles
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.shared import CHUNK, WORD, Arena, Expr, barrier, local, named
 from im2win.schedules.cuda.transform import First
-from im2win.straight_line import Program, program
-from im2win.winograd import transform
-from im2win.winograd_tiles import Tiles
+from im2win.spec.conv2d import Conv2d
 
 THREADS = 256
 WARP = 32

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.epilogue import Epilogue, finished, value_type
 from im2win.schedules.cuda.requantise import exchanged, store_word
 from im2win.schedules.cuda.shared import Expr, call, local, pointer
 from im2win.schedules.persistent.tile import Field, PersistentTile, channel_run
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     from im2win.schedules.persistent.kernel import SharedProduct

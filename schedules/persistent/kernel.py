@@ -16,15 +16,15 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import row
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
+from im2win.packing.mma_fragments import row
 from im2win.schedules.cuda.cluster import block_place
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.matrix import Place, TensorProduct
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, pointer
 from im2win.schedules.persistent.epilogue import Outputs, patch_epilogue, window_run
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile, channel_run
+from im2win.spec.conv2d import Conv2d
 
 MAP = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes what the hardware needs to copy boxes
 ORDERS = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, as it names them

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import H200, Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.legality import CLUSTERS, MAX_THREADS
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.tile import Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
 
 PRODUCTS = {"float16": "wg_f16", "int8": "wg_s8"}
 MAX_SUMS = 192  # registers of a thread for sums

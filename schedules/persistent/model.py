@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.tile import LANES, Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
 
 SMALL_COLUMNS = 12  # of a product, that reading its filters costs beside those it has
 BEGIN_CYCLES = 8000  # until the first step is in shared memory

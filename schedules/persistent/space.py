@@ -6,12 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.legality import MAX_COLUMNS, PRODUCTS, problems, unable
 from im2win.schedules.persistent.model import SMALL_COLUMNS
 from im2win.schedules.persistent.tile import Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
 
 MOST = 6  # patches of a kind, those that cost least
 PIXEL_COLUMNS = 1.2  # of a product of one tap, that copying a pixel costs

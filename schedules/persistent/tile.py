@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from im2win.chunk_packing import ChunkPack
-from im2win.problem import Conv2d
+from im2win.packing.wgmma_smem import ChunkPack
 from im2win.schedules.cuda.shared import CHUNK, Expr, padded
 from im2win.schedules.cuda.tile import PRODUCTS, SLAB, Product
 from im2win.schedules.plain import PlainTile
+from im2win.spec.conv2d import Conv2d
 
 PHASES = "int64"  # type of a barrier that counts what lands
 LANES = 128  # threads of a warpgroup

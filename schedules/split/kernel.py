@@ -12,7 +12,7 @@ from typing import Any, cast
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
+from im2win.packing.split_k import parts_problem
 from im2win.schedules.cuda.cluster import block_place
 from im2win.schedules.cuda.epilogue import Epilogue, finished, run_length, value_type
 from im2win.schedules.cuda.gather import Gather
@@ -22,7 +22,7 @@ from im2win.schedules.cuda.requantise import store_int8
 from im2win.schedules.cuda.shared import Arena, Expr, local, named
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.split.tile import SplitTile
-from im2win.split_packing import parts_problem
+from im2win.spec.conv2d import Conv2d
 
 THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy
+from im2win.numerics.reference import Accuracy
 from im2win.schedules.cuda_family import CudaFamily
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     import tvm
 
-    from im2win.gpu import Gpu
-    from im2win.packs import Pack
+    from im2win.device.gpu import Gpu
+    from im2win.packing.codec import Pack
     from im2win.schedules.cuda.model import Estimate
     from im2win.schedules.split.tile import SplitTile
 
@@ -52,10 +52,10 @@ class SplitPlan(CudaFamily):
 
     def space(self, conv: Conv2d, gpu: Gpu) -> list[SplitTile]:
         """Every tile worth a trial."""
+        from im2win.packing.split_k import parts_problem
         from im2win.schedules.cuda.plan import CudaPlan
         from im2win.schedules.cuda.space import products, space
         from im2win.schedules.split.tile import SplitTile
-        from im2win.split_packing import parts_problem
 
         found = []
         for split in SPLITS if self.unable(conv, "winograd") is None else ():
@@ -68,9 +68,9 @@ class SplitPlan(CudaFamily):
 
     def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks."""
+        from im2win.packing.split_k import parts_problem
         from im2win.schedules.cuda import legality
         from im2win.schedules.cuda.plan import CudaPlan
-        from im2win.split_packing import parts_problem
 
         reason = self.unable(conv, "winograd")
         if reason is not None:
@@ -81,9 +81,9 @@ class SplitPlan(CudaFamily):
 
     def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
         """The model's estimate: of the parts' products, and of adding them up from level-2 cache, or from memory."""
+        from im2win.packing.split_k import parts_problem
         from im2win.schedules.cuda import model
         from im2win.schedules.cuda.plan import CudaPlan
-        from im2win.split_packing import parts_problem
 
         products = model.estimate(parts_problem(conv, tile.split), tile.inner, gpu, CudaPlan())
         stored = self.made_bytes(conv, tile)
@@ -102,8 +102,8 @@ class SplitPlan(CudaFamily):
 
     def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
         """The kernels to compile."""
-        from im2win.codegen import SYMBOL
-        from im2win.cuda_codegen import kernel_module
+        from im2win.codegen.cuda import kernel_module
+        from im2win.codegen.llvm import SYMBOL
         from im2win.schedules.split.kernel import split_kernel
 
         return kernel_module({SYMBOL: split_kernel(conv, tile, SYMBOL)})

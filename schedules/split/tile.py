@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 
-from im2win.problem import Conv2d
+from im2win.packing.split_k import SplitPack, parts_problem
 from im2win.schedules.cuda.kernel import pack_of
 from im2win.schedules.cuda.tile import CudaTile
-from im2win.split_packing import SplitPack, parts_problem
+from im2win.spec.conv2d import Conv2d
 
 
 @dataclass(frozen=True)

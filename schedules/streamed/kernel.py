@@ -14,8 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import Arena, Expr, barrier, call, pointer
 from im2win.schedules.persistent.epilogue import patch_epilogue
@@ -24,6 +23,7 @@ from im2win.schedules.persistent.tile import KIB, LANES, PHASES
 from im2win.schedules.streamed.product import StreamedOutputs, StreamedProduct
 from im2win.schedules.streamed.sums import SharedSums
 from im2win.schedules.streamed.tile import WARP, StreamedField, StreamedTile, flat
+from im2win.spec.conv2d import Conv2d
 
 OPERANDS = 48  # registers of a thread for addresses and outputs on their way
 BESIDE = 26  # more registers than a product has sums must a thread begin with: else the assembler refuses it, whatever is exchanged later

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.shared import CHUNK
 from im2win.schedules.persistent.legality import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
 from im2win.schedules.persistent.tile import M
 from im2win.schedules.streamed.kernel import begins_with, needed, registers
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other

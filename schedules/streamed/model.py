@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model import GROUP_CYCLES, Estimate
 from im2win.schedules.persistent.model import STORE_CYCLES
 from im2win.schedules.streamed.kernel import grid
 from im2win.schedules.streamed.tile import StreamedTile
+from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 5000  # of a block, until its first copies are on their way, and from its last store
 SMALL_COLUMNS = 6  # more of every product, that it costs beside those it has

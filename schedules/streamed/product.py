@@ -7,14 +7,14 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import row
-from im2win.problem import Conv2d
+from im2win.packing.mma_fragments import row
 from im2win.schedules.cuda.matrix import Place, TensorProduct
 from im2win.schedules.cuda.shared import CHUNK, Expr, call, pointer
 from im2win.schedules.persistent.epilogue import Outputs
 from im2win.schedules.persistent.kernel import SharedProduct
 from im2win.schedules.persistent.tile import LANES, M, channel_run
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
 
 KINDS = {"float16": "f16", "int8": "s8"}
 

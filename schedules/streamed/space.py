@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.persistent.legality import PRODUCTS
 from im2win.schedules.persistent.tile import KIB, M
 from im2win.schedules.streamed.kernel import enough
 from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
 from im2win.schedules.streamed.model import estimate
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
 
 MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
 PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors

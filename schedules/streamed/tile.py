@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.shared import CHUNK, padded
 from im2win.schedules.persistent.epilogue import EIGHT
 from im2win.schedules.persistent.tile import KIB, LANES, PHASES, Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
 
 WARP = 32  # threads
 ROWS_OF_BANKS = 8  # pixels, after which the unit's order of banks repeats

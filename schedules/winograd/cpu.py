@@ -33,10 +33,10 @@ from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from im2win.compute import nest, winograd
-from im2win.problem import Conv2d
 from im2win.schedules import tails
 from im2win.schedules.winograd.tile import WinogradTile
 from im2win.schedules.winograd.turn import into_intrin, out_intrin
+from im2win.spec.conv2d import Conv2d
 
 _SUMS = (nest.CONV, f"{nest.CONV}_init", f"{nest.CONV}_update", f"{nest.CONV}_local")  # blocks of a register tile, whose rest is cut off
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import fields
 
 from im2win.compute.winograd import tiles
-from im2win.machine import Machine
-from im2win.problem import MAX_ELEMENTS, Conv2d
+from im2win.device.cpu import Machine
+from im2win.numerics.winograd_error import TRUSTED, expected, trusted
+from im2win.numerics.winograd_tiling import spread
+from im2win.packing.winograd import WinogradPack
 from im2win.schedules.tile import VECTORS
 from im2win.schedules.winograd.tile import WinogradTile
-from im2win.winograd_error import TRUSTED, expected, trusted
-from im2win.winograd_packing import WinogradPack
-from im2win.winograd_tiles import spread
+from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
 LARGEST = 8  # rows and columns of an input tile: beyond, transforms cost more than products save
 

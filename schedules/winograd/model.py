@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 
 from im2win.compute import nest, winograd
-from im2win.machine import FMA_LATENCY, FMA_UNITS, Machine
-from im2win.problem import Conv2d
+from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
+from im2win.numerics.matvec_program import program
+from im2win.numerics.winograd_matrices import transform
 from im2win.schedules.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TURN, Estimate
 from im2win.schedules.winograd.cpu import held_bytes
 from im2win.schedules.winograd.tile import WinogradTile
-from im2win.straight_line import program
-from im2win.winograd import transform
+from im2win.spec.conv2d import Conv2d
 
 TURN_IN = 5.0  # cycles a vector of inputs costs to be turned: four stages of shuffles, a load and a store
 SCALAR = 1.5  # cycles an element costs that no shuffle turns

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from im2win.compute.winograd import tiles
-from im2win.machine import Machine
-from im2win.problem import Conv2d
+from im2win.device.cpu import Machine
+from im2win.numerics.winograd_error import trusted
 from im2win.schedules.space import MAX_PASS, divisors, even_tiles
 from im2win.schedules.tile import VECTORS
 from im2win.schedules.winograd.legality import LARGEST, problems
 from im2win.schedules.winograd.tile import WinogradTile
-from im2win.winograd_error import trusted
+from im2win.spec.conv2d import Conv2d
 
 MAX_STRIP = 8  # rows of tiles
 MAX_IMAGES, MAX_TILES = 16, 128  # images together, where their tiles are not more than this

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from im2win.packing.winograd import WinogradPack
 from im2win.schedules.plain import PlainTile
-from im2win.winograd_packing import WinogradPack
 
 
 @dataclass(frozen=True)

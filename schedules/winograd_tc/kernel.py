@@ -16,11 +16,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Expr, named
 from im2win.schedules.winograd_tc.tile import WARP, Sizes, TensorCoreTile
 from im2win.schedules.winograd_tc.transforms import each, launch_input_transform, launch_output_transform
+from im2win.spec.conv2d import Conv2d
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:

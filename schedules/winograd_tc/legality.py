@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from im2win.gpu import Gpu
-from im2win.problem import MAX_ELEMENTS, Conv2d
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_error import quantised_forms
+from im2win.numerics.winograd_tiling import forms
 from im2win.schedules.cuda.legality import MAX_SUMS, MAX_THREADS
 from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, SLAB, WHOLE, Sizes, TensorCoreTile
-from im2win.winograd_error import quantised_forms
-from im2win.winograd_tiles import forms
+from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
 from im2win.schedules.winograd_tc.legality import LAST_LEVEL_BYTES, OTHER_REGISTERS
 from im2win.schedules.winograd_tc.tile import SLAB, THREADS, WARP, WORD, Sizes, TensorCoreTile
+from im2win.spec.conv2d import Conv2d
 
 PRODUCT = 16 * 8 * 16  # products of one number with another that `PRODUCT_CYCLES` are for
 LOAD_CYCLES = 24.0  # of a scheduler, for a fragment from shared memory

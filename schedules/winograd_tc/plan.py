@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from im2win.problem import Conv2d
-from im2win.reference import Accuracy, allows
+from im2win.numerics.reference import Accuracy, allows
+from im2win.numerics.winograd_error import quantised_forms
+from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
 from im2win.schedules.cuda_family import CudaFamily
-from im2win.winograd_error import quantised_forms
-from im2win.winograd_tiles import Tiles, spread, square_refusal
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     import tvm
 
-    from im2win.gpu import Gpu
-    from im2win.packs import Pack
+    from im2win.device.gpu import Gpu
+    from im2win.packing.codec import Pack
     from im2win.schedules.cuda.model import Estimate
     from im2win.schedules.winograd_tc.tile import TensorCoreTile
 
@@ -99,11 +99,11 @@ class TensorCorePlan(CudaFamily):
 
     def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
         """The kernels to compile, reconstructed; ReconstructError if a rule of the tile's does not match."""
-        from im2win import cuda_fused
+        from im2win.codegen import winograd_tc as cuda_fused
 
         if tile.fusion == "whole":
-            from im2win.codegen import SYMBOL
-            from im2win.cuda_codegen import kernel_module
+            from im2win.codegen.cuda import kernel_module
+            from im2win.codegen.llvm import SYMBOL
             from im2win.schedules.winograd_tc.whole import whole_kernel
 
             return kernel_module({SYMBOL: whole_kernel(conv, tile, SYMBOL)})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from im2win.gpu import Gpu
-from im2win.problem import Conv2d
+from im2win.device.gpu import Gpu
 from im2win.schedules.winograd_tc.legality import forms_of, problems
 from im2win.schedules.winograd_tc.tile import ARITHMETIC, FRAGMENTS, SLAB, WHOLE, TensorCoreTile
+from im2win.spec.conv2d import Conv2d
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)

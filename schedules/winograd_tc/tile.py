@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from im2win.problem import DTYPES, Conv2d
-from im2win.quantised_packing import QuantisedPack
+from im2win.packing.winograd import WinogradPack
+from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.schedules.cuda.tile import PRODUCTS, Product
 from im2win.schedules.plain import PlainTile
-from im2win.winograd_packing import WinogradPack
+from im2win.spec.conv2d import DTYPES, Conv2d
 
 Mapped = Literal["bgemm", "sync_free", "whole"]
 Fusion = Literal["none", "shmem", "llc", "whole"]
@@ -41,7 +41,7 @@ class TensorCoreTile(PlainTile):
     fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
         last-level cache, in one launch. "whole": of these and of the output transform, see `whole`.
     wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
-    product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (see `quantised_packing`), sums are int32.
+    product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (`packing.winograd_int8`), sums are int32.
     groups: with "sync_free", rows of the tile whose positions are multiplied at the same time, by as many warps as a row has columns each.
     """
 

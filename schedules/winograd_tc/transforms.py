@@ -8,13 +8,13 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.problem import Conv2d
-from im2win.quantised_packing import LARGEST, STEP, QuantisedPack
+from im2win.numerics.matvec_program import Program, program
+from im2win.numerics.winograd_matrices import transform
+from im2win.packing.winograd_int8 import LARGEST, STEP, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.shared import Expr, local, named
 from im2win.schedules.winograd_tc.tile import THREADS, WARP, WORD, Sizes
-from im2win.straight_line import Program, program
-from im2win.winograd import transform
+from im2win.spec.conv2d import Conv2d
 
 NEAR = 4  # neighbouring tiles of a warp that transforms inputs channels first
 

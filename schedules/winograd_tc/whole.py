@@ -13,16 +13,16 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.cuda_packing import column
-from im2win.problem import Conv2d
-from im2win.quantised_packing import LARGEST, QuantisedPack
+from im2win.numerics.matvec_program import program
+from im2win.numerics.winograd_matrices import transform
+from im2win.packing.mma_fragments import column
+from im2win.packing.winograd_int8 import LARGEST, QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer
 from im2win.schedules.winograd_tc.tile import SLAB, WARP, Sizes, TensorCoreTile
 from im2win.schedules.winograd_tc.transforms import both_ways, each, quantised, rounded, scales_of
-from im2win.straight_line import program
-from im2win.winograd import transform
+from im2win.spec.conv2d import Conv2d
 
 WORD = 4  # bytes, and channels that a thread transforms at once where they lie side by side
 ROWS, PARTS, FRAGMENT = 16, 2, 4  # of a product, of a slab, and words of a product that a lane brings

@@ -5,36 +5,36 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from im2win.problem import Conv2d, ConvError
+from im2win.spec.conv2d import Conv2d, ConvError
 
 if TYPE_CHECKING:
-    from im2win.builder import build as build
-    from im2win.models.compiler import compile_model as compile_model
-    from im2win.models.operators import for_onnxruntime as for_onnxruntime
-    from im2win.models.runtime import Model as Model
-    from im2win.models.runtime import load_model as load_model
-    from im2win.ranking import default_tile as default_tile
-    from im2win.runtime import Layer as Layer
-    from im2win.runtime import Op as Op
-    from im2win.runtime import load as load
+    from im2win.builder.build import build as build
+    from im2win.frontends.models.compiler import compile_model as compile_model
+    from im2win.frontends.onnxruntime.operators import for_onnxruntime as for_onnxruntime
+    from im2win.frontends.torch.capturing import capture as capture
+    from im2win.registry.ranking import default_tile as default_tile
+    from im2win.runtime.model import Model as Model
+    from im2win.runtime.model import load_model as load_model
+    from im2win.runtime.op import Layer as Layer
+    from im2win.runtime.op import Op as Op
+    from im2win.runtime.op import load as load
     from im2win.schedules.tile import Tile as Tile
-    from im2win.torch.capturing import capture as capture
     from im2win.tuner import tune as tune
 
 __version__ = "0.1.0"
 
 # Loaded when first used: `im2win.load` must not pull in the compiler.
 _LAZY = {
-    "build": "builder",
-    "capture": "torch.capturing",
-    "compile_model": "models.compiler",
-    "default_tile": "ranking",
-    "for_onnxruntime": "models.operators",
-    "Layer": "runtime",
-    "Op": "runtime",
-    "load": "runtime",
-    "load_model": "models.runtime",
-    "Model": "models.runtime",
+    "build": "builder.build",
+    "capture": "frontends.torch.capturing",
+    "compile_model": "frontends.models.compiler",
+    "default_tile": "registry.ranking",
+    "for_onnxruntime": "frontends.onnxruntime.operators",
+    "Layer": "runtime.op",
+    "Op": "runtime.op",
+    "load": "runtime.op",
+    "load_model": "runtime.model",
+    "Model": "runtime.model",
     "Tile": "schedules.tile",
     "tune": "tuner",
 }

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from im2win.algorithms import ALGORITHMS
-from im2win.backends import Device, Tile, backend_for
-from im2win.problem import Conv2d
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import Device, Tile, backend_for
+from im2win.spec.conv2d import Conv2d
 
 Features = npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""One tuning session of one problem: what is proposed is built in parallel and measured alone (`crew`), and recorded at once."""
+"""One tuning session of one problem: what is proposed is built in parallel and measured alone (`tuner.pool`), and recorded at once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 import tvm
 
 from im2win import __version__
-from im2win.algorithms import ALGORITHMS, candidates
-from im2win.backends import Device, Kernel, backend_for, device_for
-from im2win.logs import Log
-from im2win.lookup import stale, tile_problems
-from im2win.problem import Conv2d
-from im2win.records import NO_KERNEL, Record, utc_now
-from im2win.reference import Accuracy, checked_accuracy, tolerance
-from im2win.sources import code_digest
+from im2win.numerics.reference import Accuracy, checked_accuracy, tolerance
+from im2win.records.log import Log
+from im2win.records.lookup import stale, tile_problems
+from im2win.records.record import NO_KERNEL, Record, utc_now
+from im2win.registry.algorithms import ALGORITHMS, candidates
+from im2win.registry.backends import Device, Kernel, backend_for, device_for
+from im2win.registry.sources import code_digest
+from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
-from im2win.tuner.crew import Crew, Measurement, Ranking
-from im2win.tuner.runner import Outcome
-from im2win.tuner.search import BATCH, Search
+from im2win.tuner.pool import Crew, Measurement, Ranking
+from im2win.tuner.proposer import BATCH, Search
+from im2win.tuner.runners.cpu import Outcome
 
 HINTS = 6  # of other versions of the code, tried right behind the default
 FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins

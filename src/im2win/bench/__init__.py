@@ -1,0 +1,1 @@
+"""Benchmarks: us and our peers on the same layers, in one run."""

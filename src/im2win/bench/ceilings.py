@@ -1,0 +1,112 @@
+"""What the machine could do at best, measured: FMA peak and copy bandwidth, the two sides of the roofline.
+
+Both run as contenders do (contest.py): in a process of their own, warmed up by time, on the same number of threads.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from im2win.bench.harness import Worker
+from im2win.bench.peers.cpu import Contender, Tensors, Trial
+from im2win.device.cpu import Machine
+from im2win.spec.conv2d import Conv2d
+
+COPY_BYTES = 512 << 20  # read and written together: more than the level-3 cache of any CPU we measured on (the largest says 480 MB)
+CHAINS = 12  # independent accumulators a thread: two FMA units of latency four need eight
+STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The machine's limits: float32 GFLOPS of fused multiply-adds, and GB/s of a copy (bytes read plus bytes written)."""
+
+    fma_gflops: float
+    copy_gbs: float
+
+    def floor_ms(self, conv: Conv2d) -> float:
+        """Least time of the direct form, ms: its arithmetic at the peak, or each tensor moved once at copy bandwidth.
+
+        A layer whose tensors stay in a cache between calls can beat the second one.
+        """
+        return max(conv.flops / self.fma_gflops, conv.bytes_moved / self.copy_gbs) / 1e6
+
+
+@dataclass(frozen=True)
+class FmaPeak:
+    """Vector FMAs between registers and nothing else, on every thread."""
+
+    name: str = "fma peak"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        import tvm
+
+        machine = Machine.host(threads)
+        kernel = fma_kernel(threads, machine.lanes, machine.mcpu)
+        shape = threads, CHAINS * machine.lanes
+        factors = np.random.default_rng(0).uniform(0.25, 0.75, shape).astype(np.float32)
+        held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (factors, np.full(shape, np.nan, np.float32))]
+        return Trial(lambda: kernel(*held), held[1].numpy)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of half of `COPY_BYTES` to the other half, a slice a thread."""
+
+    name: str = "copy"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        source, target = (np.full(COPY_BYTES // 2 // 4, value, np.float32) for value in (1.0, 0.0))
+        slices = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+        pool = ThreadPoolExecutor(threads)
+
+        def call() -> None:
+            for _ in pool.map(lambda pair: np.copyto(*pair), slices):
+                pass
+
+        return Trial(call, lambda: target[:: max(1, target.size // 1024)])
+
+
+def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
+    """Compiled function of (factors, sums), both float32 [threads, CHAINS * lanes]: `STEPS` times sums = sums * factors + factors.
+
+    The recurrence keeps the compiler from taking anything out of the loop; its limit is f / (1 - f), so that no value is special.
+    """
+    import tvm
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    horner = te.comm_reducer(lambda x, y: x * y + y, lambda dtype: tvm.tirx.const(0, dtype), name="horner")
+    factors = te.placeholder((threads, CHAINS * lanes), "float32", name="factors")
+    k = te.reduce_axis((0, STEPS), "k")
+    sums = te.compute(factors.shape, lambda t, i: horner(factors[t, i], axis=k), name="sums")
+    schedule = Schedule(te.create_prim_func([factors, sums]))
+    block = schedule.get_sblock("sums")
+    thread, element, step = schedule.get_loops(block)
+    chain, lane = schedule.split(element, [None, lanes])
+    schedule.reorder(thread, step, chain, lane)
+    schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), thread)
+    schedule.parallel(thread)
+    schedule.unroll(chain)
+    schedule.vectorize(lane)
+    zero = schedule.get_loops(schedule.decompose_reduction(block, step))
+    schedule.unroll(zero[-2])
+    schedule.vectorize(zero[-1])
+    return tvm.compile(schedule.mod, tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": threads}))
+
+
+def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5) -> Ceilings:
+    """Measures both; the best of `repeats`, since a ceiling is what nothing exceeds."""
+
+    def best(contender: Contender) -> float:
+        with Worker(contender, threads) as worker:
+            worker.prepare(Conv2d(1, 1, 1, 1, 1, 1), seed=0)  # the layer is not looked at
+            worker.warm(seconds_warmup)
+            return min(worker.sample(settle=0.01, calls=1) for _ in range(repeats))
+
+    flops = 2.0 * threads * CHAINS * Machine.host(threads).lanes * STEPS
+    return Ceilings(fma_gflops=flops / best(FmaPeak()) / 1e9, copy_gbs=COPY_BYTES / best(Copy()) / 1e9)

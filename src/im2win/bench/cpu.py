@@ -1,0 +1,258 @@
+"""The benchmark: us and every peer on the same layers, in one run, in interleaved rounds.
+
+Fairness: every contender has a process of its own, the same inputs, the same number of threads, and is checked against one float64
+reference before it is timed. How rounds are interleaved, and why in processes: contest.py. Filter packing, session building and layout
+changes of the input are outside the time for everyone; everything a user waits for (our transform included) is inside.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.bench import ceilings
+from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
+from im2win.bench.memory import MeasureError, peak_bytes
+from im2win.bench.peers.cpu import Array, Contender, PeerError, Tensors, Trial, peers
+from im2win.bench.results import Result, Row, Spread
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import Accuracy, tolerance
+from im2win.numerics.reference import error as error_of
+from im2win.runtime.op import Op
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+
+OURS, UNTUNED = "ours", "untuned"
+SEED = 0
+
+Progress = Callable[[int, int, Row], None]
+
+
+@dataclass(frozen=True)
+class Ours:
+    """The op that `im2win.build` gives, filters bound, output preallocated.
+
+    Args:
+        logs: folder of tuning records; None: the packaged ones.
+        algorithm: one name, or "auto".
+        tuned: None takes a record where there is one; True refuses a layer without; False takes the default tile always.
+        accuracy: see `im2win.build`.
+    """
+
+    logs: Path | None = None
+    algorithm: str = "auto"
+    tuned: bool | None = None
+    name: str = OURS
+    accuracy: Accuracy = "float32"
+
+    def build(self, conv: Conv2d, threads: int) -> Op:
+        """The op that is timed.
+
+        Raises:
+            PeerError: only a tuned layer is wanted, and this one is not.
+        """
+        import im2win
+
+        if self.tuned is False:
+            name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads), self.accuracy)
+            op = im2win.build(conv, algorithm=name, tile=tile, threads=threads, accuracy=self.accuracy)
+        else:
+            op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads, accuracy=self.accuracy)
+        if self.tuned and not op.tuned:
+            raise PeerError(f"{self.name}: no tuning record for {conv}; tune it first.")
+        return op
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        op = self.build(conv, threads)
+        layer = op.bind(tensors.filter, tensors.bias)
+        output = np.full(conv.output_shape, np.nan, conv.dtype)
+        call = partial(layer, tensors.data, residual=tensors.residual, out=output)
+        return Trial(call, lambda: output, op.algorithm, op.tuned, op.extra_bytes)
+
+
+def run(
+    layers: Sequence[Layer],
+    *,
+    against: Sequence[str] = ("torch", "onnxruntime"),
+    batch: int | None = None,
+    threads: int | None = None,
+    logs: Path | str | None = None,
+    algorithm: str = "auto",
+    tuned: bool | None = None,
+    accuracy: Accuracy = "float32",
+    untuned: bool = False,
+    rounds: int = 15,
+    seconds_warmup: float = 0.5,
+    memory: bool = False,
+    tvm_trials: int = 64,
+    tvm_cache: Path | None = None,
+    suite: str = "custom",
+    progress: Progress | None = None,
+    keep: Callable[[Result], object] | None = None,
+    contenders: Sequence[Contender] | None = None,
+) -> Result:
+    """Times the layers; one row each.
+
+    Args:
+        layers: what to run (`im2win.spec.suites`).
+        against: names in `im2win.bench.peers.cpu.PEERS`; "torch" stands for NCHW and channels-last.
+        batch: replaces every layer's; None keeps them.
+        threads: of every contender; None: all CPUs this process may use.
+        logs, algorithm, tuned, accuracy: see `Ours`.
+        untuned: times the default tile too, in the same rounds.
+        rounds: samples a contender; calls under 1 ms are repeated within a sample.
+        seconds_warmup: of each contender before the first round.
+        memory: measures the peak memory of ours, each layer in a process of its own (`im2win.bench.memory`).
+        tvm_trials, tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`.
+        suite: what the result is called.
+        progress: called with (layers done, layers in all, row) after each.
+        keep: called with what there is after each, so that a run that is stopped leaves its layers.
+        contenders: in place of ours and the peers (the first one is "ours"); for tests and experiments.
+
+    Raises:
+        ValueError: an unknown peer, no layers, or `rounds` below 1. A contender that fails is a message in its row instead.
+    """
+    if not layers:
+        raise ValueError("bench: `layers` must name at least one layer.")
+    if rounds < 1:
+        raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
+    folder = None if logs is None else Path(logs)
+    ours = Ours(folder, algorithm, tuned, accuracy=accuracy)
+    field = list(contenders) if contenders is not None else _field(ours, untuned)
+    field += peers(list(against), tvm_trials, tvm_cache)
+    wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
+    machine = Machine.host(threads)
+    limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup)
+    result = new_result(suite, [layer.conv for layer in wanted], machine, limits)
+    with ExitStack() as stack:
+        workers = {one.name: stack.enter_context(Worker(one, machine.threads)) for one in field}
+        for done, layer in enumerate(wanted, 1):
+            row = time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
+            if memory and row.ours_ms is not None:
+                try:
+                    row.peak_bytes = peak_bytes(ours.build(layer.conv, machine.threads))
+                except MeasureError as error:
+                    row.peak_failed = str(error)
+            result.layers.append(row)
+            if keep is not None:
+                keep(result)
+            if progress is not None:
+                progress(done, len(wanted), row)
+    return result
+
+
+def _field(ours: Ours, untuned: bool) -> list[Contender]:
+    return [ours, replace(ours, tuned=False, name=UNTUNED)] if untuned else [ours]
+
+
+def time_layer(
+    layer: Layer, workers: Mapping[str, Worker], limits: ceilings.Ceilings, *, rounds: int, seconds_warmup: float
+) -> Row:
+    """Checks and times every worker on one layer; the first worker is ours."""
+    conv, ours = layer.conv, next(iter(workers))
+    row = Row(layer.name, str(conv), layer.count)
+    expected = Tensors.random(conv, SEED).expected(conv)
+    ready: dict[str, Worker] = {}
+    failed: dict[str, str] = {}
+    for name, worker in workers.items():
+        try:
+            prepared = worker.prepare(conv, SEED)
+            error = checked(prepared.output, expected, tolerance(conv))
+        except WorkerError as refused:
+            failed[name] = str(refused)
+            continue
+        ready[name] = worker
+        if name == ours:
+            _note(row, prepared, error)
+    samples, late = interleaved(ready, rounds, seconds_warmup)
+    failed.update(late)
+    row.failed = failed.pop(ours, None)
+    row.peers_failed = failed
+    row.spread = spreads(samples)
+    _compare(row, conv, {name: spread.median for name, spread in row.spread.items()}, ours, limits)
+    return row
+
+
+def checked(output: Array, expected: Array, allowed: float) -> float:
+    """The error of an output; WorkerError if it is above what rounding explains, or NaN."""
+    if output.shape != expected.shape:
+        raise WorkerError(f"wrong result: its shape is {output.shape} instead of {expected.shape}.")
+    found = error_of(output, expected)
+    if not found <= allowed:
+        raise WorkerError(f"wrong result: relative error {found:.2g} is above {allowed:.2g}.")
+    return found
+
+
+def _note(row: Row, prepared: Prepared, error: float) -> None:
+    row.algorithm, row.tuned, row.extra_bytes, row.error = prepared.algorithm, prepared.tuned, prepared.extra_bytes, error
+
+
+def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    """Samples in seconds a call, by contender, as what a result holds of them."""
+    points = {name: (np.percentile(values, [10, 50, 90]) * 1e3, len(values)) for name, values in samples.items()}
+    return {name: Spread(float(median), float(low), float(high), count) for name, ((low, median, high), count) in points.items()}
+
+
+def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limits: ceilings.Ceilings) -> None:
+    row.ours_ms = medians.pop(ours, None)
+    row.untuned_ms = medians.pop(UNTUNED, None)
+    row.peers = medians
+    row.best_peer = min(medians, key=lambda name: medians[name], default=None)
+    if row.ours_ms is not None:
+        row.gflops = conv.flops / row.ours_ms / 1e6
+        row.roofline_fraction = limits.floor_ms(conv) / row.ours_ms
+    if row.best_peer is not None:
+        best = medians[row.best_peer]
+        row.ratio = best / row.ours_ms if row.ours_ms is not None else None
+        row.untuned_ratio = best / row.untuned_ms if row.untuned_ms is not None else None
+
+
+def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ceilings.Ceilings) -> Result:
+    """A result without rows: what was run, where, when and with which versions."""
+    batches = {conv.batch for conv in convs}
+    return Result(
+        suite=suite,
+        dtype="+".join(sorted({conv.dtype for conv in convs})),
+        batch=batches.pop() if len(batches) == 1 else None,
+        device=machine.name,
+        brand=machine.brand,
+        threads=machine.threads,
+        versions=versions(),
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        ceilings={"fma_gflops": limits.fma_gflops, "copy_gbs": limits.copy_gbs},
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of Python, the system and every library that takes part, where installed."""
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for package in ("im2win", "apache-tvm", "numpy", "torch", "onnxruntime"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout this file is in, with "+" if there are changes; "" outside a checkout."""
+
+    def git(*words: str) -> str:
+        command: list[Any] = ["git", "-C", Path(__file__).resolve().parent, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,217 @@
+"""The benchmark on a GPU: us, PyTorch's cuDNN in both layouts, and every forward algorithm of cuDNN by name (see `bench.cuda_harness`).
+
+Filter packing and layout changes of the input are outside the time for everyone, our transform is inside, and where there is one it is also
+timed alone, in the same rounds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.ceilings import Ceilings
+from im2win.bench.cpu import OURS, UNTUNED, Progress, commit, spreads, versions
+from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.bench.cuda_harness import (
+    Contender,
+    cudnn_contenders,
+    interleaved,
+    op_contender,
+    prepared,
+    set_up_peers,
+    torch_contender,
+    tvm_searched,
+)
+from im2win.bench.results import Result, Row, peak_name
+from im2win.device.gpu import Gpu, device_gpu
+from im2win.numerics.reference import Accuracy, tolerance
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.tuner.runners.cuda import Bench
+
+TRANSFORM = "transform"
+
+Ours = tuple[Conv2d, str]
+
+
+def recipes(layers: Sequence[Layer], gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool) -> dict[Ours, Recipe]:
+    """Our kernels of these layers, by problem and `OURS` or `UNTUNED`."""
+    made: dict[Ours, Recipe] = {}
+    for conv in dict.fromkeys(layer.conv for layer in layers):
+        made[conv, OURS] = TileRecipe(conv, algorithm, gpu, accuracy, recorded=True, logs=logs)
+        if untuned:
+            made[conv, UNTUNED] = TileRecipe(conv, algorithm, gpu, accuracy)
+    return made
+
+
+def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) -> Contender:
+    op, backend = load(library), backend_for(gpu, accuracy)
+    allowed = tolerance(bench.conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile)))
+    return op_contender(bench, op, allowed)
+
+
+def run(
+    layers: Sequence[Layer],
+    *,
+    logs: Path | None = None,
+    algorithm: str = "auto",
+    accuracy: Accuracy = "float32",
+    untuned: bool = False,
+    rounds: int = 15,
+    tvm_trials: int = 0,
+    tvm_cache: Path | None = None,
+    suite: str = "custom",
+    progress: Progress | None = None,
+    keep: Callable[[Result], object] | None = None,
+    note: Callable[[str], object] | None = None,
+) -> Result:
+    """Times the layers on the first GPU; one row each.
+
+    Args:
+        logs, algorithm, accuracy: as in `im2win.build`.
+        untuned: times the default tile too.
+        rounds: samples a contender.
+        tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
+        tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`; what it lacks is searched for all layers at once, before the first is timed.
+        progress, keep: see `im2win.bench.cpu.run`.
+        note: called with lines of text while TVM searches.
+
+    Raises:
+        NoGpuError: there is none. A contender that fails is a message in its row instead.
+    """
+    import torch
+
+    gpu = device_gpu()
+    set_up_peers(accuracy)
+    limits = measure_ceilings()
+    name = "-".join([suite, *([accuracy] if accuracy != "float32" else []), *([f"tvm{tvm_trials}"] if tvm_trials else [])])
+    result = new_result(name, layers, gpu, limits)
+    with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
+        built = build_all(recipes(layers, gpu, logs, algorithm, accuracy, untuned), Path(folder))
+        cache = tvm_cache or Path(folder) / "tvm"
+        searched = tvm_searched([layer.conv for layer in layers], gpu, tvm_trials, cache, note) if tvm_trials else {}
+        for done, layer in enumerate(layers, 1):
+            torch.cuda.empty_cache()
+            ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
+            row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
+            result.layers.append(row)
+            if keep is not None:
+                keep(result)
+            if progress is not None:
+                progress(done, len(layers), row)
+    return result
+
+
+def time_layer(
+    layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int,
+    searched: Mapping[str, Callable[[Bench], Contender]],
+) -> Row:
+    """Checks and times every contender on one layer: our kernels, PyTorch, what was searched for, and all of cuDNN."""
+    bench = Bench(layer.conv, 0)
+    row = Row(layer.name, str(layer.conv), layer.count)
+    with cudnn_contenders(bench, accuracy) as named:
+        preparations: list[tuple[str, Callable[[], Contender]]] = [
+            *((name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()),
+            *((f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")),
+            *((name, partial(prepare, bench)) for name, prepare in searched.items()),
+        ]
+        ready, row.peers_failed = prepared([*preparations, *named])
+        row.failed = row.peers_failed.pop(OURS, None)
+        samples = interleaved(bench, with_transform(ready), rounds)
+    row.spread = spreads(samples)
+    _note(row, layer.conv, ready, limits)
+    return row
+
+
+def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
+    """And our transform by itself, where there is one."""
+    transform = ready[OURS].transform if OURS in ready else None
+    return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
+
+
+def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
+    medians = {name: spread.median for name, spread in row.spread.items()}
+    row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
+    row.peers = medians
+    row.peers_extra_bytes = {name: ready[name].extra_bytes or 0 for name in medians}
+    row.best_peer = min(medians, key=lambda name: medians[name], default=None)
+    if OURS in ready:
+        ours = ready[OURS]
+        row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
+    if row.ours_ms is not None:
+        row.gflops = conv.flops / row.ours_ms / 1e6
+        floor = Ceilings(limits[peak_name(conv.types, limits)], limits["copy_gbs"]).floor_ms(conv)
+        row.roofline_fraction = floor / row.ours_ms
+    if row.best_peer is not None:
+        best = medians[row.best_peer]
+        row.ratio = best / row.ours_ms if row.ours_ms is not None else None
+        row.untuned_ratio = best / row.untuned_ms if row.untuned_ms is not None else None
+
+
+def measure_ceilings() -> dict[str, float]:
+    """Large products of the vendor's library in float32, TF32, float16 and int8 (GFLOPS), and copy bandwidth (GB/s, read and written).
+
+    The unit multiplies int8 twice as fast as float16; where the library's int8 product is slower than that says, twice float16's stands.
+    """
+    import torch
+
+    def milliseconds(call: Callable[[], Any]) -> float:
+        events: Any = torch.cuda.Event
+        times = []
+        for _ in range(8):
+            start, end = events(enable_timing=True), events(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(float(start.elapsed_time(end)))
+        return sorted(times)[len(times) // 2]
+
+    size = 8192
+    found = {}
+    before = torch.backends.cuda.matmul.allow_tf32
+    for name, dtype, tf32 in (("fma", torch.float32, False), ("tf32", torch.float32, True), ("f16", torch.float16, False)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+        found[f"{name}_gflops"] = 2 * size**3 / milliseconds(partial(torch.matmul, a, b)) / 1e6
+    torch.backends.cuda.matmul.allow_tf32 = before
+    a, b = (torch.randint(-128, 128, (size, size), dtype=torch.int8, device="cuda") for _ in range(2))
+    found["s8_gflops"] = max(2 * found["f16_gflops"], 2 * size**3 / milliseconds(partial(torch._int_mm, a, b.t())) / 1e6)
+    source = torch.empty(1 << 30, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    found["copy_gbs"] = 2 * source.numel() * 4 / milliseconds(partial(target.copy_, source)) / 1e6
+    return found
+
+
+def _cudnn_version() -> Any:
+    import torch
+
+    version: Any = torch.backends.cudnn.version
+    return version()
+
+
+def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+    """A result without rows: what was run, where, when and with which versions."""
+    import torch
+
+    convs = [layer.conv for layer in layers]
+    batches, layouts = {conv.batch for conv in convs}, {conv.layout for conv in convs}
+    libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
+    return Result(
+        suite=suite + ("-nhwc" if layouts == {"NHWC"} else ""),
+        dtype="+".join(sorted({conv.types for conv in convs})),
+        batch=batches.pop() if len(batches) == 1 else None,
+        device=gpu.name,
+        brand=gpu.brand,
+        threads=1,
+        versions={**versions(), **libraries},
+        commit=commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        ceilings=limits,
+    )

@@ -1,0 +1,150 @@
+"""Kernels for a GPU that a study compares, compiled by all CPUs before the first of them is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from im2win.common.messages import brief
+from im2win.common.worker_pool import Worker, WorkerError, in_order, serve
+from im2win.device.gpu import Gpu
+from im2win.numerics.reference import Accuracy
+from im2win.runtime.manifest import Manifest
+from im2win.spec.conv2d import Conv2d
+
+if TYPE_CHECKING:
+    from im2win.runtime.cuda import CudaOp
+
+BUILD_S = 180.0
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Recipe(Protocol):
+    """How one kernel is made; a plain value that another process can be handed."""
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`.
+
+        Raises:
+            TileError: it cannot be made for the problem; any other exception is the compiler's.
+        """
+
+
+class BuildError(RuntimeError):
+    """A kernel that could not be compiled; the message says why."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A compiled kernel and what it is."""
+
+    path: Path
+    manifest: Manifest
+
+
+def load(library: Library | str) -> CudaOp:
+    """The operator in a library.
+
+    Raises:
+        BuildError: there is none, for the reason in its place.
+    """
+    from im2win.runtime.cuda import CudaOp
+
+    if isinstance(library, str):
+        raise BuildError(library)
+    return CudaOp(library.manifest, library.path)
+
+
+@dataclass(frozen=True)
+class TileRecipe:
+    """An algorithm of the registry, or the best of all ("auto"), with the model's tile.
+
+    recorded: a tuning record's tile instead, if there is one that applies; records in the folder `logs` go before those that ship.
+    tile: this one, of the algorithm named.
+    """
+
+    conv: Conv2d
+    algorithm: str
+    gpu: Gpu
+    accuracy: Accuracy = "float32"
+    recorded: bool = False
+    tile: Any = None
+    logs: Path | None = None
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`."""
+        from im2win.builder.build import cuda_manifest, looked_up
+        from im2win.registry.algorithms import algorithm
+        from im2win.registry.backends import backend_for
+        from im2win.registry.ranking import default_tile
+
+        rung = ""
+        if self.tile is not None:
+            name, tile = self.algorithm, self.tile
+        elif self.recorded:
+            name, tile, rung = looked_up(self.conv, self.gpu, self.logs, self.algorithm, self.accuracy)
+        else:
+            name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
+        backend = backend_for(self.gpu, self.accuracy)
+        made = backend.build(self.conv, algorithm(name), tile, path).extra_bytes
+        pack = backend.pack(self.conv, tile)
+        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Make a recipe's kernel in the library `path`."""
+
+    recipe: Recipe
+    path: Path
+
+
+def build(job: Job) -> Manifest | str:
+    """The manifest of what was compiled, or why it was not."""
+    try:
+        return job.recipe.compile(job.path)
+    except Exception as error:
+        return brief(error)
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    serve(build, job_fd, result_fd)
+
+
+class Builders:
+    """Processes that compile, kept for one set of recipes after the other: each takes seconds to begin.
+
+    Args:
+        processes: at a time; None: one less than there are CPUs.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        count = processes or max(1, (os.cpu_count() or 1) - 1)
+        self._workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}) for _ in range(count)]
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    def build_all(self, recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Library | str]:
+        """Compiles every recipe into a library in `folder`; what failed has the reason in its place."""
+        jobs = [Job(recipe, folder / f"{number}.so") for number, recipe in enumerate(recipes.values())]
+        built = dict[Name, Library | str]()
+        for name, job, answer in zip(recipes, jobs, in_order(self._workers, jobs, BUILD_S), strict=True):
+            failed = f"building: {answer}" if isinstance(answer, WorkerError) else answer
+            built[name] = failed if isinstance(failed, str) else Library(job.path, failed)
+        return built
+
+
+def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:
+    """The same with processes of its own; see `Builders`."""
+    with Builders(processes) as builders:
+        return builders.build_all(recipes, folder)

@@ -1,0 +1,206 @@
+"""What is timed on a GPU against each other: us, PyTorch, cuDNN's algorithms by name and TVM's default search, in one process.
+
+Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
+Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
+Workspaces are unlimited, as far as memory goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
+from im2win.common.messages import brief
+from im2win.device.gpu import Gpu
+from im2win.numerics.reference import Accuracy, allows, tolerance
+from im2win.runtime.op import Op
+from im2win.spec.conv2d import Conv2d
+from im2win.tuner.runners.cuda import Bench, reference, sample, verify
+
+PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
+WORKSPACE_BYTES = 60 << 30
+WARM_CALLS = 3
+
+
+@dataclass
+class Contender:
+    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference.
+
+    transform: the part of the call that makes that tensor, alone.
+    """
+
+    call: Callable[[], Any]
+    extra_bytes: int | None
+    error: float
+    algorithm: str = ""
+    tuned: bool = False
+    transform: Callable[[], Any] | None = None
+
+
+class WrongError(RuntimeError):
+    """An output that is not the convolution, or a contender that has none for this problem."""
+
+
+def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] | None = None) -> float:
+    """`right`: what the output shall be and the scale of errors, where they are not the bench's."""
+    import torch
+
+    torch.cuda.synchronize()
+    expected, scale = right or (bench.expected, bench.scale)
+    measured = float((output.double() - expected).abs().max()) / scale
+    if not measured <= allowed:
+        raise WrongError(f"wrong result: relative error {measured:.2g} is above {allowed:.2g}.")
+    return measured
+
+
+def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
+    """A built operator, its filters bound, that writes where the bench looks.
+
+    Raises:
+        WrongError: its error is above `allowed`, or it wrote where it must not.
+    """
+    bound = {name: bench.inputs[name] for name in ("bias", "scale") if name in bench.inputs}
+    layer = op.bind(bench.inputs["filter"], **bound)
+    call = partial(layer, bench.inputs["data"], residual=bench.inputs.get("residual"), out=bench.output)
+    message, error = verify(bench, call, allowed)
+    if message or error is None:
+        raise WrongError(f"wrong result: {message}.")
+    transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
+    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned, transform)
+
+
+def torch_contender(bench: Bench, layout: str) -> Contender:
+    """PyTorch's convolution, with its memory in this layout.
+
+    Raises:
+        WrongError: it is wrong, or PyTorch has no such convolution.
+    """
+    conv = bench.conv
+    call = torch_call(conv, bench.inputs, layout)
+    held, y = call_bytes(call)
+    extra = held - y.numel() * y.element_size()
+    error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
+    return Contender(call, max(0, extra), error)
+
+
+def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapping[Conv2d, str]) -> Contender:
+    """The best of TVM's default search, with so many trials; `cache` as in `im2win.bench.peers.cpu.TvmDefault`, `failed` from `search_all`.
+
+    Raises:
+        WrongError: it is wrong, or its definition has no such convolution. PeerError: the search failed, or no candidate of it ran.
+    """
+    from im2win.bench.peers.cpu import PeerError
+    from im2win.bench.peers.tvm_default import compiled, refused
+
+    conv = bench.conv
+    if (reason := refused(conv)) is not None:
+        raise WrongError(reason)
+    if conv in failed:
+        raise PeerError(failed[conv])
+    call = partial(compiled(conv, trials, gpu, cache), bench.inputs["data"], bench.inputs["filter"], bench.output)
+    message, error = verify(bench, call, tolerance(conv))
+    if message or error is None:
+        raise WrongError(f"wrong result: {message}.")
+    return Contender(call, None, error, f"{trials} trials")
+
+
+@contextlib.contextmanager
+def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
+    """(name, preparation) of cuDNN's algorithms; they share one workspace.
+
+    Where channels have scales of their own, it scales them all alike, and is checked against that; its outputs are float32 where none of
+    its algorithms writes what the problem asks for.
+    """
+    import torch
+
+    from im2win.bench.peers.cudnn import Cudnn, CudnnError, output_dtype, supports
+
+    conv = bench.conv
+    math = cudnn_math(conv, accuracy)
+    if supports(conv, math) is not None:
+        yield iter(())
+        return
+    with Cudnn() as library:
+        library.set_stream(torch.cuda.current_stream().cuda_stream)
+        found = library.plans(conv, math)
+        if not found and conv.requantised:
+            conv = conv.with_(out_dtype=None)
+            found = library.plans(conv, math)
+        plans = [plan for plan in found if plan.workspace_bytes <= WORKSPACE_BYTES]
+        one_scale, right = _scaled_alike(bench, output_dtype(conv)) if bench.conv.requantised else (1.0, None)
+        workspace = torch.empty(max([plan.workspace_bytes for plan in plans], default=0) + 1, dtype=torch.uint8, device="cuda")
+        w = bench.inputs["filter"] if conv.layout == "NCHW" else bench.inputs["filter"].permute(0, 2, 3, 1).contiguous()
+        out = torch.empty(conv.output_shape, dtype=getattr(torch, output_dtype(conv)), device="cuda")
+
+        def prepare(plan: Any) -> Contender:
+            pointers = (bench.inputs["data"].data_ptr(), w.data_ptr(), out.data_ptr(), workspace.data_ptr())
+            call = library.runner(conv, plan, *pointers, scale=one_scale)
+            out.fill_(float("nan") if out.dtype.is_floating_point else -77)
+            try:
+                call()
+            except CudnnError as error:
+                raise WrongError(str(error)) from None
+            return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE, right))
+
+        yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
+
+
+def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
+    """A scale for all channels that spreads outputs over int8, the sums times it as this type has them, and the largest of them."""
+    import torch
+
+    sums, largest = reference(bench.conv.with_(out_dtype=None), bench.inputs)
+    scale = 127 / largest
+    right = sums * scale
+    return scale, (torch.round(right).clamp_(-128, 127) if dtype == "int8" else right, largest * scale)
+
+
+def tvm_searched(
+    convs: Sequence[Conv2d], gpu: Gpu, trials: int, cache: Path, note: Callable[[str], object] | None,
+) -> dict[str, Callable[[Bench], Contender]]:
+    """TVM's default search of the layers, done: the contender by its name."""
+    from im2win.bench.peers.tvm_searches import search_all
+
+    failed = search_all(convs, trials, gpu, cache, note=note)
+    return {"tvm": partial(tvm_contender, gpu=gpu, trials=trials, cache=cache, failed=failed)}
+
+
+def set_up_peers(accuracy: Accuracy) -> None:
+    """PyTorch tries cuDNN's algorithms out, and keeps to the accuracy."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allows(accuracy, "tf32")
+
+
+def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The contenders that are ready, and why the others are not."""
+    ready: dict[str, Contender] = {}
+    failed: dict[str, str] = {}
+    for name, prepare in preparations:
+        try:
+            ready[name] = prepare()
+        except Exception as error:
+            failed[name] = brief(error, 300)
+    return ready, failed
+
+
+def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+    """Samples in seconds a call: up to `rounds` a contender, fewer where they would take longer than `seconds`, and one at least."""
+    samples: dict[str, list[float]] = {name: [] for name in ready}
+    counts = {}
+    for name, contender in ready.items():
+        first = sample(bench, contender.call)
+        counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
+        for _ in range(min(WARM_CALLS, counts[name]) - 1):
+            contender.call()
+    for turn in range(rounds):
+        for name, contender in ready.items():
+            if turn < counts[name]:
+                samples[name].append(sample(bench, contender.call))
+    return samples

@@ -1,0 +1,192 @@
+"""Contenders in processes of their own, timed in interleaved rounds.
+
+Why processes: in one process the thread pools of TVM, PyTorch and ONNX Runtime spoil each other's times. Measured on two cores, a
+64-channel 56x56 layer, batch 8, alone and in plain A B C D rounds of one process, ms: a TVM kernel 5.2 and 12.0, PyTorch 5.8 and 38,
+ONNX Runtime 5.3 and 14.7. A warm call before each timed one, a pause, spinning switched off: each cured some and left others at twice
+their time alone.
+
+So each contender lives in its own worker. Only one worker runs at a time; the rest are stopped (SIGSTOP), so that no pool spins on
+a core that is being measured. A slice of a round is: continue the worker, warm up by time (threads spread over the cores again), time.
+On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each contender's alone.
+
+One process in ten still started with two threads on one core and stayed so, at half speed. A worker whose threads got less than
+`LEAST_SHARE` of their CPUs while warming up is therefore started anew, and a sample in which that happens (or in which something else
+took a core) is taken again, a few times at most. This holds for every contender alike.
+
+Freed memory stays with the process (`KEEP_MEMORY`). Otherwise a library that allocates its output in each call, as PyTorch does, pays
+the system for fresh pages or not, depending on which layers ran before. We compare with the faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from im2win.bench.peers.cpu import Array, Contender
+from im2win.spec.conv2d import Conv2d
+
+LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so all threads on their own core give nearly 1
+RESTARTS = 3
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}  # read by glibc at start
+SAMPLE_SECONDS = 0.002  # a sample lasts at least this long: calls under 1 ms are repeated inside it
+
+
+class WorkerError(RuntimeError):
+    """The contender failed: the message is what its library said, or how its process ended."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a worker says of a prepared layer: its output, and the facts of the `Trial`."""
+
+    output: Array
+    algorithm: str
+    tuned: bool
+    extra_bytes: int
+
+
+class Worker:
+    """One contender's process; started at first use, started anew after a crash. Stopped except while it serves a request.
+
+    Args:
+        contender: sent to the process by pickle, so its class must be importable.
+        threads: what it may use; also set in the environment of the process for OpenMP and TVM.
+        timeout: seconds for one request.
+    """
+
+    def __init__(self, contender: Contender, threads: int, timeout: float = 3600.0) -> None:
+        self.contender, self.threads, self.timeout = contender, threads, timeout
+        self._layer: tuple[Conv2d, int] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection[Any, Any] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        count = str(self.threads)
+        environment = {
+            **os.environ,
+            **KEEP_MEMORY,
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "OMP_NUM_THREADS": count,
+            "TVM_NUM_THREADS": count,
+        }
+        command = [sys.executable, "-m", "im2win.bench.harness_worker", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._pipe = ours
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+    def _ask(self, request: str, *arguments: Any) -> Any:
+        if self._process is None:
+            self._start()
+        process, pipe = self._process, self._pipe
+        assert process is not None and pipe is not None
+        try:
+            process.send_signal(signal.SIGCONT)
+            pipe.send((request, arguments))
+            if not pipe.poll(self.timeout):
+                raise WorkerError(f"{self.contender.name}: no answer to {request} within {self.timeout:g} s.")
+            fine, answer = pipe.recv()
+        except (EOFError, OSError) as error:
+            code = process.wait()
+            self.close()
+            raise WorkerError(f"{self.contender.name}: its process ended with code {code} during {request}.") from error
+        except BaseException:
+            self.close()
+            raise
+        process.send_signal(signal.SIGSTOP)
+        if not fine:
+            raise WorkerError(answer)
+        return answer
+
+    def prepare(self, conv: Conv2d, seed: int) -> Prepared:
+        """Prepares the layer on random tensors of this seed and runs it once.
+
+        Raises:
+            WorkerError: the contender refused, failed, crashed or took too long.
+        """
+        with tempfile.TemporaryDirectory(prefix="im2win-bench-") as folder:
+            path = Path(folder) / "output.npy"
+            facts = self._ask("prepare", self.contender, conv, seed, self.threads, path)
+            self._layer = conv, seed
+            return Prepared(np.load(path), *facts)
+
+    def warm(self, seconds: float) -> float:
+        """Runs the layer for this long; seconds of its fastest call. Starts the process anew while its threads share a core."""
+        for _ in range(RESTARTS):
+            fastest, share = self._ask("warm", seconds)
+            if share >= LEAST_SHARE * self.threads or self._layer is None:
+                break
+            self.close()
+            self.prepare(*self._layer)
+        else:
+            fastest, _ = self._ask("warm", seconds)
+        return float(fastest)
+
+    def sample(self, settle: float, calls: int) -> float:
+        """Warms up for `settle` seconds, then times `calls` calls; seconds a call."""
+        return float(self._ask("sample", settle, calls, LEAST_SHARE * self.threads))
+
+
+def interleaved(
+    workers: Mapping[str, Worker], rounds: int, warmup: float = 0.5, settle: float = 0.03
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Times prepared workers in rounds A B C, A B C, ...
+
+    Args:
+        workers: by name, each with a layer prepared.
+        rounds: samples a contender.
+        warmup: seconds each runs before the first round.
+        settle: seconds each runs before every sample, since it has been stopped in between.
+
+    Returns:
+        Samples in seconds a call, and the message of each contender that failed on the way (which then has no samples).
+    """
+    samples: dict[str, list[float]] = {}
+    failed: dict[str, str] = {}
+    calls: dict[str, int] = {}
+    for name, worker in workers.items():
+        with _kept(failed, name):
+            calls[name] = max(1, int(np.ceil(SAMPLE_SECONDS / worker.warm(warmup))))
+    for _ in range(rounds):
+        for name in calls:
+            if name not in failed:
+                with _kept(failed, name):
+                    samples.setdefault(name, []).append(workers[name].sample(settle, calls[name]))
+    return {name: values for name, values in samples.items() if name not in failed}, failed
+
+
+@contextlib.contextmanager
+def _kept(failed: dict[str, str], name: str) -> Any:
+    try:
+        yield
+    except WorkerError as error:
+        failed[name] = str(error)

@@ -1,0 +1,93 @@
+"""The process of one contender: `python -m im2win.bench.harness_worker FD` serves requests of `im2win.bench.harness.Worker` over a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.bench.peers.cpu import Contender, Tensors, Trial
+from im2win.device.affinity import leave_bound_cpus
+from im2win.spec.conv2d import Conv2d
+
+ATTEMPTS = 3  # samples taken for one that had its CPUs to itself
+_CPUS = os.sched_getaffinity(0)
+
+
+def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
+    os.sched_setaffinity(0, _CPUS)  # threads made now inherit it
+    trial = contender.prepare(conv, Tensors.random(conv, seed), threads)
+    trial.call()
+    leave_bound_cpus()
+    np.save(path, trial.read())
+    return trial, (trial.algorithm, trial.tuned, trial.extra_bytes)
+
+
+def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:
+    start_cpu, begin = time.process_time(), time.perf_counter()
+    fastest, end = float("inf"), begin + seconds
+    while True:
+        start = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        fastest = min(fastest, now - start)
+        if now >= end:
+            return fastest, (time.process_time() - start_cpu) / (now - begin)
+
+
+def _sample(call: Callable[[], object], settle: float, calls: int, least_cpus: float) -> float:
+    seconds: list[float] = []
+    for _ in range(ATTEMPTS):
+        _warm(call, settle)
+        start_cpu, start = time.process_time(), time.perf_counter()
+        for _ in range(calls):
+            call()
+        elapsed = time.perf_counter() - start
+        seconds.append(elapsed / calls)
+        if time.process_time() - start_cpu >= least_cpus * elapsed:
+            return seconds[-1]
+    return min(seconds)
+
+
+def serve(pipe: Connection[Any, Any]) -> None:
+    """Answers requests until the pipe closes: (True, answer), or (False, message) for whatever the contender raised."""
+    trial: Trial | None = None
+    while True:
+        try:
+            request, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: Any
+            if request == "prepare":
+                trial = None  # the last layer's memory goes before the next one's comes
+                trial, answer = _prepare(*arguments)
+            else:
+                assert trial is not None, "a layer must be prepared first"
+                answer = _warm(trial.call, *arguments) if request == "warm" else _sample(trial.call, *arguments)
+        except Exception as error:  # any library, any error: it is that contender's outcome
+            pipe.send((False, f"{type(error).__name__}: {error}".strip()[:500]))
+        else:
+            pipe.send((True, answer))
+
+
+def main() -> None:
+    """Serves the pipe whose file descriptor is the first argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped worker must not outlive its parent
+    os.dup2(2, 1)  # what libraries print goes to stderr
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""Whole models against ONNX Runtime and PyTorch, in the manner of `im2win.bench.harness`: processes of their own, interleaved rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from im2win.bench.harness import Worker, WorkerError, interleaved
+from im2win.bench.peers.cpu import Contender, PeerError, Tensors, Trial
+from im2win.bench.results import Spread
+from im2win.frontends.onnx.graph import attributes_of
+from im2win.frontends.onnx.layers import import_onnx
+from im2win.spec.conv2d import Conv2d
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from im2win.frontends.models.source import Array
+    from im2win.frontends.onnxruntime.operators import Rewritten
+
+_NO_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # what the contest asks for; a model's contenders have their own inputs
+TOLERANCE = 1e-3  # of the largest output: hundreds of layers, each within the tolerance of sums of products
+PEERS = ("onnxruntime", "torch")
+INSIDE = "inside onnxruntime"  # its convolutions ours
+
+
+@dataclass
+class ModelRow:
+    """One model: our median time of a call in ms, the peers', the best of them over ours, and the largest difference from ONNX Runtime.
+
+    rungs: where the tiles of its layers come from, and of how many.
+    inside_ms, inside_failed: of ONNX Runtime with our convolutions, where that took part.
+    """
+
+    model: str
+    batch: int
+    ours_ms: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    best_peer: str | None = None
+    ratio: float | None = None
+    error: float | None = None
+    rungs: dict[str, int] = field(default_factory=dict)
+    failed: str | None = None
+    peers_failed: dict[str, str] = field(default_factory=dict)
+    spread: dict[str, Spread] = field(default_factory=dict)
+    inside_ms: float | None = None
+    inside_failed: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def images(path: Path, seed: int) -> dict[str, Array]:
+    """Random normal inputs of a compiled model's largest batch, the same in every process."""
+    from im2win.runtime.manifest import manifest_path
+    from im2win.runtime.model_manifest import ModelManifest
+
+    manifest = ModelManifest.read(manifest_path(path))
+    random = np.random.default_rng(seed)
+    batch = max(bucket.batch for bucket in manifest.buckets)
+    return {port.name: random.normal(size=port.at(batch)).astype(port.dtype) for port in manifest.inputs}
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A compiled model."""
+
+    library: Path
+    seed: int = 0
+    name: str = "ours"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        from im2win.runtime.model import load_model
+
+        model = load_model(self.library)
+        inputs = list(images(self.library, self.seed).values())
+        first = model(*inputs)
+        out = tuple(np.full_like(one, np.nan) for one in (first if isinstance(first, tuple) else (first,)))
+        return Trial(partial(model, *inputs, out=out), lambda: _flat(out))
+
+
+@dataclass(frozen=True)
+class OnnxRuntimeModel:
+    """ONNX Runtime on the same file, all graph optimizations, inputs and outputs bound ahead.
+
+    operators: the library of those that the file needs.
+    """
+
+    library: Path
+    source: Path
+    seed: int = 0
+    name: str = "onnxruntime"
+    operators: Path | None = None
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        try:
+            import onnxruntime as ort
+        except ImportError as error:
+            raise PeerError(f"{self.name}: onnxruntime is needed; pip install 'im2win[bench]'.") from error
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        if self.operators is not None:
+            options.register_custom_ops_library(str(self.operators))
+        session = ort.InferenceSession(str(self.source), options, providers=["CPUExecutionProvider"])
+        feeds = images(self.library, self.seed)
+        outputs = [ort.OrtValue.ortvalue_from_numpy(one) for one in session.run(None, feeds)]
+        held = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
+        binding = session.io_binding()
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for one, value in zip(session.get_outputs(), outputs, strict=True):
+            binding.bind_ortvalue_output(one.name, value)
+        return Trial(partial(session.run_with_iobinding, binding), lambda: _flat([one.numpy() for one in outputs]))
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """PyTorch eager (oneDNN), node by node as a module's `forward` would call it, under `inference_mode`; weights made ahead."""
+
+    library: Path
+    source: Path
+    seed: int = 0
+    name: str = "torch"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        try:
+            import torch
+        except ImportError as error:
+            raise PeerError(f"{self.name}: PyTorch is not installed; pip install 'im2win[bench]'.") from error
+        from im2win.frontends.models.source import at_batch, read
+
+        torch.set_num_threads(threads)
+        label, model = read(self.source)
+        feeds = {name: torch.from_numpy(value) for name, value in images(self.library, self.seed).items()}
+        whole = at_batch(model, label, next(iter(feeds.values())).shape[0])
+        constants = {name: torch.from_numpy(np.array(value)) for name, value in whole.constants.items()}
+        steps = [(_torch_call(torch, node, whole.constants), list(filter(None, node.input)), node.output[0]) for node in whole.graph.nodes]
+        wanted = [one.name for one in whole.outputs]
+        result: list[Any] = []
+
+        @torch.inference_mode()  # type: ignore[untyped-decorator,unused-ignore]
+        def call() -> None:
+            values = {**constants, **feeds}
+            for function, inputs, output in steps:
+                values[output] = function(*(values[name] for name in inputs))
+            result[:] = [values[name] for name in wanted]
+
+        return Trial(call, lambda: _flat([one.numpy() for one in result]))
+
+
+def _flat(tensors: Sequence[Array]) -> Array:
+    return np.concatenate([one.reshape(-1) for one in tensors])
+
+
+def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[..., Any]:
+    """A node as a call of PyTorch's.
+
+    Raises:
+        PeerError: an operator or attribute that this short list does not have.
+    """
+    stated = attributes_of(node)
+    functional = torch.nn.functional
+    pads, strides = stated.get("pads", [0, 0, 0, 0]), stated.get("strides", [1, 1])
+    if stated.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or stated.get("ceil_mode", 0):
+        raise PeerError(f"torch: {node.op_type} with auto_pad or ceil_mode is not converted.")
+
+    def windows(function: Callable[..., Any], empty: float = 0.0) -> Callable[..., Any]:
+        """Padding of another number on each side is a step of its own."""
+        if pads[:2] == pads[2:]:
+            return partial(function, padding=tuple(pads[:2]))
+        top, left, bottom, right = pads
+        return lambda x, *others: function(functional.pad(x, (left, right, top, bottom), value=empty), *others)
+
+    size = stated.get("kernel_shape")
+    joined = partial(_joined, torch, stated.get("axis", 1))
+    shape = [int(extent) for extent in constants[node.input[1]]] if node.op_type == "Reshape" else []
+    known: dict[str, Callable[[], Callable[..., Any]]] = {
+        "Conv": lambda: windows(
+            partial(functional.conv2d, stride=strides, dilation=stated.get("dilations", [1, 1]), groups=stated.get("group", 1))
+        ),
+        "MaxPool": lambda: windows(partial(functional.max_pool2d, kernel_size=size, stride=strides), -np.inf),
+        "AveragePool": lambda: windows(
+            partial(functional.avg_pool2d, kernel_size=size, stride=strides, count_include_pad=bool(stated.get("count_include_pad", 0)))
+        ),
+        "GlobalAveragePool": lambda: partial(functional.adaptive_avg_pool2d, output_size=1),
+        "BatchNormalization": lambda: lambda x, g, b, m, v: functional.batch_norm(x, m, v, g, b, eps=stated.get("epsilon", 1e-5)),
+        "Relu": lambda: torch.relu,
+        "Add": lambda: torch.add,
+        "Sum": lambda: lambda first, *others: sum(others, first),
+        "Mul": lambda: torch.mul,
+        "Concat": lambda: joined,
+        "LRN": lambda: partial(
+            functional.local_response_norm, size=stated.get("size"), alpha=stated.get("alpha", 1e-4), beta=stated.get("beta", 0.75),
+            k=stated.get("bias", 1.0),
+        ),
+        "Reshape": lambda: lambda x, _: x.reshape([x.shape[place] if extent == 0 else extent for place, extent in enumerate(shape)]),
+        "Flatten": lambda: partial(torch.flatten, start_dim=stated.get("axis", 1)),
+        "Transpose": lambda: lambda x: x.permute(stated["perm"]).contiguous(),
+        "Gemm": lambda: partial(_gemm, torch, bool(stated.get("transB", 0))),
+        # up to operator set 12 softmax goes over all axes from this one on
+        "Softmax": lambda: lambda x: torch.softmax(x.flatten(stated.get("axis", 1)), -1).reshape(x.shape),
+        "Dropout": lambda: lambda x, *_: x,
+        "Identity": lambda: lambda x: x,
+    }  # fmt: skip
+    if node.op_type not in known:
+        raise PeerError(f"torch: {node.op_type} is not converted.")
+    return known[node.op_type]()
+
+
+def _joined(torch: Any, axis: int, *tensors: Any) -> Any:
+    return torch.cat(tensors, axis)
+
+
+def _gemm(torch: Any, turned: bool, x: Any, w: Any, bias: Any = None) -> Any:
+    return torch.nn.functional.linear(x, w if turned else w.T, bias)
+
+
+def measure(
+    name: str, source: Path, library: Path, against: Sequence[str] = PEERS, threads: int = 1, rounds: int = 15, warmup: float = 0.5,
+    inside: Rewritten | None = None,
+) -> ModelRow:  # fmt: skip
+    """Times a compiled model and its peers on the same random inputs; every output is checked against ONNX Runtime's.
+
+    Args:
+        source: the ONNX file that `library` was compiled from.
+        inside: the same model for ONNX Runtime with our convolutions, which then takes part.
+
+    Raises:
+        ValueError: an unknown peer.
+    """
+    from im2win.runtime.manifest import manifest_path
+    from im2win.runtime.model_manifest import ModelManifest
+
+    unknown = [peer for peer in against if peer not in PEERS]
+    if unknown:
+        raise ValueError(f"`against` (={unknown[0]!r}) must be one of {', '.join(PEERS)}.")
+    manifest = ModelManifest.read(manifest_path(library))
+    row = ModelRow(name, max(bucket.batch for bucket in manifest.buckets))
+    for layer in manifest.layers:
+        row.rungs[layer.rung] = row.rungs.get(layer.rung, 0) + 1
+    contenders: list[Contender] = [Ours(library), OnnxRuntimeModel(library, source)]
+    contenders += [TorchModel(library, source)] if "torch" in against else []
+    contenders += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        outputs: dict[str, Array] = {}
+        for contender in contenders:
+            worker = stack.enter_context(Worker(contender, threads))
+            try:
+                outputs[contender.name] = worker.prepare(_NO_LAYER, 0).output
+                workers[contender.name] = worker
+            except WorkerError as error:
+                row.peers_failed[contender.name] = str(error)
+        _judge(row, workers, outputs)
+        if "onnxruntime" not in against:
+            workers.pop("onnxruntime", None)
+        samples, failed = interleaved(workers, rounds, warmup)
+    row.peers_failed |= failed
+    row.failed, row.inside_failed = (row.peers_failed.pop(each, None) for each in ("ours", INSIDE))
+    for contender_name, seconds in samples.items():
+        ordered = sorted(1e3 * second for second in seconds)
+        low, high = (float(np.percentile(ordered, q)) for q in (10, 90))
+        row.spread[contender_name] = Spread(statistics.median(ordered), low, high, len(ordered))
+    row.peers = {peer: row.spread[peer].median for peer in against if peer in row.spread}
+    row.best_peer = min(row.peers, key=lambda peer: row.peers[peer], default=None)
+    row.inside_ms = row.spread[INSIDE].median if INSIDE in row.spread else None
+    if "ours" in row.spread:
+        row.ours_ms = row.spread["ours"].median
+        row.ratio = row.peers[row.best_peer] / row.ours_ms if row.best_peer else None
+    return row
+
+
+def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array]) -> None:
+    """Drops every contender whose output is not ONNX Runtime's."""
+    expected = outputs.get("onnxruntime")
+    if expected is None:
+        return
+    largest = float(np.abs(expected).max()) or 1.0
+    for name, output in outputs.items():
+        error = float(np.abs(output - expected).max()) / largest if output.shape == expected.shape else float("inf")
+        row.error = error if name == "ours" else row.error
+        if not error <= TOLERANCE:
+            row.peers_failed[name] = f"its output differs from ONNX Runtime's by {error:.1e} of the largest"
+            workers.pop(name).close()
+
+
+def with_random_weights(source: Path | ModelProto, seed: int = 0) -> ModelProto:
+    """A graph whose weights are ConstantOfShape nodes, as those that the package onnx carries, with weights that tell channels apart.
+
+    Their magnitudes keep those of activations, so that no library meets numbers that it is slow on. What the last softmax reads is an
+    output, too: of random weights one class takes it all.
+    """
+    onnx = import_onnx()
+    model: ModelProto = onnx.load(source) if isinstance(source, Path) else source
+    random = np.random.default_rng(seed)
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    roles = {value: (node.op_type, place) for node in model.graph.node for place, value in enumerate(node.input)}
+    kept = [node for node in model.graph.node if node.op_type != "ConstantOfShape"]
+    for node in model.graph.node:
+        if node.op_type == "ConstantOfShape":
+            shape = tuple(int(extent) for extent in shapes[node.input[0]])
+            array = _weights(*roles[node.output[0]], shape, random).astype(np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, node.output[0]))
+            model.graph.input.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, shape))
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    for node in kept:
+        if node.op_type == "Softmax":
+            model.graph.output.append(onnx.ValueInfoProto(name=node.input[0]))
+            model.graph.output[-1].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return model
+
+
+def _weights(operator: str, place: int, shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    if operator in ("Conv", "Gemm") and place == 1:
+        return random.normal(0, np.sqrt(2 / np.prod(shape[1:])), shape)
+    if operator == "BatchNormalization" and place == 4:
+        return random.uniform(0.5, 2, shape)
+    if operator in ("BatchNormalization", "Mul", "Unsqueeze") and place in (0, 1):
+        return random.uniform(0.5, 1.2, shape)
+    return random.normal(0, 0.1, shape)

@@ -1,0 +1,259 @@
+"""Who we are compared with: each peer runs one convolution the fastest way its public interface offers, on given threads.
+
+A contender has a `name` and `prepare(conv, tensors, threads) -> Trial`. Everything that a deployed model does once (session building,
+filter packing, tuning, layout change of the input) happens in `prepare`; `Trial.call` is what a user waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import random_tensors, reference
+from im2win.spec.conv2d import Conv2d
+
+Array = NDArray[Any]
+
+
+class PeerError(RuntimeError):
+    """A peer that cannot run here (not installed, layer not supported); the message says why."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The arguments of one layer, in the layout and dtype of its `Conv2d`."""
+
+    data: Array
+    filter: Array
+    bias: Array | None = None
+    residual: Array | None = None
+
+    @classmethod
+    def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
+        """Random normal tensors (never zeros or ones: some libraries and some CPUs are faster on those)."""
+        named = {name: array.astype(conv.dtype, copy=False) for name, array in random_tensors(conv, seed).items()}
+        return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
+
+    def expected(self, conv: Conv2d) -> Array:
+        """The layer's output in float64."""
+        return reference(conv, self.data, self.filter, self.bias, self.residual)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A prepared contender: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`."""
+
+    call: Callable[[], object]
+    read: Callable[[], Array]
+    algorithm: str = ""
+    tuned: bool = False
+    extra_bytes: int = 0
+
+
+class Contender(Protocol):
+    """Anything that can be timed on a layer."""
+
+    @property
+    def name(self) -> str:
+        """How results call it."""
+        ...
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        """Everything done once a layer; raises PeerError (or whatever the library raises) when it cannot."""
+        ...
+
+
+def to_nchw(array: Array, conv: Conv2d) -> Array:
+    """A view of an input, residual or output of `conv` as [batch, channels, height, width]."""
+    return array if conv.layout == "NCHW" else array.transpose(0, 3, 1, 2)
+
+
+def from_nchw(array: Array, conv: Conv2d) -> Array:
+    """The inverse of `to_nchw`."""
+    return array if conv.layout == "NCHW" else array.transpose(0, 2, 3, 1)
+
+
+def _need_float32(conv: Conv2d, peer: str) -> None:
+    if conv.dtype != "float32":
+        raise PeerError(f"{peer}: `dtype` (={conv.dtype!r}) must be float32 on the CPU.")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """PyTorch eager (oneDNN) under `inference_mode`; the activation in place. Its convolution takes no output tensor."""
+
+    channels_last: bool = False
+
+    @property
+    def name(self) -> str:
+        return "torch_nhwc" if self.channels_last else "torch_nchw"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        _need_float32(conv, self.name)
+        try:
+            import torch
+        except ImportError as error:
+            raise PeerError(f"{self.name}: PyTorch is not installed; pip install 'im2win[bench]'.") from error
+        torch.set_num_threads(threads)
+        order = torch.channels_last if self.channels_last else torch.contiguous_format
+
+        def tensor(array: Array | None) -> Any:
+            if array is None:
+                return None
+            return torch.from_numpy(np.ascontiguousarray(array)).contiguous(memory_format=order)
+
+        data, weight = tensor(to_nchw(tensors.data, conv)), tensor(tensors.filter)
+        bias = None if tensors.bias is None else torch.from_numpy(tensors.bias)
+        residual = None if tensors.residual is None else tensor(to_nchw(tensors.residual, conv))
+        top, left, bottom, right = conv.padding
+        symmetric = (top, left) == (bottom, right)
+        functional = torch.nn.functional
+        activations: dict[str, Callable[[Any], Any]] = {
+            "none": lambda y: y,
+            "relu": torch.relu_,
+            "relu6": partial(functional.hardtanh_, min_val=0.0, max_val=6.0),
+            "silu": partial(functional.silu, inplace=True),
+        }
+        activate = activations[conv.activation]
+        result: list[Any] = [None]
+
+        @torch.inference_mode()  # type: ignore[untyped-decorator,unused-ignore]
+        def call() -> None:
+            x = data if symmetric else functional.pad(data, (left, right, top, bottom))
+            y = torch.conv2d(x, weight, bias, conv.stride, (top, left) if symmetric else (0, 0), conv.dilation, conv.groups)
+            result[0] = activate(y if residual is None else y.add_(residual))
+
+        return Trial(call, lambda: from_nchw(result[0].numpy(), conv))
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """ONNX Runtime, CPU provider, all graph optimizations, input and output bound ahead (I/O binding), filters as initializers.
+
+    Its threads spin between calls, as by default: up to 12 % faster than without, measured, and no harm to others (see contest.py).
+    """
+
+    name: str = "onnxruntime"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        _need_float32(conv, self.name)
+        try:
+            import onnx  # noqa: F401
+            import onnxruntime as ort
+        except ImportError as error:
+            raise PeerError(f"{self.name}: onnx and onnxruntime are needed; pip install 'im2win[bench]'.") from error
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        session = ort.InferenceSession(_onnx_model(conv, tensors), options, providers=["CPUExecutionProvider"])
+        inputs = {"data": tensors.data} if tensors.residual is None else {"data": tensors.data, "residual": tensors.residual}
+        held = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(to_nchw(a, conv))) for name, a in inputs.items()}
+        shape = (conv.batch, conv.out_channels, *conv.output_size)
+        output = ort.OrtValue.ortvalue_from_numpy(np.full(shape, np.nan, "float32"))
+        binding = session.io_binding()
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output("output", output)
+        return Trial(partial(session.run_with_iobinding, binding), lambda: from_nchw(output.numpy(), conv))
+
+
+def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
+    """The layer with its epilogue as an ONNX graph (Conv, Add, Relu | Clip | Sigmoid, Mul), serialized."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    shape = [conv.batch, conv.in_channels, conv.height, conv.width]
+    out_shape = [conv.batch, conv.out_channels, *conv.output_size]
+    constants = [numpy_helper.from_array(np.ascontiguousarray(tensors.filter), "filter")]
+    arguments = ["data", "filter"]
+    if tensors.bias is not None:
+        constants.append(numpy_helper.from_array(tensors.bias, "bias"))
+        arguments.append("bias")
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    attributes = {
+        "strides": conv.stride,
+        "pads": conv.padding,
+        "dilations": conv.dilation,
+        "group": conv.groups,
+        "kernel_shape": conv.kernel,
+    }
+    steps.append(("Conv", arguments, attributes))
+    inputs = [helper.make_tensor_value_info("data", TensorProto.FLOAT, shape)]
+    if conv.residual:
+        steps.append(("Add", ["step0", "residual"], {}))
+        inputs.append(helper.make_tensor_value_info("residual", TensorProto.FLOAT, out_shape))
+    last = f"step{len(steps) - 1}"
+    if conv.activation == "relu":
+        steps.append(("Relu", [last], {}))
+    elif conv.activation == "relu6":
+        constants += [numpy_helper.from_array(np.float32(v), n) for v, n in ((0, "low"), (6, "high"))]
+        steps.append(("Clip", [last, "low", "high"], {}))
+    elif conv.activation == "silu":
+        steps += [("Sigmoid", [last], {}), ("Mul", [last, f"step{len(steps)}"], {})]
+    nodes = [
+        helper.make_node(kind, names, ["output" if i == len(steps) - 1 else f"step{i}"], **fields)
+        for i, (kind, names, fields) in enumerate(steps)
+    ]
+    result = helper.make_tensor_value_info("output", TensorProto.FLOAT, out_shape)
+    graph = helper.make_graph(nodes, "layer", inputs, [result], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+@dataclass(frozen=True)
+class TvmDefault:
+    """TVM's default MetaSchedule space on a plain te convolution, searched with `trials` trials.
+
+    Args:
+        trials: candidates measured a layer; the same number as ours had, to be fair.
+        cache: folder that keeps MetaSchedule's database and the best candidate of each layer, so that a second run searches nothing;
+            None: a temporary one.
+    """
+
+    trials: int = 64
+    cache: Path | None = None
+    name: str = "tvm"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW":
+            raise PeerError(f"{self.name}: the plain convolution has no epilogue and is NCHW; got {conv}.")
+        import tvm
+
+        from im2win.bench.peers.tvm_default import compiled
+
+        function = compiled(conv, self.trials, Machine.host(threads), self.cache)
+        cpu = tvm.cpu()
+        output = tvm.runtime.tensor(np.full(conv.output_shape, np.nan, conv.dtype), cpu)
+        arguments = [tvm.runtime.tensor(tensors.data, cpu), tvm.runtime.tensor(tensors.filter, cpu), output]
+        return Trial(partial(function, *arguments), output.numpy)
+
+
+PEERS: dict[str, tuple[Callable[[], Contender], ...]] = {
+    "torch": (Torch, partial(Torch, channels_last=True)),
+    "torch_nchw": (Torch,),
+    "torch_nhwc": (partial(Torch, channels_last=True),),
+    "onnxruntime": (OnnxRuntime,),
+    "tvm": (TvmDefault,),
+}
+
+
+def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: Path | None = None) -> list[Contender]:
+    """The contenders behind these names; `torch` stands for both of its layouts.
+
+    Raises:
+        ValueError: a name that is not in `PEERS`.
+    """
+    found: dict[str, Contender] = {}
+    for name in names:
+        if name not in PEERS:
+            raise ValueError(f"bench: `against` (={name!r}) must be one of {', '.join(PEERS)}.")
+        for make in PEERS[name]:
+            contender = TvmDefault(tvm_trials, tvm_cache) if name == "tvm" else make()
+            found[contender.name] = contender
+    return list(found.values())

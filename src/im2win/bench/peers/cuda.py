@@ -1,0 +1,58 @@
+"""What benchmarks on a GPU compare with, as calls: PyTorch's convolution, and how cuDNN is asked; and the memory that any call holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from im2win.numerics.reference import Accuracy, allows
+from im2win.spec.conv2d import Conv2d
+
+
+class Unsupported(RuntimeError):
+    """A convolution that a peer does not have."""
+
+
+def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[], Any]:
+    """PyTorch's convolution of tensors named as in `conv.arguments`, in a layout; its result is [N, C, H, W] in memory of that layout.
+
+    Raises:
+        Unsupported: PyTorch has no such convolution.
+    """
+    import torch
+
+    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
+        raise Unsupported("PyTorch has no such convolution.")
+    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    x = tensors["data"] if conv.layout == "NCHW" else tensors["data"].permute(0, 3, 1, 2)
+    x, w = x.contiguous(memory_format=memory), tensors["filter"].contiguous(memory_format=memory)
+    residual = tensors.get("residual")
+    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+    if residual is not None:
+        residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
+
+    def call() -> Any:
+        padding = conv.padding[:2]
+        y = torch.nn.functional.conv2d(x, w, tensors.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
+        y = y if residual is None else y + residual
+        return functions[conv.activation](y) if conv.activation in functions else y
+
+    return call
+
+
+def cudnn_math(conv: Conv2d, accuracy: Accuracy) -> str:
+    """The argument `math` of `cudnn` for a problem."""
+    return {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if allows(accuracy, "tf32") else "fma")
+
+
+def call_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
+    """The most device memory, in bytes, that a call after the first held of PyTorch's allocator, its result included; and the result."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated()) - before, result

@@ -1,0 +1,162 @@
+"""What a benchmark run found, as data: written to JSON, read back, summarised. The schema is described in benchmarks/README.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from im2win.common.files import replace_json
+
+SCHEMA = 1
+
+
+class ResultError(ValueError):
+    """A file that is not a benchmark result of this schema; the message names the file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Samples of one contender on one layer, ms a call: median, 10th and 90th percentile, how many."""
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+
+
+@dataclass
+class Row:
+    """One layer. Numbers are None where ours failed; `failed` and `peers_failed` then say why.
+
+    error: largest difference between our output and the float64 reference, over the reference's largest magnitude.
+    roofline_fraction: of the least time of the direct form on this machine (see `im2win.bench.ceilings`), over ours.
+    ratio: best peer's time / ours; above 1 we win.
+    transform_ms: what the transform takes alone, a part of ours_ms, where a kernel of its own makes the windows (on a GPU).
+    untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
+    peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where it was asked for;
+        `peak_failed` says why it could not be measured.
+    peers_extra_bytes: what peers allocate beside input, filter and output, where that was measured (on a GPU).
+    """
+
+    layer: str
+    conv: str
+    count: int = 1
+    ours_ms: float | None = None
+    algorithm: str = ""
+    tuned: bool = False
+    gflops: float | None = None
+    roofline_fraction: float | None = None
+    extra_bytes: int | None = None
+    error: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    best_peer: str | None = None
+    ratio: float | None = None
+    untuned_ms: float | None = None
+    untuned_ratio: float | None = None
+    peak_bytes: int | None = None
+    peak_failed: str | None = None
+    failed: str | None = None
+    peers_failed: dict[str, str] = field(default_factory=dict)
+    peers_extra_bytes: dict[str, int] = field(default_factory=dict)
+    spread: dict[str, Spread] = field(default_factory=dict)
+    transform_ms: float | None = None
+
+
+@dataclass
+class Result:
+    """One run: the machine, the versions, the ceilings and a row a layer."""
+
+    suite: str
+    dtype: str
+    batch: int | None
+    device: str
+    brand: str
+    threads: int
+    versions: dict[str, str]
+    commit: str
+    date: str
+    ceilings: dict[str, float]
+    layers: list[Row] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    @property
+    def stem(self) -> str:
+        """Its place under benchmarks/results, without suffix: device/suite-dtype-bN."""
+        return f"{self.device}/{self.suite}-{self.dtype}-b{self.batch or 'mixed'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, `schema` first."""
+        return {"schema": self.schema, **{name: value for name, value in asdict(self).items() if name != "schema"}}
+
+    def save(self, path: Path) -> Path:
+        """Writes JSON, making the folder; returns the path."""
+        return replace_json(path, self.as_dict())
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultError: no such file, not JSON, another schema, or missing or unknown fields.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise ResultError(f"{path}: `schema` must be {SCHEMA}.")
+        try:
+            rows = [_row(row) for row in values.pop("layers")]
+            return cls(**values, layers=rows)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+
+
+def _row(values: dict[str, Any]) -> Row:
+    spread = {name: Spread(**numbers) for name, numbers in values.get("spread", {}).items()}
+    return Row(**{**values, "spread": spread})
+
+
+def peak_name(types: str, ceilings: Mapping[str, float]) -> str:
+    """Which of a machine's ceilings is the arithmetic one of these types, a float32 that is IEEE's: the nearest of those measured."""
+    wanted = {"float16": ("f16_gflops",), "int8": ("s8_gflops", "f16_gflops")}.get(types.partition("-")[0], ())
+    return next((name for name in wanted if name in ceilings), "fma_gflops")
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The geometric mean of positive numbers; None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def summarise(result: Result) -> dict[str, Any]:
+    """The run in a few numbers.
+
+    Returns:
+        layers: rows; failed: rows without a ratio; geomean_ratio, min_ratio and min_layer over the others; untuned_geomean_ratio,
+        untuned_min_ratio; total_ms: ours, every layer times its count, total_ratio: the sum of best peers' over ours, and totals_ms: the
+        same sum for every peer that was timed on all these layers.
+        A mean of nothing is None.
+    """
+    rows = [row for row in result.layers if row.ratio is not None and row.ours_ms is not None]
+    worst = min(rows, key=lambda row: row.ratio or 0.0, default=None)
+    untuned = [row.untuned_ratio for row in result.layers if row.untuned_ratio is not None]
+    ours = math.fsum(row.count * (row.ours_ms or 0.0) for row in rows)
+    best = math.fsum(row.count * min(row.peers.values()) for row in rows)
+    names = [name for name in dict.fromkeys(name for row in rows for name in row.peers) if all(name in row.peers for row in rows)]
+    return {
+        "layers": len(result.layers),
+        "failed": len(result.layers) - len(rows),
+        "geomean_ratio": geometric_mean(row.ratio for row in rows if row.ratio is not None),
+        "min_ratio": worst.ratio if worst else None,
+        "min_layer": worst.layer if worst else None,
+        "untuned_geomean_ratio": geometric_mean(untuned),
+        "untuned_min_ratio": min(untuned, default=None),
+        "total_ms": ours if rows else None,
+        "total_ratio": best / ours if rows else None,
+        "totals_ms": {name: math.fsum(row.count * row.peers[name] for row in rows) for name in names},
+    }

@@ -1,0 +1,1 @@
+"""Building operators: one, many at once, or from the cache."""

@@ -1,0 +1,180 @@
+"""Building an operator: the best tile that is known for the problem, or the model's, compiled and loaded."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win import __version__
+from im2win.codegen.llvm import Compiled, compile_module, lower
+from im2win.device.cpu import Machine
+from im2win.device.gpu import Gpu
+from im2win.numerics.reference import Accuracy
+from im2win.packing.codec import Pack
+from im2win.records.lookup import choose
+from im2win.registry.algorithms import algorithm, candidates
+from im2win.registry.backends import Device, Tile, backend_for, device_for
+from im2win.registry.ranking import default_tile
+from im2win.runtime.manifest import Manifest
+from im2win.runtime.op import Op
+from im2win.spec.conv2d import Conv2d
+
+
+def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:
+    """Compiles one algorithm with one tile.
+
+    Raises:
+        TileError: the tile is not legal for the problem.
+        ToolchainError: there is no linker, or no CUDA compiler.
+    """
+    if isinstance(device, Gpu):
+        return _build_cuda(conv, name, tile, device, tuned)
+    row = algorithm(name)
+    compiled = compile_module(lower(conv, row, tile, device), device)
+    compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
+    return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
+
+
+def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
+    from im2win.codegen import cuda as cuda_codegen
+    from im2win.runtime.cuda import CudaOp
+
+    row, backend = algorithm(name), backend_for(gpu)
+    compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
+    made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
+    manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
+    return _in_library(compiled, lambda path: CudaOp(manifest, path))
+
+
+def cuda_manifest(
+    conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Any, gpu: Gpu, *, threads: int, made: int = 0, tuned: bool = False
+) -> Manifest:
+    """What a library of kernels for a GPU holds.
+
+    Args:
+        name, tile: what it was made from.
+        pack: how its filters are packed (`CudaPack` or `FilterPack`).
+        threads: of a block.
+        made: bytes of the tensor that a kernel of its own makes before the product.
+    """
+    return Manifest(
+        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cuda", machine=gpu.name, isa=gpu.arch, threads=threads,
+        tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
+    )  # fmt: skip
+
+
+def load_compiled(
+    compiled: Compiled, conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Pack, machine: Machine, *, tuned: bool = False
+) -> Op:
+    """An operator from a compiled kernel, in a library of its own that lives as long as the operator.
+
+    Raises:
+        ToolchainError: there is no linker.
+    """
+    manifest = Manifest(
+        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cpu", machine=machine.name, isa=machine.isa,
+        threads=machine.threads, tuned=tuned, extra_bytes=compiled.allocated, tvm=tvm.__version__, im2win=__version__,
+    )  # fmt: skip
+    return _in_library(compiled, lambda path: Op(manifest, path))
+
+
+def _in_library(compiled: Compiled, load: Callable[[Path], Op]) -> Op:
+    """Loads a compiled kernel from a library in a folder of its own, which goes with the operator."""
+    folder = Path(tempfile.mkdtemp(prefix="im2win-"))
+    try:
+        compiled.export(folder / "conv.so")
+        op = load(folder / "conv.so")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(op, shutil.rmtree, folder, ignore_errors=True)
+    return op
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is to be built: an algorithm's kernel for a problem with a tile, on a device; `tuned` if a record of the layer chose it."""
+
+    conv: Conv2d
+    algorithm: str
+    tile: Any
+    device: Device
+    tuned: bool = False
+
+
+def build(
+    conv: Conv2d | str,
+    target: str = "cpu",
+    *,
+    logs: Any = None,
+    algorithm: str = "auto",
+    tile: Tile | Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    accuracy: Accuracy = "float32",
+) -> Op:
+    """Builds an operator for a problem: with its tuning record if one applies, else with the model's tile. Never tunes.
+
+    Args:
+        conv: the problem, or its key.
+        target: "cpu" or "cuda".
+        logs: a folder of tuning records looked up before those that ship with the package; None for these only.
+        algorithm: a name of the registry, or "auto" for the fastest known.
+        tile: build exactly this, a tile of the algorithm's or its plain values (then `algorithm` must be named).
+        threads: CPUs to schedule for; all that the process may use by default.
+        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
+            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU; "winograd" tiles transformed in
+            float16 and int8, too (docs/cuda.md says what that costs).
+
+    Raises:
+        NoGpuError: target "cuda" without a usable GPU.
+        ValueError: unknown target or algorithm, unsupported problem, illegal tile; the message names argument, value and rule.
+    """
+    one = chosen(conv, target, logs=logs, algorithm=algorithm, tile=tile, threads=threads, accuracy=accuracy)
+    return build_tile(one.conv, one.algorithm, one.tile, one.device, tuned=one.tuned)
+
+
+def chosen(
+    conv: Conv2d | str,
+    target: str = "cpu",
+    *,
+    logs: Any = None,
+    algorithm: str = "auto",
+    tile: Tile | Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    accuracy: Accuracy = "float32",
+) -> Kernel:
+    """What `build` builds for these arguments."""
+    conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
+    device = device_for(target, threads)
+    if tile is not None:
+        if algorithm == "auto":
+            raise ValueError("`tile` needs a named `algorithm`: the same numbers mean different kernels.")
+        row = candidates(algorithm, conv, target, accuracy)[0]
+        if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
+            raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
+        return Kernel(conv, row.name, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
+    name, best, rung = looked_up(conv, device, logs, algorithm, accuracy)
+    return Kernel(conv, name, best, device, rung == "exact")
+
+
+def looked_up(
+    conv: Conv2d, device: Device, logs: Any = None, algorithm: str = "auto", accuracy: Accuracy = "float32"
+) -> tuple[str, Any, str]:
+    """Algorithm and tile for a problem on a device, and the rung of the look-up ladder they come from ("default": the model's tile).
+
+    Raises:
+        ValueError: unknown algorithm, or none supports the problem.
+    """
+    rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
+    found = choose(conv, device, [row.name for row in rows], logs, accuracy)
+    if found is not None:
+        return found.algorithm, found.tile, found.rung
+    name, tile = default_tile(conv, algorithm, device, accuracy)
+    return name, tile, "default"

@@ -1,0 +1,148 @@
+"""Built operators kept in a folder: the next process that wants one loads it instead of compiling.
+
+Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it; the digest is of the tile, the fingerprint of
+the code behind its kernels, the device and the versions. ``<folder>/<device>/defaults/`` holds, for layers that nobody tuned, which
+algorithm and tile the model ranks first, which takes longer to find than to load.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from im2win import __version__
+from im2win.common.files import default_folder, replace_text
+from im2win.records.log import LogError, locked
+from im2win.registry.sources import code_digest
+from im2win.runtime.manifest import ArtefactError
+from im2win.runtime.op import Op, load
+from im2win.spec.conv2d import Conv2d
+
+_log = logging.getLogger("im2win")
+_DIGITS = 12
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device: Any) -> str:
+    """The name of a built operator: what was built, by what code, for which device (`Machine` or `Gpu`)."""
+    import tvm
+
+    from im2win.registry.backends import backend_for
+
+    backend = backend_for(device)
+    instructions = getattr(device, "isa", "") or device.arch
+    what = [dict(tile), code_digest(backend.target), tvm.__version__, __version__, backend.name, backend.threads, instructions]
+    return f"{conv}.{algorithm}.{_digest(what)}"
+
+
+def conv_of(name: str) -> Conv2d:
+    """The problem that an artefact's name begins with.
+
+    Raises:
+        ConvError: it is no such name.
+    """
+    return Conv2d.parse(name.rsplit(".", 2)[0])
+
+
+@functools.cache
+def _package() -> str:
+    """A digest of this package's sources: what the model ranks first may change with any of them."""
+    root, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:_DIGITS]
+
+
+class Artefacts:
+    """A folder of built operators. What cannot be read is built again; where nothing can be written, all is built, and a note says so.
+
+    Args:
+        folder: made if it does not exist; `default_folder()` if None.
+
+    built: how many operators were compiled, rather than loaded, through this object.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = default_folder() if folder is None else Path(folder)
+        self.built = 0
+
+    def find(self, name: str) -> Op | None:
+        """The operator of that name, of any device; None if there is none that can be loaded."""
+        for path in sorted(self.folder.glob(f"*/{name}.so")):
+            try:
+                return load(path)
+            except ArtefactError as error:
+                _log.info("%s; it is built again", error)
+        return None
+
+    def get(self, conv: Conv2d, algorithm: str, tile: Any, device: Any, *, tuned: bool = False) -> tuple[str, Op]:
+        """Name and operator of one algorithm with one tile, loaded if it is there, else built and kept.
+
+        Raises:
+            TileError: the tile is not legal for the problem. ToolchainError: no linker, or no CUDA compiler.
+        """
+        name = artefact_name(conv, algorithm, tile.as_dict(), device)
+        op = self.find(name)
+        if op is None:
+            from im2win.builder.build import build_tile
+
+            op = build_tile(conv, algorithm, tile, device, tuned=tuned)
+            self.built += 1
+            built, path = op, self.path(name, device)
+            self._write(path, lambda: built.export(path))
+        return name, op
+
+    def default_choice(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
+        """Algorithm and tile that the model ranks first, as `im2win.default_tile` finds them.
+
+        Raises:
+            ValueError: no algorithm supports the problem, or none has a legal tile for it.
+        """
+        from im2win.registry.ranking import default_tile
+
+        kept = self.kept_default(conv, device, accuracy)
+        if kept is not None:
+            return kept
+        name, tile = default_tile(conv, "auto", device, accuracy)
+        path, text = self._default(conv, device, accuracy), json.dumps({"algorithm": name, "tile": tile.as_dict()}) + "\n"
+        self._write(path, lambda: replace_text(path, text))
+        return name, tile
+
+    def kept_default(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any] | None:
+        """What `default_choice` found before; None if it has not, or the code has changed since."""
+        from im2win.registry.algorithms import ALGORITHMS
+        from im2win.registry.backends import backend_for
+
+        backend = backend_for(device, accuracy)
+        try:
+            values = json.loads(self._default(conv, device, accuracy).read_text())
+            row = ALGORITHMS[values["algorithm"]]
+            tile = backend.tile(row, values["tile"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return None if backend.problems(conv, row, tile) else (row.name, tile)
+
+    def _default(self, conv: Conv2d, device: Any, accuracy: Any) -> Path:
+        path: Path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"
+        return path
+
+    def path(self, name: str, device: Any) -> Path:
+        """Where the operator of that name lies, if it has been built."""
+        path: Path = self.folder / device.name / f"{name}.so"
+        return path
+
+    def _write(self, path: Path, write: Callable[[], object]) -> None:
+        try:
+            with locked(path.parent / ".lock"):
+                write()
+        except (ArtefactError, LogError, OSError) as error:
+            _log.warning("nothing is kept in %s (%s): the next process builds again", self.folder, error)

@@ -1,0 +1,1 @@
+"""The `im2win` command."""

@@ -1,0 +1,162 @@
+"""`im2win bench`: our kernels and the peers on the same layers in one run."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from im2win.cli.commands import options, tables, workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from im2win.bench.results import Result, Row
+    from im2win.spec.suites import Layer
+
+PEERS = "torch,onnxruntime"
+AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm; or none."
+
+
+def bench(
+    what: options.What,
+    against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = PEERS,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
+    batch: options.Batch = None,
+    layers: options.Layers = None,
+    algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
+    untuned: Annotated[bool, typer.Option("--untuned", help="Time the default tile in the same run.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory of our kernel on each layer, too.")] = False,
+    logs: options.Logs = options.DEFAULT_LOGS,
+    threads: options.Threads = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
+    target: options.Target = "cpu",
+    dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = None,
+    accuracy: options.Accuracy = "float32",
+    tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
+    tvm_cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.")] = None,
+) -> None:
+    """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
+    from im2win.registry.backends import check_target
+
+    check_target(target)
+    if target == "cuda":
+        given = {"threads": threads is not None, "memory": memory}
+        for name in (name for name, said in given.items() if said):
+            raise typer.BadParameter(f"`--{name}` is for target cpu; a GPU is measured against PyTorch and all of cuDNN.")
+        if against not in (PEERS, "tvm"):
+            raise typer.BadParameter("`--against` on a GPU must be tvm, beside PyTorch and all of cuDNN, or left out.")
+    chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
+    console = tables.console()
+    for line in skipped:
+        console.print(f"skipped: {escape(line)}")
+    from im2win.bench import cpu as benchmark
+    from im2win.numerics.reference import checked_accuracy
+
+    names = _names(algorithms)
+    for name in names:
+        path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
+        keep = None if path is None else partial(_save, path)
+        if target == "cuda":
+            trials = tvm_trials if against == "tvm" else 0
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep)
+            _finish(console, result, path)
+            continue
+        result = benchmark.run(
+            chosen,
+            against=[] if against == "none" else against.split(","),
+            threads=threads,
+            logs=logs if logs.is_dir() else None,
+            algorithm=name,
+            accuracy=checked_accuracy(accuracy),
+            untuned=untuned,
+            rounds=rounds,
+            memory=memory,
+            tvm_trials=tvm_trials,
+            tvm_cache=tvm_cache,
+            suite=Path(what).stem if what.endswith((".onnx", ".jsonl")) else what,
+            progress=_reporter(console, max(len(layer.name) for layer in chosen)),
+            keep=keep,
+        )
+        _finish(console, result, path)
+
+
+def _save(path: Path, result: Result) -> None:
+    result.save(path)
+
+
+def _finish(console: Console, result: Result, path: Path | None) -> None:
+    _summary(console, result)
+    if path is not None:
+        console.print(f"Written to {path}.")
+
+
+def _on_gpu(
+    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
+) -> Result:
+    from im2win.bench import cuda as cuda_bench
+    from im2win.numerics.reference import checked_accuracy
+
+    suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
+    return cuda_bench.run(
+        layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
+        rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
+        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
+    )  # fmt: skip
+
+
+def _names(algorithms: str) -> list[str]:
+    from im2win.registry.algorithms import algorithm
+
+    names = [name.strip() for name in algorithms.split(",")]
+    return [name if name == "auto" else algorithm(name).name for name in names]
+
+
+def _noter(console: Console) -> Callable[[str], None]:
+    """A line for what takes long before the first layer is measured."""
+
+    def note(text: str) -> None:
+        console.print(escape(text), soft_wrap=True)
+
+    return note
+
+
+def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
+    """A line for each layer as soon as it is measured."""
+
+    def report(done: int, total: int, row: Row) -> None:
+        head = f"{done:>{len(str(total))}}/{total} {escape(row.layer):{width}}"
+        if row.failed or row.ours_ms is None:
+            console.print(f"{head}  failed: {escape(row.failed or 'not timed')}", soft_wrap=True)
+            return
+        ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
+        peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
+        how = f"{row.algorithm}{'' if row.tuned else ' (untuned)'}"
+        how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
+        console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
+        if row.peak_failed:
+            console.print(f"  peak memory: {escape(row.peak_failed)}", soft_wrap=True)
+        for name, reason in row.peers_failed.items():
+            console.print(f"  {name} failed: {escape(reason)}", soft_wrap=True)
+
+    return report
+
+
+def _summary(console: Console, result: Result) -> None:
+    from im2win.bench.results import summarise
+
+    facts = summarise(result)
+    if facts["geomean_ratio"] is None:
+        return
+    text = f"ratio (best peer / ours): geometric mean {facts['geomean_ratio']:.2f}, least {facts['min_ratio']:.2f} on {facts['min_layer']}"
+    if facts["untuned_geomean_ratio"] is not None:
+        text += f"; default tile {facts['untuned_geomean_ratio']:.2f}"
+    console.print(f"{text}; {result.brand}, {result.threads} threads", soft_wrap=True)

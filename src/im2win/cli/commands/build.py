@@ -1,0 +1,86 @@
+"""`im2win build`: a shared library and a manifest for every layer, or what C and C++ take, from the logs or with the default tile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from im2win.cli.commands import options, tables, workload
+
+if TYPE_CHECKING:
+    from im2win.builder.build import Kernel
+    from im2win.spec.suites import Layer
+
+
+def build(
+    what: options.What,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the libraries; made if it does not exist.")],
+    batch: options.Batch = None,
+    layers: options.Layers = None,
+    algorithm: options.Algorithm = "auto",
+    logs: options.Logs = options.DEFAULT_LOGS,
+    threads: options.Threads = None,
+    target: options.Target = "cpu",
+    dtype: options.Dtype = None,
+    out_dtype: options.OutDtype = None,
+    layout: options.Layout = None,
+    accuracy: options.Accuracy = "float32",
+    c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
+) -> None:
+    """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler. Or for C and C++, without TVM."""
+    wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
+    from im2win.builder.build import chosen
+    from im2win.numerics.reference import checked_accuracy
+
+    out.mkdir(parents=True, exist_ok=True)
+    console = tables.console()
+    rows: list[list[object]] = []
+    names: set[str] = set()
+    with console.status("building") as status:
+        for layer in wanted:
+            status.update(f"building {escape(layer.name)}")
+            folder = str(logs) if logs.is_dir() else None
+            made = checked_accuracy(accuracy)
+            kernel = chosen(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=made)
+            path, memory = (_for_c if c_abi else _library)(kernel, layer, out, names)
+            sizes = tables.bytes_text(memory), tables.bytes_text(path.stat().st_size)
+            rows.append([escape(layer.name), layer.conv, kernel.algorithm, "yes" if kernel.tuned else "no", path.name, *sizes])
+    for line in skipped:
+        console.print(f"skipped: {escape(line)}")
+    beside_tensors = "workspace" if c_abi else "extra memory"
+    console.print(tables.table(None, ("layer", "problem", "algorithm", "tuned", "file", beside_tensors, "size"), rows, left=5))
+    beside = "its header beside it (.h)" if c_abi else "its manifest beside it (.json)"
+    console.print(f"{len(rows)} {'layers' if c_abi else 'libraries'} in {out}; each has {beside}.", soft_wrap=True)
+
+
+def _library(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[Path, int]:
+    """Builds and exports a layer; its library, and the bytes that it allocates during a call."""
+    from im2win.builder.build import build_tile
+
+    op = build_tile(kernel.conv, kernel.algorithm, kernel.tile, kernel.device, tuned=kernel.tuned)
+    return op.export(out / f"{file_stem(layer.name, str(layer.conv), names)}.so"), op.extra_bytes
+
+
+def _for_c(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[Path, int]:
+    """Exports a layer for C and C++; its library or source, and the bytes of its workspace."""
+    from im2win.export.c_abi import export_kernel
+    from im2win.export.c_abi.header import identifier
+
+    name = identifier(file_stem(identifier(layer.name), identifier(str(layer.conv)), names))
+    path, interface = export_kernel(kernel, out, name)
+    return path, interface.workspace
+
+
+def file_stem(name: str, key: str, taken: set[str]) -> str:
+    """A file name for a layer: its name where that is safe and free, else with its key, else with a number; added to `taken`."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or key
+    stem = safe if safe not in taken else f"{safe}-{key}"
+    number = 2
+    while stem in taken:
+        stem, number = f"{safe}-{key}-{number}", number + 1
+    taken.add(stem)
+    return stem

@@ -1,0 +1,141 @@
+"""`im2win algorithms` and `im2win device`: what can be chosen, and what schedules know of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from im2win.cli.commands import tables
+from im2win.common.markdown import table
+from im2win.numerics.reference import Accuracy
+from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+
+if TYPE_CHECKING:
+    from im2win.device.cpu import Machine
+    from im2win.device.gpu import Gpu
+    from im2win.registry.algorithms import Algorithm
+
+# One layer for each property that an algorithm may refuse; the columns of the table of supported layers.
+PLAIN = Conv2d(1, 32, 16, 16, 32, 3, padding=1)
+PROBES = {
+    "1x1": PLAIN.with_(kernel=(1, 1), padding=(0, 0, 0, 0)),
+    "stride": PLAIN.with_(stride=(2, 2)),
+    "dilation": PLAIN.with_(dilation=(2, 2)),
+    "asymmetric padding": PLAIN.with_(padding=(0, 1, 2, 1)),
+    "groups": PLAIN.with_(groups=4),
+    "depthwise": PLAIN.with_(groups=32),
+    "epilogue": PLAIN.with_(bias=True, residual=True, activation="relu"),
+}
+LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
+Table = tuple[list[str], list[list[str]]]
+"""Columns and rows."""
+
+
+def _where(row: Algorithm, conv: Conv2d) -> str:
+    """On which targets: yes on all, no on none, or their names."""
+    from im2win.registry.backends import TARGETS
+
+    kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in LAYOUTS]
+    able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
+    return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
+
+
+def properties() -> Table:
+    """The table of algorithms: name, title, paper, and for each probe in float32 or float16, in some layout, on which targets.
+
+    The registry is asked.
+    """
+    from im2win.registry.algorithms import ALGORITHMS
+
+    cells = [[row.name, row.title, row.paper, *(_where(row, conv) for conv in PROBES.values())] for row in ALGORITHMS.values()]
+    return ["algorithm", "title", "source", *PROBES], cells
+
+
+def types() -> Table:
+    """The table of element types: for each algorithm the layouts of every target and type that it computes a plain layer in."""
+    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.backends import TARGETS
+
+    pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
+
+    def layouts(row: Algorithm, target: str, dtype: str) -> str:
+        able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target, LEAST) is None]
+        return ", ".join(able) or "no"
+
+    cells = [[row.name, *(layouts(row, *pair) for pair in pairs)] for row in ALGORITHMS.values()]
+    return ["algorithm", *(f"{target} {dtype}" for target, dtype in pairs)], cells
+
+
+def markdown_tables() -> str:
+    """Both tables as they stand in README.md."""
+    return "\n\n".join(table(columns, rows, words=len(columns)) for columns, rows in (properties(), types()))
+
+
+def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in README.md.")] = False) -> None:
+    """The algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
+    if markdown:
+        typer.echo(markdown_tables())
+        return
+    console = tables.console()
+    for columns, rows in (properties(), types()):
+        console.print(tables.table(None, columns, rows, left=len(columns)))
+        console.print()
+
+
+def device(
+    target: Annotated[str | None, typer.Option(help="cpu or cuda; if not said, the CPU, and the GPU where there is one.")] = None,
+) -> None:
+    """What schedules know of this CPU and GPU, and the names that their records are kept under."""
+    from im2win.device.cpu import Machine
+    from im2win.device.gpu import NoGpuError, device_gpu
+    from im2win.registry.backends import check_target
+
+    if target is not None:
+        check_target(target)
+    console = tables.console()
+    if target != "cuda":
+        console.print(tables.table("CPU", ("fact", "value"), _cpu(Machine.host()), left=2))
+    if target == "cpu":
+        return
+    try:
+        console.print(tables.table("GPU", ("fact", "value"), _gpu(device_gpu()), left=2))
+    except NoGpuError as error:
+        if target == "cuda":
+            raise
+        console.print(f"no GPU: {error}")
+
+
+def _cpu(machine: Machine) -> list[tuple[str, object]]:
+    least, most = machine.outputs_in_flight
+    return [
+        ("name", machine.name),
+        ("brand", machine.brand),
+        ("microarchitecture", machine.mcpu),
+        ("threads", machine.threads),
+        ("float32 per vector", machine.lanes),
+        ("vector registers", machine.registers),
+        ("level-1 cache", tables.bytes_text(machine.l1_bytes)),
+        ("level-2 cache", tables.bytes_text(machine.l2_bytes)),
+        ("level-3 cache", tables.bytes_text(machine.l3_bytes)),
+        ("outputs in flight", f"{least} to {most}"),
+    ]
+
+
+def _gpu(gpu: Gpu) -> list[tuple[str, object]]:
+    from im2win.device.gpu import KNOWN
+
+    how = "measured" if gpu.name in KNOWN else "estimated"
+    return [
+        ("name", gpu.name),
+        ("brand", gpu.brand),
+        ("compute capability", gpu.capability),
+        ("multiprocessors", gpu.multiprocessors),
+        ("registers per multiprocessor", gpu.registers),
+        ("threads per multiprocessor", gpu.threads),
+        ("shared memory per multiprocessor", tables.bytes_text(gpu.shared)),
+        ("shared memory per block", tables.bytes_text(gpu.block_shared)),
+        ("clock under load", f"{gpu.clock_hz / 1e9:.2f} GHz"),
+        (f"memory bandwidth, {how}", f"{gpu.dram_bytes_s / 1e9:.0f} GB/s"),
+        (f"level-2 bandwidth, {how}", f"{gpu.l2_bytes_s / 1e9:.0f} GB/s"),
+    ]

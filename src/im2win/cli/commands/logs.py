@@ -1,0 +1,111 @@
+"""`im2win logs`: show, merge, prune and prove folders of tuning records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from im2win.cli.commands import options, tables
+
+if TYPE_CHECKING:
+    from im2win.records.log import Log
+
+app = typer.Typer(help="Show, merge, prune and prove folders of tuning records.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of tuning records.")]
+Device = Annotated[str | None, typer.Option(help="Only this device's records.")]
+
+
+def _open(folder: Path) -> Log:
+    from im2win.records.log import Log, LogError
+
+    if not folder.is_dir():
+        raise LogError(f"{str(folder)!r} must be a folder of tuning records.")
+    return Log(folder)
+
+
+@app.command()
+def show(folder: Folder = options.DEFAULT_LOGS, device: Device = None) -> None:
+    """The best record of every layer, how many there are, and lines that could not be read."""
+    log = _open(folder)
+    console = tables.console()
+    rows = list(_rows(log, device))
+    columns = ("device", "problem", "algorithm", "records", "failed", "best ms", "GFLOPS", "date")
+    console.print(tables.table(None, columns, rows, left=3))
+    for problem in log.problems:
+        console.print(f"{problem.path}:{problem.line_number}: {problem.reason}", markup=False, soft_wrap=True)
+
+
+def _rows(log: Log, device: str | None) -> Iterator[list[object]]:
+    for name in log.devices() if device is None else [device]:
+        for conv in log.convs(name):
+            records = log.read(conv, name)
+            timed = [record for record in records if record.seconds is not None]
+            best = min(timed, key=lambda record: record.cost, default=None)
+            head, failed = [name, conv], len(records) - len(timed)
+            if best is None:
+                yield [*head, None, len(records), failed, None, None, None]
+            else:
+                speed = tables.gflops(conv.flops, best.seconds)
+                yield [*head, best.algorithm, len(records), failed, tables.milliseconds(best.seconds), speed, best.date[:10]]
+
+
+@app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders to read.")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets what it does not hold yet.")],
+) -> None:
+    """Copy every record of the sources into another folder; equal records are kept once."""
+    from im2win.records.log import Log
+    from im2win.records.log import merge as merge_logs
+
+    done = merge_logs([_open(source) for source in sources], Log(into))
+    tables.console().print(f"{done.added} records added, {done.duplicates} were there, {done.broken} lines unreadable.")
+
+
+@app.command()
+def prune(
+    folder: Folder = options.DEFAULT_LOGS,
+    keep: Annotated[int, typer.Option(help="Fastest records to keep, for each layer and algorithm.")] = 1,
+    stale: Annotated[bool, typer.Option("--stale", help="Also drop records of another TVM or of schedules that have changed.")] = False,
+    device: Device = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+) -> None:
+    """Keep the fastest records of every layer and algorithm; drop the others, the failures and broken lines."""
+    log = _open(folder)
+    from im2win.records import lookup
+
+    done = log.prune(keep, accepts=lookup.stale if stale else None, device=device, dry_run=dry_run)
+    verb = "would be kept" if dry_run else "kept"
+    dropped = f"{done.slower} slower, {done.failing} failed, {done.stale} stale, {done.broken} unreadable"
+    tables.console().print(f"{done.kept} records {verb}; dropped: {dropped}.")
+
+
+@app.command()
+def restamp(
+    folder: Folder = options.DEFAULT_LOGS,
+    device: Device = None,
+    check: Annotated[bool, typer.Option("--check", help="Only compare: write no proof, and exit with 1 if a kernel differs.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes that emit kernels; one for each CPU by default.")] = None,
+) -> None:
+    """Emit every record's kernel anew and compare: records whose kernels are equal stay valid, and need not be emitted again.
+
+    The proof lies beside the records, as proof.json in the device's folder.
+    """
+    from im2win.device.cpu import usable_cpus
+    from im2win.records.proofs import restamp as emit_again
+
+    log, console, differ = _open(folder), tables.console(), 0
+    for name in log.devices() if device is None else [device]:
+        with tables.progress(name) as progress:
+            verdicts = emit_again(log, name, processes=processes or usable_cpus(), write=not check, progress=progress)
+        changed = [one for one in verdicts if one.reason is not None]
+        differ += len(changed)
+        console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
+        for one in changed:
+            console.print(f"  {one.record.conv} {one.record.algorithm}: {one.reason}", markup=False, soft_wrap=True)
+    if check and differ:
+        raise typer.Exit(1)

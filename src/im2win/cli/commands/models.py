@@ -1,0 +1,176 @@
+"""`im2win compile` and `im2win run`: a whole ONNX model as one library, and that library on tensors from files."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.markup import escape
+
+from im2win.cli.commands import options, tables
+
+if TYPE_CHECKING:
+    from im2win.runtime.model import Model
+
+RUNGS = {"exact": "tuned for this layer", "default": "the model's tile"}
+
+
+class InputError(ValueError):
+    """An option that names no tensor file, or a file that holds no tensor."""
+
+
+def compile_(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX file with its weights.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.so", help="The library; weights and manifest are written beside it.")],
+    batch: Annotated[str | None, typer.Option(metavar="1,8", help="Numbers of images to compile for; the model's own if not said.")] = None,
+    logs: options.Logs = options.DEFAULT_LOGS,
+    threads: options.Threads = None,
+    target: options.Target = "cpu",
+    accuracy: options.Accuracy = "float32",
+    dtype: Annotated[str | None, typer.Option(help="float16, on a GPU, or float32; the model's own if not said.")] = None,
+) -> None:
+    """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
+    from im2win.frontends.models.compiler import compile_model
+    from im2win.numerics.reference import checked_accuracy
+
+    batches = _batches(batch)
+    console = tables.console()
+    folder = str(logs) if logs.is_dir() else None
+    with console.status("compiling"):
+        compiled = compile_model(
+            model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
+        )
+    manifest = compiled.manifest
+    rows: list[list[object]] = []
+    for layer in manifest.layers:
+        rows.append([escape(layer.name), layer.conv, layer.algorithm, RUNGS.get(layer.rung, layer.rung)])
+    console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
+    for line in manifest.skipped:
+        console.print(f"left to TVM: {escape(line)}")
+    rungs = ", ".join(f"{count} {RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in manifest.layers).items())
+    size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
+    memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
+    sizes = ", ".join(map(str, compiled.batches))
+    console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {rungs or 'none'}.", soft_wrap=True)
+
+
+def _batches(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"`--batch` (={text!r}) must be integers with commas between them, such as 1,8.") from None
+
+
+def run(
+    library: Annotated[Path, typer.Argument(metavar="FILE.so", help="A library that `im2win compile` wrote.")],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", metavar="NAME=FILE", help="A tensor for each input: .npy, or .pb as ONNX stores it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the outputs: .npz, or .npy for a single one.")] = None,
+    repeat: Annotated[int, typer.Option(min=0, help="Time this many further runs.")] = 0,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the weights' digest first.")] = False,
+) -> None:
+    """Run a compiled model on tensors from files; nothing is compiled."""
+    begin = time.perf_counter()
+    from im2win.runtime.model import load_model
+
+    model = load_model(library, verify=verify)
+    loaded = time.perf_counter() - begin
+    given = _inputs(model, inputs or [])
+    if out is not None and out.suffix not in (".npz", ".npy"):
+        raise InputError(f"`--out` (={out}) must end in .npz or .npy.")
+    if out is not None and out.suffix == ".npy" and len(model.outputs) != 1:
+        raise InputError(f"`--out` (={out}) must end in .npz: the model has {len(model.outputs)} outputs.")
+    given = _on_device(model, given)
+    begin = time.perf_counter()
+    results = _on_host(model.run(given))
+    first = time.perf_counter() - begin
+    console = tables.console()
+    rows: list[list[object]] = []
+    for name, value in results.items():
+        flat = value.reshape(-1)
+        facts = (flat.min(), flat.max(), flat.mean(), int(flat.argmax())) if flat.size else ("", "", "", "")
+        rows.append([escape(name), str(tuple(value.shape)), str(value.dtype), *(f"{fact:.6g}" if fact != "" else "" for fact in facts)])
+    console.print(tables.table(None, ("output", "shape", "dtype", "least", "most", "mean", "place of most"), rows, left=3))
+    line = f"loaded in {tables.milliseconds(loaded)} ms, first run {tables.milliseconds(first)} ms"
+    if repeat:
+        line += f", then {tables.milliseconds(_median(model, given, repeat))} ms (median of {repeat})"
+    console.print(line + ".")
+    if out is not None:
+        _save(out, results)
+        console.print(f"Written to {out}.")
+
+
+def _on_device(model: Model, given: dict[str, Any]) -> dict[str, Any]:
+    """The inputs where the model runs."""
+    if model.manifest.target != "cuda":
+        return given
+    import torch
+
+    return {name: torch.from_numpy(value).cuda() for name, value in given.items()}
+
+
+def _on_host(results: dict[str, Any]) -> dict[str, Any]:
+    """Results as numpy arrays; waits for those of a GPU."""
+    return {name: value if isinstance(value, np.ndarray) else value.cpu().numpy() for name, value in results.items()}
+
+
+def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
+    from im2win.device.affinity import off_bound_cpus
+
+    seconds = []
+    with off_bound_cpus():
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            _on_host(model.run(given))
+            seconds.append(time.perf_counter() - begin)
+    return float(np.median(seconds))
+
+
+def _save(out: Path, results: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npy":
+        np.save(out, next(iter(results.values())))
+    else:
+        np.savez(out, **results)
+
+
+def _inputs(model: Model, stated: list[str]) -> dict[str, Any]:
+    """The tensors that `--input` names."""
+    given: dict[str, Any] = {}
+    for text in stated:
+        name, mark, file = text.partition("=")
+        if not mark or not file:
+            raise InputError(f"`--input` (={text!r}) must be NAME=FILE.")
+        given[name] = _tensor(Path(file))
+    wanted = {port.name: port for port in model.inputs}
+    if set(given) != set(wanted):
+        known = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in wanted.items())
+        raise InputError(f"`--input` (={', '.join(given) or 'none'}) must name each input of the model once: {known}.")
+    return given
+
+
+def _tensor(path: Path) -> Any:
+    if path.suffix == ".npy":
+        try:
+            return np.ascontiguousarray(np.load(path, allow_pickle=False))
+        except ValueError as error:
+            raise InputError(f"`--input`: {path} is no array of numpy ({error}).") from None
+    if path.suffix == ".pb":
+        import onnx
+
+        message = onnx.TensorProto()
+        try:
+            message.ParseFromString(path.read_bytes())
+            return np.ascontiguousarray(onnx.numpy_helper.to_array(message))
+        except OSError:
+            raise
+        except Exception as error:  # protobuf's DecodeError, a class without type information
+            raise InputError(f"`--input`: {path} is no tensor of ONNX ({error}).") from None
+    raise InputError(f"`--input`: {path} must end in .npy or .pb.")

@@ -1,0 +1,48 @@
+"""`im2win onnxruntime`: an ONNX model whose convolutions ONNX Runtime computes with im2win's kernels, and the library that has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from im2win.cli.commands import options, tables
+from im2win.cli.commands.models import RUNGS
+
+
+def onnxruntime(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX file with its weights.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="The model that ONNX Runtime is given.")],
+    library: Annotated[
+        Path | None, typer.Option(metavar="FILE.so", help="The library to register; the model's name with .so if not said.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Images of one call of a kernel where the model's batch is symbolic; else 1.")] = None,
+    logs: options.Logs = options.DEFAULT_LOGS,
+    threads: options.Threads = None,
+    accuracy: options.Accuracy = "float32",
+    untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
+) -> None:
+    """Put a model's convolutions on im2win's kernels inside ONNX Runtime, which runs the rest and lends its threads."""
+    from im2win.frontends.onnxruntime.operators import for_onnxruntime
+    from im2win.numerics.reference import checked_accuracy
+    from im2win.records.tiers import checked_untuned
+
+    console = tables.console()
+    folder = str(logs) if logs.is_dir() else None
+    chosen, made = checked_untuned(untuned), checked_accuracy(accuracy)
+    with console.status("compiling"):
+        done = for_onnxruntime(model, out, library, batch=batch, logs=folder, threads=threads, accuracy=made, untuned=chosen)
+    rows: list[list[object]] = []
+    for layer in done.layers:
+        rows.append([escape(layer.name), layer.conv, layer.algorithm, RUNGS.get(layer.rung, layer.rung)])
+    console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
+    for line in done.skipped:
+        console.print(f"left to ONNX Runtime: {escape(line)}", soft_wrap=True)
+    rungs = ", ".join(f"{count} {RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in done.layers).items())
+    size = tables.bytes_text(done.library.stat().st_size)
+    memory = f"packed filters take {tables.bytes_text(done.growth)} more, workspace {tables.bytes_text(done.workspace)}"
+    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {rungs}.", soft_wrap=True)
+    console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)

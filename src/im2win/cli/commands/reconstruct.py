@@ -1,0 +1,98 @@
+"""`im2win reconstruct`: rewrites generated CUDA by rule sets, and says what it did and why."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from im2win.cli.commands import tables
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from im2win.reconstruct.judges import Judge
+    from im2win.reconstruct.rules import Match
+    from im2win.reconstruct.unit import Unit
+
+SPLIT = "split"
+LAUNCH = "`// launch: NAME(TENSOR, ...) grid X Y Z block X Y Z dynamic BYTES`"
+_STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
+
+
+def reconstruct(
+    source: Annotated[Path, typer.Argument(metavar="IN.cu", help="CUDA that TVM generated, with its launches in comments.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")],
+    rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
+    explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Let the emulator confirm every change; slow.")] = False,
+    trial: Annotated[bool, typer.Option("--trial", help="Also say what trial and error alone would delete; changes nothing.")] = False,
+    shared: Annotated[int, typer.Option(metavar="BYTES", help="Shared memory that a block may take.")] = 49152,
+    wave: Annotated[int, typer.Option(help="pkf-llc: blocks that are served before the next tensor parts are made; 0 for all.")] = 0,
+) -> None:
+    """Rewrite generated CUDA: needless barriers, partial kernel fusion, HIP."""
+    from im2win.reconstruct import ReconstructError
+    from im2win.reconstruct.rulesets import Settings, rewrite, rule_sets, split
+    from im2win.reconstruct.unit import read
+
+    names = [name.strip() for name in rules.split(",") if name.strip()]
+    rule_sets([name for name in names if name != SPLIT])
+    if SPLIT in names[:-1] or not names:
+        raise ReconstructError(f"`rules` (={rules!r}) must name a rule set, and {SPLIT} only as the last.")
+    if out.resolve() == source.resolve():
+        raise ReconstructError(f"`--out` (={str(out)!r}) must not be the source itself.")
+    unit, console = read(source.read_text()), tables.console()
+    needing = [name for name in names if name not in (SPLIT, "hip")]
+    if needing and not unit.launches:
+        raise ReconstructError(f"{source} has no launches; {needing[0]} needs them, each as a comment: {LAUNCH}.")
+    judges = _judges(unit) if judge or trial else ()
+    if trial:
+        _trial(console, unit, judges)
+    for name in (name for name in names if name != SPLIT):
+        applied = rewrite(unit, [name], Settings(shared, wave, judges if judge else ()))
+        if explain:
+            _explain(console, name, unit, applied.unit, applied.matches, applied.notes)
+        else:
+            for note in applied.notes:
+                console.print(note, markup=False, soft_wrap=True)
+        unit = applied.unit
+    parts = {out.with_suffix(f".{name}{out.suffix}"): part for name, part in split(unit).items()} if names[-1] == SPLIT else {out: unit}
+    for path, part in parts.items():
+        path.write_text(part.annotated())
+        console.print(f"{path}: {len(part.kernels)} kernels, {len(part.launches)} launches.", markup=False, soft_wrap=True)
+
+
+def _judges(unit: Unit) -> tuple[Judge, ...]:
+    from im2win.reconstruct.judges import EmulatorJudge
+
+    return (EmulatorJudge(unit),)
+
+
+def _trial(console: Console, unit: Unit, judges: tuple[Judge, ...]) -> None:
+    from im2win.reconstruct import search
+
+    story = search.trial(unit, judges)
+    for tried in story:
+        console.print(str(tried), markup=False, soft_wrap=True)
+    unsound = sum(tried.unsound for tried in story)
+    console.print(
+        f"trial and error would delete {sum(tried.deleted for tried in story)} of {len(story)} barriers, {unsound} of them needed."
+    )
+
+
+def _explain(console: Console, name: str, before: Unit, after: Unit, matches: list[Match], notes: list[str]) -> None:
+    """A rule set's decisions, then what it changed."""
+    from im2win.reconstruct.rulesets import RULE_SETS
+
+    console.print(Text(f"{name}: {RULE_SETS[name].why}; {len(matches)} matches", "bold"), soft_wrap=True)
+    for note in notes:
+        console.print(Text(f"  {note}"), soft_wrap=True)
+    lines = difflib.unified_diff(
+        before.annotated().splitlines(), after.annotated().splitlines(), "before", f"after {name}", lineterm="", n=2
+    )
+    for line in lines:
+        style = next((style for start, style in _STYLES.items() if line.startswith(start)), "")
+        console.print(Text(line, style), soft_wrap=True)

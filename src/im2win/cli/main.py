@@ -1,0 +1,76 @@
+"""The `im2win` command: its verbs, and the one place where a bad input becomes one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from im2win import __version__
+from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, tune
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    name="im2win",
+    help="The fastest correct convolution for a layer on this machine, with the memory it costs, ready to deploy.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+VERBS: list[Callable[..., None]] = [
+    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, bench.bench, ablation.ablation,
+    report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+]  # fmt: skip
+for verb in VERBS:
+    app.command(name=verb.__name__.rstrip("_"))(verb)
+app.add_typer(logs.app, name="logs")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"im2win {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+) -> None:
+    """Options of every verb; `main` reads `--debug` itself, because it must hold even where parsing fails."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output went away, as in `im2win layers resnet50 | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
+            raise  # not one of our messages to the user: a defect
+        if "--debug" in words:
+            traceback.print_exc()
+        print(f"im2win: {_line(error)}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _line(error: Exception) -> str:
+    """The error as one line: im2win's errors, the parser's and the system's already name the argument and the rule."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"this needs the Python module {error.name!r}, which is not installed; see the extras in README.md."
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    return " ".join(text.split()) or type(error).__name__

@@ -1,0 +1,1 @@
+"""From scheduled modules to machine code: LLVM, CUDA, the reconstructor, compilers."""

@@ -1,0 +1,207 @@
+"""From a problem, an algorithm and a tile to CUDA: definition, schedule, TVM's code generator, the reconstructor, nvcc or nvrtc."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win.codegen import nvrtc
+from im2win.codegen.canonical_cuda import canonical
+from im2win.codegen.cuda_source import Generated, Launches, generate
+from im2win.codegen.llvm import SYMBOL, Compiled, TileError, ToolchainError, digest
+from im2win.common.tvm_hooks import registered
+from im2win.device.gpu import Gpu
+from im2win.reconstruct import Rule, reconstruct
+from im2win.registry.algorithms import Algorithm
+from im2win.schedules.cuda import kernel
+from im2win.schedules.cuda.cluster import cluster_functions, with_clusters
+from im2win.schedules.cuda.instructions import warpgroup_products
+from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
+from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.cuda.requantise import requantisation
+from im2win.schedules.cuda.transform import transform_kernel
+from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.instructions import shared_products
+from im2win.schedules.streamed.instructions import slot_functions, with_residents
+from im2win.schedules.winograd_tc.instructions import tile_transforms
+from im2win.spec.conv2d import Conv2d
+
+SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
+TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `runtime.cuda.Kernels`
+_POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
+
+
+def cuda_target(gpu: Gpu) -> Any:
+    """TVM's target for a GPU."""
+    return tvm.target.Target(
+        {
+            "kind": "cuda", "arch": gpu.arch, "max_threads_per_block": 1024, "max_shared_memory_per_block": gpu.block_shared,
+            "thread_warp_size": 32,
+        },
+        host="llvm",
+    )  # fmt: skip
+
+
+def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModule:
+    """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
+
+    Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
+    `transform_parts` (data, lowered) then is for measuring.
+
+    Raises:
+        TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
+    """
+    plan = algorithm.cuda
+    if plan is None:
+        raise TileError(f"{algorithm.name} has no CUDA schedule.")
+    broken = plan.problems(conv, tile, gpu) if isinstance(plan, CudaFamily) else problems(conv, tile, gpu, plan)
+    if broken:
+        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+    return emit(conv, plan, tile, gpu)
+
+
+def emit(conv: Conv2d, plan: CudaPlan, tile: Any, gpu: Gpu) -> tvm.IRModule:
+    """The kernels of `lower`; whether the tile is legal is not asked."""
+    if isinstance(plan, CudaFamily):
+        return plan.lower(conv, tile, gpu)
+    if tile.in_rows:
+        functions = {SYMBOL: kernel.product_kernel(conv, tile, CudaPlan(staged="rows"), SYMBOL)}
+    elif isinstance(plan, WinogradPlan):
+        functions = {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}
+    elif isinstance(plan, InParts):
+        functions = {SYMBOL: parts_kernel(conv, tile, plan, SYMBOL), TRANSFORM_PARTS: parts_transform(conv, plan, TRANSFORM_PARTS)}
+    else:
+        functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
+        if plan.axes:
+            functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
+    return kernel_module(functions)
+
+
+def _made(module: tvm.IRModule) -> str | None:
+    source = (module.attrs or {}).get(SOURCE)
+    return None if source is None else str(source)
+
+
+def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
+    """Kernels by name as a module to compile."""
+    return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
+
+
+@functools.cache
+def device_functions() -> str:
+    """The source of what generated kernels call."""
+    return (Path(kernel.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
+
+
+def _called(kernels: str) -> str:
+    """Device functions that are there only for kernels that call them."""
+    parts = (warpgroup_products, shared_products, tile_transforms, requantisation, cluster_functions, slot_functions)
+    return "".join(part(kernels) for part in parts)
+
+
+@contextlib.contextmanager
+def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterator[None]:
+    """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
+
+    Args:
+        made: the source that kernels already have; it takes the place of what is generated.
+
+    Raises (inside):
+        ReconstructError: a rule does not match as it says.
+    """
+
+    def rewrite(source: str, target: Any) -> str:
+        if made is not None:
+            return reconstruct(made, rules).source
+        head, mark, kernels = source.partition('extern "C"')
+        functions = device_functions() + "\n" + _called(kernels)
+        return head + functions + with_residents(with_clusters(reconstruct(mark + kernels, rules).source))
+
+    with registered(_POSTPROCESS, lambda before: rewrite):
+        yield
+
+
+def compiler() -> str:
+    """The CUDA compiler of this machine: "nvcc" if it is on PATH, else "nvrtc".
+
+    Raises:
+        ToolchainError: there is neither.
+    """
+    if shutil.which("nvcc"):
+        return "nvcc"
+    if nvrtc.available():
+        return "nvrtc"
+    raise ToolchainError("compiling CUDA needs nvcc on PATH, or pip install 'im2win[cuda]' for nvrtc; neither was found.")
+
+
+def generate_source(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Generated:
+    """The CUDA source of kernels as it goes to the compiler, and their launches; needs neither a GPU nor a compiler."""
+    with reconstructed(rules, _made(module)):
+        return generate(module, cuda_target(gpu), CONFIG, PIPELINE)
+
+
+def cubin(source: str, gpu: Gpu) -> bytes:
+    """Machine code of a CUDA source; no GPU is needed for that.
+
+    Raises:
+        ToolchainError: no CUDA compiler. RuntimeError: the source does not compile; the message is the compiler's.
+    """
+    if compiler() == "nvrtc":
+        return nvrtc.cubin(source, gpu.arch)
+    with tempfile.TemporaryDirectory(prefix="im2win-nvcc-") as folder:
+        code, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        code.write_text(source)
+        command = ["nvcc", "-O3", "-std=c++17", f"-arch={gpu.arch}", "-cubin", "-w", "-o", str(out), str(code)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"nvcc: {done.stderr.strip()[:2000]}")
+        return out.read_bytes()
+
+
+def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Compiled:
+    """Compiles kernels for a GPU of this machine. Without one TVM keeps the source, and compiles it when the library is loaded.
+
+    Raises:
+        ToolchainError: no CUDA compiler.
+    """
+    with reconstructed(rules, _made(module)):
+        return compile_source(module, gpu)
+
+
+def compile_source(module: tvm.IRModule, gpu: Gpu) -> Compiled:
+    """Compiles kernels whose source nothing changes any more but what is registered for that.
+
+    Raises:
+        ToolchainError: no CUDA compiler.
+    """
+    compiler()
+    sources, watch = list[str](), Launches()
+
+    def compiled(source: str) -> bytes:
+        sources.append(source)
+        return cubin(source, gpu)
+
+    passes = tvm.transform.PassContext(config=CONFIG, instruments=[watch])
+    with registered(_COMPILE, lambda before: compiled), passes:
+        executable = tvm.compile(module, cuda_target(gpu), tir_pipeline=PIPELINE)
+    return Compiled(executable, 0, fingerprint(watch.generated("\n".join(sources))))
+
+
+def fingerprint(generated: Generated) -> str:
+    """The fingerprint of kernels: of what they compute (`canonical_cuda`), and of how and in which order they are launched."""
+    kernels = {name: str(number) for number, name in enumerate(dict.fromkeys(launch.kernel for launch in generated.launches))}
+    launches = (replace(launch, kernel=kernels[launch.kernel]) for launch in generated.launches)
+    between = list(generated.workspace.values())
+    return digest(canonical(generated.source), *launches, between)

@@ -1,0 +1,56 @@
+"""Winograd's form on tensor cores, compiled: scheduled with TVM, then made what its tile says by the reconstructor, or refused."""
+
+from __future__ import annotations
+
+import tvm
+
+from im2win.codegen import rewritten as cuda_reconstruct
+from im2win.codegen.cuda import SOURCE, TRANSFORM_PARTS, kernel_module
+from im2win.codegen.llvm import SYMBOL
+from im2win.codegen.rewritten import Function
+from im2win.device.gpu import Gpu
+from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.rulesets import Applied, Settings, rewrite
+from im2win.reconstruct.unit import Kernel, Unit
+from im2win.schedules.winograd_tc import kernel
+from im2win.schedules.winograd_tc.pipeline import PIPELINE
+from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.spec.conv2d import Conv2d
+
+MADE = "data"  # the kernel's tensor that holds what lies between its launches, see `runtime.cuda.Kernels`
+
+
+def lower(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> tvm.IRModule:
+    """The kernels of a legal tile, behind the reconstructor; its source is the module's attribute `codegen.cuda.SOURCE`.
+
+    Raises:
+        ReconstructError: a rule of the tile's does not match what TVM generated; the message is the rule's reason.
+    """
+    scheduled = kernel_module(kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS))
+    made, applied = list[Function](), dict[str, Applied]()
+    for function in cuda_reconstruct.functions(scheduled, gpu, PIPELINE):
+        done = applied[function.name] = _rewritten(function.unit, tile, gpu) if function.name == SYMBOL else Applied(function.unit)
+        made.append(Function(function.name, function.tensors, done.unit))
+    rebuilt = cuda_reconstruct.rebuilt(made, gpu, applied, MADE)
+    return rebuilt.module.with_attr(SOURCE, rebuilt.source)
+
+
+def _rewritten(unit: Unit, tile: TensorCoreTile, gpu: Gpu) -> Applied:
+    """What the tile's rules make of the convolution.
+
+    Barriers are looked at before kernels are fused: those that fusion adds are needed, whatever the mapping.
+
+    Raises:
+        ReconstructError: see `lower`; also if a barrier is left in products that are to need none.
+    """
+    applied = Applied(unit)
+    for name in tile.rules:
+        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=tile.wave), must=True)
+        if name == "barriers" and (left := [kernel for kernel in done.unit.kernels.values() if _waits(kernel)]):
+            raise ReconstructError(f"barriers: kernel {left[0].name} still waits for all its warps: {'; '.join(done.notes)}")
+        applied = Applied(done.unit, applied.matches + done.matches, applied.notes + done.notes)
+    return applied
+
+
+def _waits(kernel: Kernel) -> bool:
+    return any(barrier.scope == "block" for barrier in kernel.barriers)

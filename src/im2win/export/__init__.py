@@ -1,0 +1,1 @@
+"""Built convolutions for programs that have no Python."""

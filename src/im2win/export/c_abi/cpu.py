@@ -1,0 +1,233 @@
+"""A CPU kernel as a C library of its own: TVM's object code, what calls it in place of TVM's runtime, and a pool of threads."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win.codegen import toolchain as compilers
+from im2win.codegen.llvm import SYMBOL, ToolchainError, llvm_target, lower
+from im2win.device.cpu import Machine
+from im2win.export.c_abi.header import SOURCES, Interface
+from im2win.export.c_abi.workspace import ALIGNMENT, Workspace
+from im2win.numerics.winograd_matrices import transform
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.winograd import AXES, WinogradPack, floats
+from im2win.registry.algorithms import algorithm
+from im2win.schedules.registers import PIPELINE
+from im2win.schedules.tails import CONFIG
+from im2win.spec.conv2d import Conv2d
+
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
+KERNEL_PREFIX = "__tvm_ffi_"  # of a symbol in object code
+# What the pool of threads exports beside a layer's own functions: libraries of one program share the first one's.
+SHARED = ("im2win_set_threads", "im2win_threads", "im2win_pool_1_run")
+
+
+def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, called: str) -> tuple[Path, Interface]:
+    """Writes CALLED.h, libCALLED.so and libCALLED.a; returns the path of the shared library, and what the header says.
+
+    Args:
+        name, tile: the algorithm and its tile. machine: whose threads also bound the workspace.
+        called: ends the names of functions and files.
+
+    Raises:
+        TileError: the tile is not legal. ToolchainError: no C compiler or objcopy, or a system other than Linux.
+    """
+    compiler, objcopy = compiler_on_path(), _objcopy()
+    symbol = f"im2win_conv_{called}_kernel"
+    executable, demand = compiled(lowered(conv, name, tile, machine, symbol), machine)
+    interface = _interface(conv, f"{name} for {machine.mcpu}", tile.pack, demand, machine.threads, called)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="im2win-c-") as place:
+        work = Path(place)
+        executable.mod.write_to_file(str(work / "kernel.o"))
+        (work / "own.c").write_text(source(interface, tile.pack, demand, machine, f"{KERNEL_PREFIX}{symbol}"))
+        (work / "own.h").write_text(interface.header())
+        _link(work, interface, compiler, objcopy)
+        for made, kept in (("own.h", f"{called}.h"), ("layer.a", f"lib{called}.a"), ("layer.so", f"lib{called}.so")):
+            placed(work / made, folder / kept)
+    return folder / f"lib{called}.so", interface
+
+
+def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -> tvm.IRModule:
+    """A kernel as a module of one function, `symbol`.
+
+    Raises:
+        TileError: the tile is not legal.
+    """
+    row = algorithm(name)
+    return tvm.IRModule({symbol: lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
+
+
+def compiled(module: tvm.IRModule, machine: Machine) -> tuple[Any, Workspace]:
+    """TVM's executable of a kernel, which calls it KERNEL_PREFIX with its symbol, and the workspace that a call of it asks for."""
+    demand = Workspace()
+    with tvm.transform.PassContext(config=CONFIG, instruments=[demand]):
+        return tvm.compile(module, llvm_target(machine), tir_pipeline=PIPELINE), demand
+
+
+def placed(made: Path, target: Path) -> None:
+    """Copies a file to where it belongs, at once: a file that is in use is replaced, not written over."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.copyfile(made, partial)
+    os.replace(partial, target)
+
+
+def _interface(conv: Conv2d, made: str, pack: Any, demand: Workspace, threads: int, called: str) -> Interface:
+    return Interface(conv, called, made, math.prod(pack.shape(conv)), workspace_bytes(conv, pack, demand.bytes(threads)), threads)
+
+
+def workspace_bytes(conv: Conv2d, pack: Any, demanded: int) -> int:
+    """Bytes of a workspace at any address, of which the kernel itself demands so many."""
+    size = _bias_bytes(conv, pack) + demanded
+    return size + ALIGNMENT - 1 if size else 0
+
+
+def _padded(conv: Conv2d, pack: Any) -> int:
+    """Output channels of a group, filled up to whole blocks."""
+    return int(pack.blocks_per_group(conv)) * int(pack.block)
+
+
+def _bias_bytes(conv: Conv2d, pack: Any) -> int:
+    """Bytes of the copy of a bias that must be filled up."""
+    if not conv.bias or _padded(conv, pack) == conv.out_channels // conv.groups:
+        return 0
+    return -(-conv.groups * _padded(conv, pack) * conv.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine, kernel: str) -> str:
+    """The layer's own C file: its numbers, and its two functions."""
+    conv = interface.conv
+    call, packing = interface.prototypes()
+    passed = ", ".join(interface.tensors)
+    layout, kind = (_transformed, "transformed") if isinstance(pack, WinogradPack) else (_windows, "windows")
+    return "\n".join(
+        [
+            '#include "layer.h"', '#include "own.h"', '#include "pack.h"', "",
+            instructions(machine), "",
+            *layer_source("layer", conv, pack, (demand.serial, demand.task), machine.threads, kernel), "",
+            f"{call} {{", f"  const void *const tensors[] = {{{passed}}};",
+            "  return im2win_layer_1_call(&layer, tensors, workspace);", "}", "",
+            *layout(conv, pack), "", f"{packing} {{ return im2win_pack_1_{kind}(&filters, w, packed); }}", "",
+        ]
+    )  # fmt: skip
+
+
+def instructions(machine: Machine) -> str:
+    """The function of that name, which layers need."""
+    return f"static int instructions(void) {{ return {_check(machine)}; }}"
+
+
+def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], threads: int, kernel: str) -> list[str]:
+    """The declaration of a compiled kernel, and the numbers of its layer as the constant `name`.
+
+    Args:
+        demanded: bytes of the workspace that the kernel takes for the whole call, and for each of at most `threads` tasks.
+    """
+    shapes = {
+        "data": conv.input_shape, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
+        "output": conv.output_shape,
+    }  # fmt: skip
+    elements = {name: math.prod(shape) for name, shape in shapes.items()} | {"bias": conv.out_channels}
+    tensors = ", ".join(f"{{{len(shapes[name])}, {_braces(shapes[name])}, {elements[name]}}}" for name in conv.arguments)
+    numbers = (
+        kernel, len(conv.arguments), conv.arguments.index("bias") if conv.bias else -1, conv.groups, conv.out_channels // conv.groups,
+        _padded(conv, pack), threads, *demanded, f"{{{tensors}}}", "instructions",
+    )  # fmt: skip
+    return [
+        f"int {kernel}(void *self, const im2win_any *arguments, int32_t count, im2win_any *result);", "",
+        f"static const im2win_layer {name} = {_braces(numbers)};",
+    ]  # fmt: skip
+
+
+def _braces(values: Any) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
+
+
+def _check(machine: Machine) -> str:
+    """A C expression: whether the CPU has the vector instructions of a kernel. Where no compiler can ask, everyone has the basic ones."""
+    return f'__builtin_cpu_supports("{machine.isa}")' if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
+
+
+def _windows(conv: Conv2d, pack: FilterPack) -> list[str]:
+    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, int(pack.order == "cvu")
+    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(pack.shape(conv))))};"]
+
+
+def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:
+    shape = pack.shape(conv)
+    strides = {axis: math.prod(shape[i + 1 :]) for i, axis in enumerate(pack.order)}
+    matrices = [floats(transform(pack.outputs, taps).g) for taps in conv.kernel]
+    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, *(len(matrix) for matrix in matrices)
+    filters = *sizes, math.prod(shape), _braces(strides[axis] for axis in AXES), "down", "across"
+    return [
+        *(
+            f"static const double {name}[] = {_braces(float(value).hex() for value in matrix.ravel())};"
+            for name, matrix in zip(("down", "across"), matrices, strict=True)
+        ),
+        f"static const im2win_transformed filters = {_braces(filters)};",
+    ]
+
+
+# --- the compiler's part
+
+
+_MISSING = "a C library needs a C compiler and objcopy on PATH (gcc or clang, binutils); they were not found."
+
+
+def compiler_on_path() -> str:
+    """The C compiler.
+
+    Raises:
+        ToolchainError: there is none, or the system is not Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise ToolchainError(f"C libraries are made on Linux; this system is {sys.platform}.")
+    found = compilers.compiler("CC")
+    if not found:
+        raise ToolchainError(_MISSING)
+    return found
+
+
+def _objcopy() -> str:
+    objcopy = next(filter(None, map(shutil.which, ("objcopy", "llvm-objcopy"))), None)
+    if not objcopy:
+        raise ToolchainError(_MISSING)
+    return objcopy
+
+
+def run(work: Path, *command: str) -> None:
+    """Runs a command in a folder.
+
+    Raises:
+        ToolchainError: it failed; with what it said.
+    """
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ToolchainError(f"{command[0]}: {done.stderr.strip()[:2000]}")
+
+
+def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None:
+    """layer.so and layer.a from kernel.o and own.c, with the layer's own functions and those of the pool visible, no others."""
+    run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
+    for name in ("layer", "pack"):
+        run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")
+    run(work, compiler, *FLAGS, "-c", str(SOURCES / "pool.c"), "-o", "im2win_pool_1.o")
+    run(work, compiler, "-r", "-nostdlib", "-o", "all.o", "kernel.o", "glue.o", "layer.o", "pack.o")
+    kept = [word for function in interface.functions for word in ("--keep-global-symbol", function)]
+    own = f"{interface.function}.o"
+    run(work, objcopy, *kept, "all.o", own)
+    run(work, "ar", "rcs", "layer.a", own, "im2win_pool_1.o")
+    visible = "; ".join((*interface.functions, *SHARED))
+    (work / "symbols").write_text(f"{{ global: {visible}; local: *; }};\n")
+    flags = ("-shared", "-pthread", "-Wl,--version-script=symbols", "-Wl,-z,noexecstack", f"-Wl,-soname,lib{interface.name}.so")
+    run(work, compiler, *flags, "-o", "layer.so", own, "im2win_pool_1.o", "-lm")

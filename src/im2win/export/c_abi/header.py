@@ -1,0 +1,155 @@
+"""The C header of an exported convolution: shapes as constants, and the two functions that pack filters and compute."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from im2win import __version__
+from im2win.spec.conv2d import Conv2d
+
+SOURCES = Path(__file__).parent
+
+C_TYPES = {"float32": "float", "float16": "uint16_t", "int8": "int8_t", "int32": "int32_t"}
+_PACKED, _FILTERS = "packed_w", "w"
+
+
+def identifier(text: str) -> str:
+    """A layer's name or key as part of a C name: all but letters and digits become one underscore."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
+
+
+def checked(name: str) -> str:
+    """The name, if a C function's can end with it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name):
+        raise ValueError(f"`name` (={name!r}) must consist of letters, digits and underscores: it ends the names of C functions.")
+    if name.endswith("_pack"):
+        raise ValueError(f"`name` (={name!r}) must not end with _pack, as the functions do that pack filters.")
+    return name
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What a caller in C sees of a layer.
+
+    name: ends the names of functions and files. made: how it was made, for the reader. packed: elements of the packed filters.
+    workspace: bytes. threads: most that a call uses, on a CPU; None for a GPU.
+    """
+
+    conv: Conv2d
+    name: str
+    made: str
+    packed: int
+    workspace: int
+    threads: int | None = None
+
+    @property
+    def function(self) -> str:
+        """The function that computes."""
+        return f"im2win_conv_{self.name}"
+
+    @property
+    def functions(self) -> tuple[str, str]:
+        """All functions of its own."""
+        return self.function, f"{self.function}_pack"
+
+    @property
+    def tensors(self) -> dict[str, str]:
+        """Names of the arguments that are tensors, in order, with C types of their elements."""
+        names = {"data": "x", "filter": _PACKED, "output": "y"}
+        return {names.get(name, name): C_TYPES[dtype] for name, dtype in self.conv.dtypes.items()}
+
+    def prototypes(self) -> tuple[str, str]:
+        """Of the two functions, in the order of `functions`."""
+        element = C_TYPES[self.conv.dtype]
+        arguments = [f"{'' if name == 'y' else 'const '}{kind} *{name}" for name, kind in self.tensors.items()]
+        stream = ["cudaStream_t stream"] if self.threads is None else []
+        call, pack = self.functions
+        return (
+            f"int {call}({', '.join([*arguments, 'void *workspace', *stream])})",
+            f"int {pack}(const {element} *{_FILTERS}, {element} *packed)",
+        )
+
+    def constants(self) -> dict[str, int | str]:
+        """Constants of the header by the end of their names."""
+        conv = self.conv
+        rows, cols = conv.output_size
+        sizes: dict[str, int | str] = {
+            "KEY": f'"{conv}"', "BATCH": conv.batch, "IN_CHANNELS": conv.in_channels, "HEIGHT": conv.height, "WIDTH": conv.width,
+            "OUT_CHANNELS": conv.out_channels, "OUT_HEIGHT": rows, "OUT_WIDTH": cols, "KERNEL_HEIGHT": conv.kernel[0],
+            "KERNEL_WIDTH": conv.kernel[1], "STRIDE_DOWN": conv.stride[0], "STRIDE_ACROSS": conv.stride[1], "PADDING_TOP": conv.padding[0],
+            "PADDING_LEFT": conv.padding[1], "DILATION_DOWN": conv.dilation[0], "DILATION_ACROSS": conv.dilation[1], "GROUPS": conv.groups,
+        }  # fmt: skip
+        sizes |= {
+            "INPUT_ELEMENTS": math.prod(conv.input_shape), "FILTER_ELEMENTS": math.prod(conv.filter_shape), "PACKED_ELEMENTS": self.packed,
+            "OUTPUT_ELEMENTS": math.prod(conv.output_shape), "WORKSPACE_BYTES": self.workspace,
+        }  # fmt: skip
+        return sizes | ({} if self.threads is None else {"THREADS": self.threads})
+
+    def header(self) -> str:
+        """The text of NAME.h."""
+        prefix = self.function.upper()
+        constants = [f"#define {prefix}_{name} {value}" for name, value in self.constants().items()]
+        call, pack = self.prototypes()
+        includes = [] if self.conv.dtype == "float32" else ["#include <stdint.h>"]
+        runtime = ["#include <cuda_runtime_api.h>"] if self.threads is None else []
+        shared = ["im2win.h"] if self.threads is None else ["im2win.h", "threads.h"]
+        lines = [
+            f"/* Convolution {self.conv}, made by im2win {__version__}: {self.made}. */", f"#ifndef {prefix}_H", f"#define {prefix}_H", "",
+            *includes, *runtime, *([""] if includes or runtime else []), "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+            *((SOURCES / name).read_text() for name in shared), *constants, "",
+            *self._packing(), f"{pack};", "", *self._calling(), f"{call};", "", "#ifdef __cplusplus", "}", "#endif", "", "#endif", "",
+        ]  # fmt: skip
+        return "\n".join(lines)
+
+    def _packing(self) -> list[str]:
+        where = "" if self.threads is not None else " Both lie in the host's memory; copy `packed` to the device."
+        return _comment(
+            f"Packs filters w {list(self.conv.filter_shape)} into PACKED_ELEMENTS elements, once for any number of calls.{where} "
+            "Returns an im2win_status."
+        )
+
+    def _calling(self) -> list[str]:
+        conv = self.conv
+        epilogue = [f"{name} [{conv.out_channels}]" for name in ("bias", "scale") if name in self.tensors]
+        epilogue += ["residual like y"] if conv.residual else []
+        shapes = f"x {list(conv.input_shape)} and y {list(conv.output_shape)} are {conv.layout}, dense"
+        bits = "; float16 as its bits" if "float16" in conv.dtypes.values() else ""
+        if self.threads is not None:
+            rules = (
+                "Any number of threads may call at the same time, each with a workspace of its own; one of them gets the pool of threads, "
+                "the others compute alone. Nothing is allocated."
+            )
+        else:
+            rules = (
+                f"All tensors and the workspace lie on the device, tensors at multiples of 16 bytes{bits}. Kernels are launched on the "
+                "stream and not waited for; calls that may run at the same time need workspaces of their own. Nothing is allocated, so a "
+                "call can be captured in a graph."
+            )
+        return _comment(
+            f"y = {self._formula()}. {', '.join([shapes, *epilogue])}. The workspace holds WORKSPACE_BYTES bytes at any address, NULL if "
+            f"0, and its contents do not matter. {rules} Returns an im2win_status."
+        )
+
+    def _formula(self) -> str:
+        conv = self.conv
+        sums = " + ".join(["conv(x, w)", *(["bias"] if conv.bias else [])])
+        if conv.requantised:
+            sums = f"{f'({sums})' if conv.bias else sums} * scale"
+        sums += " + residual" if conv.residual else ""
+        formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
+        if not conv.requantised:
+            return formula
+        ends = ", to nearest even and within -128 to 127" if conv.out_dtype == "int8" else ""
+        return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(f"/* {text} */", 110, subsequent_indent="   ", break_on_hyphens=False)

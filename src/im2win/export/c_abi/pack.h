@@ -1,0 +1,28 @@
+/* Packing filters for CPU kernels; the layouts are those of im2win/packing/cpu_blocked.py and im2win/packing/winograd.py. */
+#ifndef IM2WIN_PACK_H
+#define IM2WIN_PACK_H
+
+#include <stddef.h>
+
+#define IM2WIN_MOST_TILE 16
+
+/* block: output channels of a block; by_columns: the sum runs over kernel columns before rows. */
+typedef struct {
+  int out_channels, in_channels, rows, columns, groups, block, by_columns;
+  size_t packed;
+} im2win_windows;
+
+/* down, across: the matrices G of kernel columns and rows, [tile][kernel], of so many rows each; strides: in the packed tensor, of the
+   channel block, the channel in it, the input channel, row and column of the tile. */
+typedef struct {
+  int out_channels, in_channels, rows, columns, groups, block, tile_rows, tile_columns;
+  size_t packed, strides[5];
+  const double *down, *across;
+} im2win_transformed;
+
+/* Both: w [out_channels, in_channels / groups, rows, columns]; IM2WIN_OK, IM2WIN_NULL_POINTER, IM2WIN_MISALIGNED or IM2WIN_OVERLAP.
+   in_channels are those of a group. */
+int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *packed);
+int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, float *packed);
+
+#endif

@@ -1,0 +1,1 @@
+"""Networks of other frameworks: ONNX models, ONNX Runtime, PyTorch."""

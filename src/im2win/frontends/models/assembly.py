@@ -1,0 +1,208 @@
+"""A model's functions, batch by batch: the kernels that its parts become, and the tables of the driver that calls them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.frontends.models import driver, half, kernels
+from im2win.frontends.models.forms import HALF, Forms, HalfForms, in_half, without_views
+from im2win.frontends.models.host import Chosen, Kernels
+from im2win.frontends.models.memory import Plan, plan
+from im2win.frontends.models.parts import Convolution, Join, Parts, take_apart
+from im2win.frontends.models.precision import Precision
+from im2win.frontends.models.program import Call, Copy, Program
+from im2win.frontends.models.rest import add_rest
+from im2win.frontends.models.source import Array, Source, Tensor
+from im2win.frontends.onnx.layers import ModelError, import_onnx
+from im2win.numerics.reference import Accuracy
+from im2win.runtime.model import ALIGNMENT
+from im2win.runtime.model_manifest import Bucket, ModelLayer, Port
+from im2win.spec.conv2d import Conv2d
+
+
+@dataclass
+class Weights:
+    """The file of constants: equal ones are stored once."""
+
+    arrays: list[Array] = field(default_factory=list)
+    offsets: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+
+    def add(self, array: Array) -> int:
+        """The offset of an array in the file."""
+        content = np.ascontiguousarray(array)
+        key = hashlib.sha256(content.reshape(-1).view(np.uint8).data).hexdigest()
+        if key not in self.offsets:
+            self.offsets[key] = self.bytes
+            self.arrays.append(content)
+            self.bytes += -(-content.nbytes // ALIGNMENT) * ALIGNMENT
+        return self.offsets[key]
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+        with path.open("wb") as file:
+            for array in self.arrays:
+                file.write(array.reshape(-1).view(np.uint8).data)
+                file.write(b"\0" * (-array.nbytes % ALIGNMENT))
+
+
+@dataclass
+class Assembly:
+    """What the functions of all batches share.
+
+    dtype: float32, or float16 as `forms` stores it.
+    runs: number of tensors and steps of each function; skipped: convolutions left to TVM (an ordered set).
+    """
+
+    label: str
+    logs: Any
+    accuracy: Accuracy
+    kernels: Kernels
+    dtype: Precision = "float32"
+    chosen: dict[Conv2d, Chosen] = field(default_factory=dict)
+    weights: Weights = field(default_factory=Weights)
+    layers: dict[tuple[str, Conv2d], ModelLayer] = field(default_factory=dict)
+    runs: dict[str, tuple[int, list[driver.Step]]] = field(default_factory=dict)
+    buckets: list[Bucket] = field(default_factory=list)
+    skipped: dict[str, None] = field(default_factory=dict)
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+
+    def add(self, source: Source, batch: int) -> None:
+        """Adds the function of one batch.
+
+        Raises:
+            ModelError: see `compile_model`.
+        """
+        self._ports(source, batch)
+        parts = take_apart(source, batch)
+        layers: Sequence[Convolution] = parts.convolutions
+        if self.dtype == HALF:
+            parts, layers = without_views(source, parts), in_half(layers)
+        self.chosen |= self.kernels.choose([one.conv for one in layers], self.logs, self.accuracy)
+        self.skipped |= {f"{one.name}: {one.reason}": None for one in parts.skipped}
+        program, joins = self._program(source, parts, layers, batch)
+        offsets = {name: self.weights.add(array) for name, array in program.constants.items()}
+        planned = plan(program, joins, offsets, self.kernels.alignment)
+        function = f"run_{batch}"
+        self.runs[function] = (2 + len(program.inputs) + len(program.outputs), self._steps(program, planned))
+        self.buckets.append(Bucket(batch, function, planned.workspace))
+
+    def _ports(self, source: Source, batch: int) -> None:
+        """Inputs and outputs, which must be those of the other batches but for the number of images."""
+
+        def ports(tensors: tuple[Tensor, ...]) -> tuple[Port, ...]:
+            return tuple(Port(one.name, one.dtype, one.shape, one.batched) for one in tensors)
+
+        if not self.buckets:
+            self.inputs, self.outputs = ports(source.inputs), ports(source.outputs)
+        for port, tensor in zip((*self.inputs, *self.outputs), (*source.inputs, *source.outputs), strict=True):
+            if port.at(batch) != tensor.shape:
+                raise ModelError(
+                    f"compile_model: `source` (={self.label}) must hold the images of {port.name!r} on its first axis alone to be "
+                    f"compiled for several batches; it has the shape {list(tensor.shape)} at batch {batch}."
+                )
+
+    def _program(self, source: Source, parts: Parts, layers: Sequence[Convolution], batch: int) -> tuple[Program, tuple[Join, ...]]:
+        """Everything but memory, and what is still to be concatenated; `layers`: the convolutions in the model's precision."""
+        program = Program(tuple(one.name for one in source.inputs), tuple(one.name for one in source.outputs))
+        for port in (*source.inputs, *source.outputs):
+            program.declare(port.name, port.shape, port.dtype)
+            if port.name in source.constants:
+                program.constant(port.name, source.constants[port.name].astype(port.dtype))
+        narrow = self.dtype == HALF
+        if not narrow:
+            for name in _read_and_made(source, parts):
+                self._declare(source, program, name)
+        forms = (HalfForms if narrow else Forms)(source, parts, program)
+        for one in layers:
+            self._convolution(program, forms, one)
+        for view in parts.views:
+            program.views[forms.makes(view.output)] = forms.reads(view.source)
+        functions: dict[str, Any] = {}
+        for number, response in enumerate(parts.responses):
+            shape, last = forms.shape(response.source), forms.last(response.output)
+            function = half.response(shape, response, last) if narrow else kernels.response(shape, response)
+            functions[f"response_{number}"] = function
+            program.calls.append(Call(f"response_{number}", (forms.reads(response.source, last),), (forms.makes(response.output),)))
+        for number, pool in enumerate(parts.pools):
+            shape, made, last = forms.shape(pool.source), forms.shape(pool.output), forms.last(pool.output)
+            functions[f"pool_{number}"] = (half if narrow else kernels).pool(shape, made, pool)
+            program.calls.append(Call(f"pool_{number}", (forms.reads(pool.source, last),), (forms.makes(pool.output),)))
+        joins = forms.joins()
+        functions |= add_rest(source, parts, program, forms, {name for join in joins for name in join.sources}, self.label)
+        functions |= forms.functions
+        renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
+        program.calls = [
+            Call(renamed.get(call.kernel, call.kernel), call.inputs, call.outputs) if isinstance(call, Call) else call
+            for call in program.calls
+        ]
+        return program, joins
+
+    def _declare(self, source: Source, program: Program, name: str) -> None:
+        if name in program.shapes:
+            return
+        if name in source.constants:
+            program.constant(name, source.constants[name])
+            return
+        shape, code = source.graph.shapes.get(name), source.graph.types.get(name)
+        if shape is None or not code or not all(isinstance(extent, int) for extent in shape):
+            raise ModelError(f"compile_model: `source` (={self.label}) must have fixed shapes but for the batch; {name!r} has {shape}.")
+        dtype = str(import_onnx().helper.tensor_dtype_to_np_dtype(code))
+        program.declare(name, tuple(int(extent) for extent in shape), dtype)
+
+    def _convolution(self, program: Program, forms: Forms, one: Convolution) -> None:
+        """Adds the calls of a convolution, its filters packed."""
+        chosen = self.chosen[one.conv]
+        made = self.kernels.convolution(one.conv, chosen)
+        packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
+        if one.bias is not None:
+            packed.append(program.constant(f"{one.output}/bias", made.pack_bias(one.bias)))
+        last = forms.last(one.output)
+        residual = [forms.reads(one.residual, last)] if one.residual else []
+        made.call(program, forms.reads(one.data, last), packed, residual, forms.makes(one.output))
+        layer = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.rung)
+        self.layers.setdefault((one.name, one.conv), layer)
+
+    def _steps(self, program: Program, planned: Plan) -> list[driver.Step]:
+        steps: list[driver.Step] = []
+        for call in planned.calls:
+            if isinstance(call, Copy):
+                call = self._copy(program, call)
+            names, seen = (*call.inputs, *call.outputs), self.kernels.arguments(call.kernel)
+            arguments = tuple(driver.Argument(planned.places[name], *one) for name, one in zip(names, seen, strict=True))
+            for name, argument in zip(names, arguments, strict=True):
+                assert argument.bytes == program.bytes(name), f"{call.kernel} takes {argument} for {name} {program.shapes[name]}"
+            steps.append(driver.Step(call.kernel, arguments))
+        return steps
+
+    def _copy(self, program: Program, one: Copy) -> Call:
+        shape, whole, dtype = program.shapes[one.source], program.shapes[one.output], program.dtypes[one.source]
+        words = "x".join(map(str, shape)), "x".join(map(str, whole)), str(one.axis), str(one.begin), dtype
+        kernel = self.kernels.loops("_".join(("copy", *words)), kernels.copy(shape, whole, one.axis, one.begin, dtype))
+        return Call(kernel, (one.source,), (one.output,))
+
+
+def _read_and_made(source: Source, parts: Parts) -> list[str]:
+    """Values that the parts read or make, but for constants of the rest, which TVM sees itself."""
+    names: list[str] = []
+    for one in parts.convolutions:
+        names += [one.data, one.output, *([one.residual] if one.residual else [])]
+    for view in parts.views:
+        names += [view.source, view.output]
+    for join in parts.joins:
+        names += [*join.sources, join.output]
+    for response in parts.responses:
+        names += [response.source, response.output]
+    for pool in parts.pools:
+        names += [pool.source, pool.output]
+    for index in parts.rest:
+        node = source.graph.nodes[index]
+        names += [name for name in (*node.input, *node.output) if name and name not in source.constants]
+    return names

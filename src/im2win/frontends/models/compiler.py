@@ -1,0 +1,157 @@
+"""From an ONNX model to a library: taken apart, convolutions looked up, the rest lowered, memory planned, all of it compiled and linked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tvm
+
+from im2win import __version__
+from im2win.device.gpu import Gpu
+from im2win.frontends.models import driver
+from im2win.frontends.models.assembly import Assembly
+from im2win.frontends.models.forms import HALF
+from im2win.frontends.models.host import CpuKernels, Kernels
+from im2win.frontends.models.precision import chosen, widened, with_ports
+from im2win.frontends.models.source import at_batch, read
+from im2win.numerics.reference import Accuracy
+from im2win.registry.backends import Device, device_for
+from im2win.runtime.model import Model, load_model, write_manifest
+from im2win.runtime.model_manifest import ModelManifest, digest, weights_path
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_MANY = 64  # batches of one library; each has code of its own
+
+
+def compile_model(
+    source: str | os.PathLike[str] | ModelProto,
+    path: str | os.PathLike[str] | None = None,
+    target: str = "cpu",
+    *,
+    batches: Sequence[int] | None = None,
+    logs: Any = None,
+    threads: int | None = None,
+    accuracy: Accuracy = "float32",
+    dtype: str | None = None,
+) -> Model:
+    """Compiles an ONNX model: a library, its weights and a manifest. Never tunes.
+
+    Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` would make for its shape, with
+    the batch normalisation, bias, residual addition and activation behind it, and its filters packed now. The rest is TVM's, scheduled in
+    parallel loops. All tensors are NCHW, as in ONNX, so nothing is converted on the way; of a float16 model on a GPU those between
+    convolutions are NHWC, and its inputs and outputs are converted.
+
+    Args:
+        source: path of an ONNX file, or a loaded model.
+        path: of the library; None for a temporary one that lives as long as the result, which can be exported.
+        target: "cpu" or "cuda".
+        batches: numbers of images to compile for; the model's own by default, 1 where that is symbolic.
+        logs: a folder of tuning records looked up before those that ship with the package; None for these only.
+        threads: CPUs to schedule for; all that the process may use by default.
+        accuracy: what kernels may round; see `im2win.build`.
+        dtype: "float16", on a GPU: filters and what layers hand to each other are rounded to it, sums are float32, and inputs and outputs
+            keep the model's types. "float32", or None for the model's own.
+
+    Raises:
+        ModelError: the model cannot be read, has shapes that are not fixed, or operators that TVM cannot import.
+        ToolchainError: no C++ compiler to link with. NoGpuError: target "cuda" without a usable GPU.
+        ValueError: an argument out of range; the message names argument, value and rule.
+    """
+    sizes = _sizes(batches)
+    label, model = read(source)
+    device = device_for(target, threads)
+    return compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
+
+
+def _sizes(batches: Sequence[int] | None) -> list[int | None]:
+    if batches is None:
+        return [None]
+    sizes = sorted(set(batches))
+    if not sizes or len(sizes) > _MANY or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"compile_model: `batches` (={batches!r}) must be 1 to {_MANY} integers, each at least 1.")
+    return list(sizes)
+
+
+def compile_for(
+    label: str,
+    model: ModelProto,
+    device: Device,
+    path: str | os.PathLike[str] | None,
+    sizes: Sequence[int | None],
+    logs: Any,
+    accuracy: Accuracy,
+    dtype: str | None = None,
+) -> Model:
+    """`compile_model` for a model that is read, on a device that is known."""
+    if path is not None:
+        library = Path(path)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        write_model(label, model, device, library, sizes, logs, accuracy, dtype)
+        return load_model(library)
+    folder = Path(tempfile.mkdtemp(prefix="im2win-model-"))
+    try:
+        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy, dtype)
+        loaded = load_model(folder / "model.so")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
+    return loaded
+
+
+def write_model(
+    label: str,
+    model: ModelProto,
+    device: Device,
+    library: Path,
+    sizes: Sequence[int | None],
+    logs: Any = None,
+    accuracy: Accuracy = "float32",
+    dtype: str | None = None,
+) -> ModelManifest:
+    """Writes the library of a model, its weights and its manifest; for a GPU, too, that this machine does not have."""
+    precision, halves = chosen(model, device, dtype), frozenset[str]()
+    if precision == HALF:
+        model, halves = widened(model)
+    assembly = Assembly(label, logs, accuracy, kernels_for(device), precision)
+    for size in sizes:
+        source = with_ports(at_batch(model, label, size), halves)
+        assembly.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
+    return link(assembly, device, library)
+
+
+def kernels_for(device: Device) -> Kernels:
+    """An empty collection of kernels for a device."""
+    if isinstance(device, Gpu):
+        from im2win.frontends.models.cuda import CudaKernels
+
+        return CudaKernels(device)
+    return CpuKernels(device)
+
+
+def link(assembly: Assembly, device: Device, library: Path) -> ModelManifest:
+    """Links the library and writes what lies beside it; files of these names are replaced whole."""
+    partial, weights = library.with_name(library.name + ".partial"), weights_path(library)
+    with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
+        run = Path(folder) / "driver.o"
+        driver.compile_source(driver.source(assembly.runs), run)
+        assembly.kernels.link(partial, run)
+    partial_weights = weights.with_name(weights.name + ".partial")
+    assembly.weights.write(partial_weights)
+    os.replace(partial_weights, weights)
+    os.replace(partial, library)
+    target, isa, threads = ("cuda", device.arch, 1) if isinstance(device, Gpu) else ("cpu", device.isa, device.threads)
+    manifest = ModelManifest(
+        inputs=assembly.inputs, outputs=assembly.outputs, buckets=tuple(assembly.buckets), layers=tuple(assembly.layers.values()),
+        skipped=tuple(assembly.skipped), target=target, machine=device.name, isa=isa, threads=threads, tvm=tvm.__version__,
+        im2win=__version__, sha256=digest(library), weights_bytes=assembly.weights.bytes, weights_sha256=digest(weights),
+    )  # fmt: skip
+    return write_manifest(manifest, library)

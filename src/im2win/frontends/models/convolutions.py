@@ -1,0 +1,113 @@
+"""The convolutions of a model, looked up and compiled: many of them in worker processes, since most of that is Python's work."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from im2win.common.worker_pool import Worker, WorkerError, serve
+from im2win.device.cpu import Machine
+from im2win.frontends.models.program import Shape
+from im2win.numerics.reference import Accuracy
+from im2win.spec.conv2d import Conv2d
+
+_ALONE, _FEW = 8, 4  # convolutions, and CPUs, for which starting worker processes takes longer than it saves
+_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Look up a problem's algorithm and tile on a CPU and compile them into the object file `path`, as the function `symbol`."""
+
+    conv: Conv2d
+    symbol: str
+    machine: Machine
+    logs: str | None
+    accuracy: Accuracy
+    path: Path
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a job made: algorithm, tile, the rung they come from, shape and dtype of every tensor that the function takes.
+
+    workspace: bytes that it takes in the C library (`im2win.export.c_abi`), for the whole call and for each of its tasks.
+    """
+
+    symbol: str
+    path: Path
+    algorithm: str
+    tile: Any
+    rung: str
+    arguments: list[tuple[Shape, str]]
+    workspace: tuple[int, int]
+
+
+def build(job: Job) -> Built:
+    """Does a job."""
+    from im2win.builder.build import looked_up
+    from im2win.export.c_abi.cpu import compiled, lowered
+    from im2win.frontends.models.host import tensors_of
+
+    name, tile, rung = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
+    module = lowered(job.conv, name, tile, job.machine, job.symbol)
+    executable, demand = compiled(module, job.machine)
+    executable.mod.write_to_file(str(job.path), "o")
+    return Built(job.symbol, job.path, name, tile, rung, tensors_of(module[job.symbol]), (demand.serial, demand.task))
+
+
+def _guarded(job: Job) -> Built | str:
+    """What went wrong, as text, where the job fails."""
+    try:
+        return build(job)
+    except Exception as error:
+        return f"{job.conv}: {error}"
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    serve(_guarded, job_fd, result_fd)
+
+
+def build_all(jobs: Sequence[Job], workers: int) -> list[Built]:
+    """Does all jobs; in so many processes, if there are enough to do.
+
+    Raises:
+        ValueError: a job failed. RuntimeError: a worker process died.
+    """
+    if len(jobs) > _ALONE and workers >= _FEW:
+        return in_processes(jobs, workers)
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(build, jobs))
+
+
+def in_processes(jobs: Sequence[Job], workers: int) -> list[Built]:
+    """Does all jobs in so many worker processes; see `build_all`."""
+    environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with ExitStack() as stack:
+        idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for _ in range(min(workers, len(jobs))):
+            idle.put(stack.enter_context(Worker("im2win.frontends.models.convolutions", environment, torch=False)))
+
+        def one(job: Job) -> Built:
+            worker = idle.get()
+            try:
+                built = worker.call(job, _PATIENCE_S)
+            except WorkerError as error:
+                raise RuntimeError(f"compiling {job.conv}: {error}") from None
+            finally:
+                idle.put(worker)
+            if isinstance(built, str):
+                raise ValueError(built)
+            assert isinstance(built, Built)
+            return built
+
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(one, jobs))

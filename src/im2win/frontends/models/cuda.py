@@ -1,0 +1,108 @@
+"""The kernels of a model on a GPU: convolutions by im2win's CUDA schedules, everything else by those of TVM's dlight, in one library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win.builder.build import looked_up
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import SYMBOL, ToolchainError
+from im2win.common.tvm_hooks import registered
+from im2win.device.gpu import Gpu
+from im2win.frontends.models import gpu_loops
+from im2win.frontends.models.host import Arguments, Chosen, Made, same_name, tensors_of
+from im2win.frontends.models.program import Call, Program
+from im2win.numerics.reference import Accuracy
+from im2win.registry.algorithms import algorithm
+from im2win.registry.backends import backend_for
+from im2win.runtime.model import ALIGNMENT
+from im2win.spec.conv2d import Conv2d
+
+
+class CudaKernels:
+    """Kernels for a GPU; see `host.Kernels`. No GPU is needed to make them."""
+
+    alignment = ALIGNMENT  # they load vectors
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.convolutions: dict[str, Any] = {}
+        self.rest: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
+        self._names: dict[tuple[Conv2d, str, str], str] = {}
+
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
+        """Looks up algorithms and tiles."""
+        return {conv: Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy)) for conv in dict.fromkeys(convs)}
+
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
+        """The kernels of a convolution with one tile: the product, and what makes its windows where they are stored."""
+        tile, row = chosen.tile, algorithm(chosen.algorithm)
+        key = conv, chosen.algorithm, str(tile.as_dict())
+        assert row.cuda is not None
+        if key not in self._names:
+            symbol = self._names[key] = f"conv_{len(self._names)}"
+            functions = cuda_codegen.lower(conv, row, tile, self.gpu)
+            wanted = {SYMBOL: symbol, cuda_codegen.TRANSFORM: f"{symbol}_transform"}
+            for variable, function in functions.functions.items():
+                if variable.name_hint in wanted:
+                    self.convolutions[wanted[variable.name_hint]] = function
+        symbol = self._names[key]
+        pack = backend_for(self.gpu).pack(conv, tile)
+        scratch = row.cuda.made_bytes(conv, tile) // conv.itemsize
+
+        def call(program: Program, data: str, packed: list[str], residual: list[str], output: str) -> None:
+            if not scratch:
+                program.calls.append(Call(symbol, (data, *packed, *residual), (output,)))
+                return
+            windows = f"{output}/windows"
+            program.declare(windows, (scratch,), conv.dtype)
+            if f"{symbol}_transform" in self.convolutions:
+                program.calls.append(Call(f"{symbol}_transform", (data,), (windows,)))
+                program.calls.append(Call(symbol, (windows, *packed, *residual), (output,)))
+            else:  # the product makes its windows itself, a part at a time
+                program.calls.append(Call(symbol, (data, windows, *packed, *residual), (output,)))
+
+        return Made(lambda w: pack.filter(conv, w), lambda bias: bias, call)
+
+    def loops(self, name: str, function: Any) -> str:
+        """Any other function, scheduled; its name in the library."""
+        symbol = same_name(self._originals, name, function)
+        if symbol not in self.rest:
+            self._originals[symbol] = function
+            self.rest[symbol] = gpu_loops.schedule(function, cuda_codegen.cuda_target(self.gpu))
+        return symbol
+
+    def arguments(self, kernel: str) -> Arguments:
+        """Shape and dtype of every tensor that a kernel takes."""
+        return tensors_of(self.convolutions[kernel] if kernel in self.convolutions else self.rest[kernel])
+
+    def link(self, path: Path, driver: Path) -> None:
+        """Compiles everything and links it with the driver's object file into the library `path`.
+
+        Raises:
+            ToolchainError: no C++ compiler to link with, or no CUDA compiler.
+        """
+        from tvm.support import cc
+
+        if not cc.get_cc():
+            raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
+        made = []
+        if self.convolutions:
+            made.append(cuda_codegen.compile_module(cuda_codegen.kernel_module(self.convolutions), self.gpu).executable.mod)
+        if self.rest:
+            made.append(self._compile_rest())
+        first, *others = made
+        for other in others:
+            first.import_module(other)
+        first.export_library(str(path), addons=[str(driver)])
+
+    def _compile_rest(self) -> Any:
+        cuda_codegen.compiler()
+        compiled = registered("tvm_callback_cuda_compile", lambda before: lambda source: cuda_codegen.cubin(source, self.gpu))
+        with compiled:
+            return tvm.compile(cuda_codegen.kernel_module(self.rest), cuda_codegen.cuda_target(self.gpu)).mod

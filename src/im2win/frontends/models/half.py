@@ -1,0 +1,95 @@
+"""Kernels of float16 models that are no convolutions, on channels-last tensors: conversions, pooling, local response normalisation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import te, tirx
+
+from im2win.frontends.models.kernels import power
+from im2win.frontends.models.parts import Pool, Response
+from im2win.frontends.models.program import Shape
+
+_HALF, _SUM = "float16", "float32"  # of elements in memory, and of sums
+
+
+def last_shape(shape: Shape) -> Shape:
+    """[N, H, W, C] of [N, C, H, W]."""
+    batch, channels, height, width = shape
+    return batch, height, width, channels
+
+
+def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) -> tirx.PrimFunc:
+    """A tensor of ONNX's shape in another type and order; `last`, `to_last`: channels last."""
+    data = te.placeholder(last_shape(shape) if last else shape, dtype, name="data")
+
+    def place(*at: Any) -> Any:
+        if to_last and not last:
+            at = at[0], at[3], at[1], at[2]
+        elif last and not to_last:
+            at = at[0], at[2], at[3], at[1]
+        value = data(*at)
+        return value if dtype == to_dtype else value.astype(to_dtype)
+
+    return te.create_prim_func([data, te.compute(last_shape(shape) if to_last else shape, place, name="converted")]).with_attr(
+        "tirx.noalias", True
+    )
+
+
+def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
+    """Pooling of [N, H, W, C], for shapes [N, C, H, W]; means are sums in float32."""
+    data = te.placeholder(last_shape(shape), _HALF, name="data")
+    (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
+    height, width = shape[2:]
+    below = (output[2] - 1) * stride_h + kernel_h - top > height
+    right = (output[3] - 1) * stride_w + kernel_w - left > width
+    u, v = te.reduce_axis((0, kernel_h), "u"), te.reduce_axis((0, kernel_w), "v")
+    largest = one.kind == "max"
+    dtype = _HALF if largest else _SUM
+
+    def window(n: Any, m: Any, k: Any, c: Any) -> Any:
+        y, x = m * stride_h + u - top, k * stride_w + v - left
+        inside = [y >= 0] * bool(top) + [y < height] * below + [x >= 0] * bool(left) + [x < width] * right
+        value = data[n, y, x, c] if largest else data[n, y, x, c].astype(_SUM)
+        if inside:
+            nothing = te.min_value(dtype) if largest else tirx.const(0, dtype)
+            value = te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, nothing)
+        return (te.max if largest else te.sum)(value, axis=[u, v])
+
+    found = te.compute(last_shape(output), window, name="pool")
+    if largest:
+        return te.create_prim_func([data, found]).with_attr("tirx.noalias", True)
+
+    def mean(n: Any, m: Any, k: Any, c: Any) -> Any:
+        counts = [tirx.const(kernel_h * kernel_w, _SUM)]
+        if not one.whole and (top or left or below or right):
+            counts = [
+                (te.min(place * step - begin + kernel, size) - te.max(place * step - begin, 0)).astype(_SUM)
+                for place, step, begin, kernel, size in ((m, stride_h, top, kernel_h, height), (k, stride_w, left, kernel_w, width))
+            ]
+        return (found[n, m, k, c] / math.prod(counts[1:], start=counts[0])).astype(_HALF)
+
+    return te.create_prim_func([data, te.compute(last_shape(output), mean, name="mean")]).with_attr("tirx.noalias", True)
+
+
+def response(shape: Shape, one: Response, last: bool) -> tirx.PrimFunc:
+    """ONNX's LRN for [N, C, ...], or `last` on [N, H, W, C], computed in float32; see `kernels.response`."""
+    stored, axis = (last_shape(shape), 3) if last else (shape, 1)
+    data = te.placeholder(stored, _HALF, name="data")
+    near = te.reduce_axis((0, one.size), "near")
+    first = (one.size - 1) // 2
+
+    def square(*at: Any) -> Any:
+        channel = at[axis] + near - first
+        value = data(*at[:axis], channel, *at[axis + 1 :]).astype(_SUM)
+        inside = te.all(channel >= 0, channel < stored[axis])
+        return te.sum(te.if_then_else(inside, value * value, tirx.const(0, _SUM)), axis=near)
+
+    squares = te.compute(stored, square, name="squares")
+
+    def normalised(*at: Any) -> Any:
+        total = tirx.const(one.bias, _SUM) + tirx.const(one.alpha / one.size, _SUM) * squares(*at)
+        return (data(*at).astype(_SUM) / power(total, one.beta)).astype(_HALF)
+
+    return te.create_prim_func([data, te.compute(stored, normalised, name="response")]).with_attr("tirx.noalias", True)

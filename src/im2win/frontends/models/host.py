@@ -1,0 +1,150 @@
+"""The kernels of a model on CPUs: convolutions by im2win's schedules, everything else by `loops`, compiled in parallel and linked."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import tvm
+import tvm_ffi
+from tvm.support import cc
+
+from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
+from im2win.device.cpu import Machine
+from im2win.frontends.models import loops
+from im2win.frontends.models.convolutions import Built, Job, build_all
+from im2win.frontends.models.program import Call, Program, Shape
+from im2win.numerics.reference import Accuracy
+from im2win.spec.conv2d import Conv2d
+
+Arguments = list[tuple[Shape, str]]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A convolution's kernels: how filters and bias are packed, and how its calls are added to a program.
+
+    call: (program, data, packed filter and bias, residual if any, output).
+    """
+
+    pack_filter: Callable[[Any], Any]
+    pack_bias: Callable[[Any], Any]
+    call: Callable[[Program, str, list[str], list[str], str], None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Algorithm and tile of a convolution, and the rung of the look-up ladder that they come from."""
+
+    algorithm: str
+    tile: Any
+    rung: str
+
+
+class Kernels(Protocol):
+    """All kernels of a model on one device.
+
+    alignment: bytes that their tensors must be aligned to.
+    """
+
+    alignment: int
+
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
+    def loops(self, name: str, function: Any) -> str: ...
+    def arguments(self, kernel: str) -> Arguments: ...
+    def link(self, path: Path, driver: Path) -> None: ...
+
+
+class CpuKernels:
+    """Kernels for a CPU; see `Kernels`."""
+
+    alignment = 1
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._built: dict[Conv2d, Built] = {}
+        self._rest: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="im2win-objects-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
+        """Looks up and compiles convolutions that are not compiled yet."""
+        folder = None if logs is None else str(Path(logs).resolve())
+        new = [conv for conv in dict.fromkeys(convs) if conv not in self._built]
+        jobs = []
+        for number, conv in enumerate(new, len(self._built)):
+            path = self._folder / f"conv{number}.o"
+            jobs.append(Job(conv, f"conv_{number}", self.machine, folder, accuracy, path))
+        self._built |= dict(zip(new, build_all(jobs, self.machine.threads), strict=True))
+        return {conv: Chosen(one.algorithm, one.tile, one.rung) for conv, one in self._built.items()}
+
+    def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
+        """The kernel of a convolution, made once however many layers have it."""
+        symbol, pack = self._built[conv].symbol, chosen.tile.pack
+
+        def call(program: Program, data: str, packed: list[str], residual: list[str], output: str) -> None:
+            program.calls.append(Call(symbol, (data, *packed, *residual), (output,)))
+
+        return Made(lambda w: pack.filter(conv, w), lambda bias: pack.bias(conv, bias), call)
+
+    def loops(self, name: str, function: Any) -> str:
+        """Any other function, scheduled; its name in the library."""
+        symbol = same_name(self._originals, name, function)
+        if symbol not in self._rest:
+            self._originals[symbol] = function
+            self._rest[symbol] = loops.schedule(function, self.machine.threads)
+        return symbol
+
+    def arguments(self, kernel: str) -> Arguments:
+        """Shape and dtype of every tensor that a kernel takes."""
+        if kernel in self._rest:
+            return tensors_of(self._rest[kernel])
+        return next(built.arguments for built in self._built.values() if built.symbol == kernel)
+
+    def link(self, path: Path, driver: Path) -> None:
+        """Compiles what is not compiled yet and links everything with the driver's object file into the library `path`.
+
+        Raises:
+            ToolchainError: no C++ compiler to link with.
+        """
+        if not cc.get_cc():
+            raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
+        groups = _shared_out(self._rest, self.machine.threads)
+        objects = [self._folder / f"rest{number}.o" for number in range(len(groups))]
+        with ThreadPoolExecutor(self.machine.threads) as pool:
+            list(pool.map(self._compile, groups, objects))
+        cc.create_shared(str(path), [str(one) for one in (*(built.path for built in self._built.values()), *objects, driver)])
+
+    def _compile(self, functions: dict[str, Any], path: Path) -> None:
+        module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()})
+        target = tvm.target.Target({**llvm_target(self.machine).export(), **loops.OPTIONS})
+        tvm.compile(any_alignment(module, 1), target).mod.write_to_file(str(path), "o")
+
+
+def same_name(known: dict[str, Any], name: str, function: Any) -> str:
+    """The name that a function has among those known, or a new one like `name` that C allows."""
+    plain = symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
+    number = 2
+    while symbol in known and not tvm_ffi.structural_equal(known[symbol], function):
+        symbol, number = f"{plain}_{number}", number + 1
+    return symbol
+
+
+def tensors_of(function: Any) -> Arguments:
+    """Shape and dtype of every tensor that a function takes."""
+    types = (parameter.ty for parameter in function.params)
+    return [(tuple(int(extent) for extent in one.shape), str(one.dtype)) for one in types]
+
+
+def _shared_out(functions: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Functions in groups of about the same size; none of them empty."""
+    names = list(functions)
+    return [{name: functions[name] for name in names[first::count]} for first in range(min(count, len(names)))]

@@ -1,0 +1,204 @@
+"""A model taken apart: convolutions and products with what is fused behind them, views and concatenations, and the rest, which is TVM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from im2win.frontends.onnx.graph import attributes_of, name_of
+from im2win.frontends.onnx.layers import Fused, Skipped, fusions
+from im2win.spec.conv2d import Conv2d
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+    from im2win.frontends.models.source import Array, Source
+
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+_VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution or product with its epilogue: `output = conv(data, filter, bias, residual)`, filters and bias as the kernel adds them.
+
+    name: of the node that it comes from.
+    """
+
+    name: str
+    conv: Conv2d
+    data: str
+    residual: str | None
+    output: str
+    filter: Array
+    bias: Array | None
+
+
+@dataclass(frozen=True)
+class View:
+    """The same elements under another shape."""
+
+    source: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """A concatenation along an axis."""
+
+    sources: tuple[str, ...]
+    output: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """ONNX's LRN: each element over (bias + alpha / size * sum of the squares of `size` channels round it) ** beta."""
+
+    source: str
+    output: str
+    size: int
+    alpha: float
+    beta: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The largest element of every window, or its mean: over those inside the input, or with `whole` over all.
+
+    begin: padding above and on the left; what a window needs below and on the right follows from the output's shape.
+    """
+
+    source: str
+    output: str
+    kind: Literal["max", "mean"]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    begin: tuple[int, int]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model is made of.
+
+    rest: indices of the nodes that TVM compiles; skipped: convolutions among them, with the reason.
+    """
+
+    convolutions: tuple[Convolution, ...]
+    views: tuple[View, ...]
+    joins: tuple[Join, ...]
+    responses: tuple[Response, ...]
+    pools: tuple[Pool, ...]
+    rest: tuple[int, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def take_apart(source: Source, batch: int) -> Parts:
+    """The parts of a model; every node is in exactly one."""
+    graph = source.graph
+    found, left = fusions(graph, batch)
+    skipped = [entry for _, entry in left]
+    taken = {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
+    convolutions: list[Convolution] = []
+    for index, one in sorted(found.items()):
+        node = graph.nodes[index]
+        if node.input[1] not in source.constants:
+            skipped.append(Skipped(name_of(node), "its filters are no constants"))
+            continue
+        if one.conv.dtype != "float32":
+            skipped.append(Skipped(name_of(node), f"its dtype {one.conv.dtype} is not float32"))
+            continue
+        convolutions.append(folded(source, node, one))
+        taken |= {index, *one.tail.nodes, *one.ahead}
+    views: list[View] = []
+    joins: list[Join] = []
+    responses: list[Response] = []
+    pools: list[Pool] = []
+    for index, node in enumerate(graph.nodes):
+        if index in taken or node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type in _VIEWS:
+            views.append(View(node.input[0], node.output[0]))
+            taken.add(index)
+        elif node.op_type == "Concat":
+            axis = attributes_of(node)["axis"] % len(graph.shapes[node.output[0]])
+            joins.append(Join(tuple(node.input), node.output[0], axis))
+            taken.add(index)
+        elif node.op_type == "LRN" and graph.types.get(node.input[0]) == _FLOAT:
+            stated = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes_of(node)}
+            responses.append(Response(node.input[0], node.output[0], **stated))
+            taken.add(index)
+        elif (pool := _pool(source, node)) is not None:
+            pools.append(pool)
+            taken.add(index)
+    rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
+    return Parts(tuple(convolutions), tuple(views), tuple(joins), tuple(responses), tuple(pools), rest, tuple(skipped))
+
+
+def _pool(source: Source, node: NodeProto) -> Pool | None:
+    """The pooling that a node is; None if TVM's importer has to take it."""
+    stated, shapes = attributes_of(node), source.graph.shapes
+    shape, output = shapes.get(node.input[0]) if node.input else None, shapes.get(node.output[0])
+    if node.op_type not in ("MaxPool", "AveragePool") or source.graph.types.get(node.input[0]) != _FLOAT:
+        return None
+    if shape is None or output is None or len(shape) != 4 or len(list(filter(None, node.output))) != 1:
+        return None
+    mean, mode = node.op_type == "AveragePool", stated.get("auto_pad", b"NOTSET")
+    if any(one != 1 for one in stated.get("dilations", [])) or (mean and stated.get("ceil_mode", 0)):
+        return None
+    kernel, stride = stated["kernel_shape"], stated.get("strides", [1, 1])
+    begin = stated.get("pads", [0, 0])[:2] if mode == b"NOTSET" else [0, 0]
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        missing = [max((int(output[2 + i]) - 1) * stride[i] + kernel[i] - int(shape[2 + i]), 0) for i in (0, 1)]
+        begin = [(total + (mode == b"SAME_LOWER")) // 2 for total in missing]
+    whole = bool(stated.get("count_include_pad", 0))
+    sizes = [(int(pair[0]), int(pair[1])) for pair in (kernel, stride, begin)]
+    return Pool(node.input[0], node.output[0], "mean" if mean else "max", sizes[0], sizes[1], sizes[2], whole)
+
+
+def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
+    """The filters of a Conv, Gemm or MatMul with everything that scales its output folded in, in float64."""
+    weight = source.constants[node.input[1]].astype(np.float64)
+    bias = source.constants[node.input[2]].astype(np.float64) if len(node.input) > 2 and node.input[2] else None
+    channels = one.conv.out_channels
+    if node.op_type != "Conv":
+        attributes = attributes_of(node)
+        weight = (weight if attributes.get("transB", 0) else weight.T) * attributes.get("alpha", 1.0)
+        weight = weight.reshape(one.conv.filter_shape)
+        bias = None if bias is None else bias * attributes.get("beta", 1.0)
+    shift = np.zeros(channels) if bias is None else np.broadcast_to(bias.reshape(-1), channels).copy()
+    scale = np.ones(channels)
+    value = node.output[0]
+    for index in one.tail.scalings:
+        behind = source.graph.nodes[index]
+        value = value if value in behind.input else next(name for name in behind.input if name not in source.constants)
+        factor, term = scaling(source, behind, value, channels)
+        scale, shift = scale * factor, shift * factor + term
+        value = behind.output[0]
+    weight = (weight * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
+    return Convolution(
+        name_of(node),
+        one.conv,
+        one.data,
+        one.tail.residual,
+        one.tail.output,
+        weight,
+        shift.astype(np.float32) if one.conv.bias else None,
+    )
+
+
+def scaling(source: Source, node: NodeProto, value: str, channels: int) -> tuple[Array, Array]:
+    """Factor and term of each channel that a scaling node multiplies by and adds, in float64; see `frontends.onnx.graph.scales`."""
+    if node.op_type == "BatchNormalization":
+        gamma, beta, mean, variance = (source.constants[name].astype(np.float64).reshape(-1) for name in node.input[1:5])
+        factor = gamma / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))
+        return factor, beta - mean * factor
+    other = node.input[1] if node.input[0] == value else node.input[0]
+    constant = np.broadcast_to(source.constants[other].astype(np.float64).reshape(-1), channels)
+    if node.op_type in ("Add", "Sub"):
+        return np.ones(channels), constant if node.op_type == "Add" else -constant
+    return constant if node.op_type == "Mul" else 1 / constant, np.zeros(channels)

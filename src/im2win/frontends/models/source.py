@@ -1,0 +1,254 @@
+"""An ONNX model ready to be compiled at one batch: weights loaded, shapes fixed, constants computed, operators that do nothing left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from im2win.frontends.onnx.graph import Graph, attributes_of, foldable, name_of, subgraphs
+from im2win.frontends.onnx.layers import ModelError, import_onnx, load, set_batch
+from im2win.frontends.onnx.shapes import infer
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Name, shape and dtype of a model's input or output; `batched` if its first axis grows with the batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    batched: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model at one batch.
+
+    graph: its nodes but those that compute constants or nothing, with the shapes of all values.
+    constants: values that are the same in every run.
+    inputs, outputs: in the model's order.
+    """
+
+    graph: Graph
+    constants: dict[str, Array]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    opset: int
+
+
+def read(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
+    """A model with its weights, external ones too, and how messages call it.
+
+    Raises:
+        ModelError: the file or its external weights are missing, or it is not ONNX. ImportError: no package `onnx`.
+    """
+    onnx = import_onnx()
+    label, model = load(onnx, source)
+    if not isinstance(source, onnx.ModelProto):
+        import onnx.external_data_helper as external
+
+        try:
+            external.load_external_data_for_model(model, str(Path(source).resolve().parent))
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            raise ModelError(f"compile_model: `source` (={label}) must lie beside its external weights: {error}") from None
+    return label, model
+
+
+def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
+    """The model at a batch; None: its own, or 1 where that is symbolic. `model` stays as it is.
+
+    Raises:
+        ModelError: a shape stays unknown, or the model cannot run at this batch.
+    """
+    onnx = import_onnx()
+    inferred = _inferred(onnx, model, label, batch)
+    graph = Graph(inferred.graph)
+    constants = _constants(onnx, inferred, graph)
+    kept = _useful(graph, inferred.graph, constants)
+    for node in kept:
+        if next(subgraphs(node), None) is not None:
+            name = name_of(node)
+            raise ModelError(f"compile_model: `source` (={label}) must have no control flow; node {name!r} is of type {node.op_type}.")
+    del inferred.graph.node[:]
+    inferred.graph.node.extend(kept)
+    graph = Graph(inferred.graph, constants)
+    own = inputs_of(inferred.graph, 0)
+    images = next((size for shape in own.values() for size in shape[:1]), 1)
+    batched = _batched(onnx, model, label, images)
+
+    def tensor(name: str) -> Tensor:
+        shape, code = graph.shapes.get(name), graph.types.get(name, 0)
+        if name in constants:
+            shape, dtype = tuple(constants[name].shape), str(constants[name].dtype)
+        elif shape is None or not all(isinstance(size, int) for size in shape) or not code:
+            raise ModelError(
+                f"compile_model: `source` (={label}) must have fixed shapes but for the batch; {name!r} has {_shown(shape)}. "
+                "Fix them in the file, for example with onnx.tools.update_model_dims."
+            )
+        else:
+            dtype = str(onnx.helper.tensor_dtype_to_np_dtype(code))
+        return Tensor(name, tuple(int(size) for size in shape), dtype, name in batched)
+
+    inputs = tuple(tensor(name) for name in own)
+    outputs = tuple(tensor(value.name) for value in inferred.graph.output)
+    opset = next((one.version for one in inferred.opset_import if one.domain in ("", "ai.onnx")), 1)
+    return Source(graph, constants, inputs, outputs, opset)
+
+
+def inputs_of(graph: GraphProto, unknown: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs that are no weights, `unknown` where a size is."""
+    weights = {tensor.name for tensor in graph.initializer}
+    values = [value for value in graph.input if value.name not in weights]
+    return {
+        value.name: tuple(dim.dim_value if dim.dim_value > 0 else unknown for dim in value.type.tensor_type.shape.dim) for value in values
+    }
+
+
+def _shown(shape: tuple[int | str, ...] | None) -> str:
+    return "an unknown shape" if shape is None else "the shape [" + ", ".join(map(str, shape)) + "]"
+
+
+def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None) -> ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    leading = [shape for shape in inputs_of(model.graph, 0).values() if shape and shape[0]]
+    fixed = set_batch(copy.graph, batch) or next((shape[0] for shape in leading), None)
+    if batch is not None and fixed is not None and fixed != batch:
+        _rescale(onnx, copy.graph, fixed, batch)
+    try:
+        inferred = infer(onnx, copy, strict=True)
+    except Exception as error:  # the C++ side and protobuf raise classes of their own
+        where = "" if batch is None else f" at batch {batch}"
+        raise ModelError(f"compile_model: `source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
+    return inferred
+
+
+def _rescale(onnx: ModuleType, graph: GraphProto, fixed: int, batch: int) -> None:
+    """Another batch for a model that has a fixed one: in its inputs, and in the shapes that Reshape nodes are given."""
+    for name, value in ((value.name, value) for value in graph.input):
+        dims = value.type.tensor_type.shape.dim
+        if name in inputs_of(graph, 0) and dims and dims[0].dim_value == fixed:
+            dims[0].dim_value = batch
+    del graph.value_info[:]
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    shapes = {tensor.name: tensor for tensor in graph.initializer}
+    shapes |= {
+        node.output[0]: attributes_of(node)["value"] for node in graph.node if "value" in attributes_of(node) and node.op_type == "Constant"
+    }
+    computed = Graph(graph).fixed
+    nodes = [node for node in graph.node if node.op_type == "Reshape" and node.input[1] in shapes and not computed(node.input[0])]
+    for number, node in enumerate(nodes):
+        sizes = onnx.numpy_helper.to_array(shapes[node.input[1]]).copy()
+        if sizes.size and sizes[0] > 0 and sizes[0] % fixed == 0:
+            sizes[0] = sizes[0] // fixed * batch
+            node.input[1] = f"{node.input[1]}/batch{number}"
+            graph.initializer.append(onnx.numpy_helper.from_array(sizes, node.input[1]))
+
+
+def _batched(onnx: ModuleType, model: ModelProto, label: str, batch: int) -> frozenset[str]:
+    """Names of the inputs and outputs whose first axis is twice as long at twice the batch; none where the model takes one batch only."""
+    try:
+        graphs = [_inferred(onnx, model, label, size).graph for size in (batch, 2 * batch)]
+    except ModelError:
+        return frozenset()
+    once, twice = (Graph(graph).shapes for graph in graphs)
+    found = set()
+    for name in (value.name for value in (*graphs[0].input, *graphs[0].output)):
+        shape, other = once.get(name), twice.get(name)
+        if shape and other and shape[0] == batch and other[0] == 2 * batch and shape[1:] == other[1:]:
+            found.add(name)
+    return frozenset(found)
+
+
+# --- constants -----------------------------------------------------------------------------------------------------
+
+
+def _constants(onnx: ModuleType, model: ModelProto, graph: Graph) -> dict[str, Array]:
+    """Every value that is the same in all runs: weights, and what is computed of them or of shapes alone."""
+    constants = {tensor.name: np.asarray(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+    known, nodes = set(constants), []
+    for node in model.graph.node:
+        shape = graph.shapes.get(node.input[0]) if node.op_type == "Shape" else None
+        if shape is not None and all(isinstance(size, int) for size in shape):
+            stated = attributes_of(node)
+            constants[node.output[0]] = np.array(shape[stated.get("start", 0) : stated.get("end")], np.int64)
+        elif foldable(node) and all(name in known for name in node.input if name):
+            nodes.append(node)
+        else:
+            continue
+        known.update(node.output)
+    return {**constants, **_computed(onnx, model, nodes, constants)} if nodes else constants
+
+
+def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str, Array]:
+    """Values that are the same in every run, and those that they are computed of.
+
+    Args:
+        model: the one that `graph` is of, its weights loaded.
+        names: values that are `Graph.fixed`.
+
+    Raises:
+        ModelError: one of them cannot be computed.
+    """
+    onnx = import_onnx()
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    values: dict[str, Array] = {}
+    makers: dict[int, NodeProto] = {}
+    wanted = [name for name in names if name]
+    while wanted:
+        name = wanted.pop()
+        if name in weights:
+            values[name] = np.asarray(onnx.numpy_helper.to_array(weights[name]))
+        elif (made := graph.maker(name)) is not None and made[0] not in makers:
+            makers[made[0]] = made[1]
+            wanted += filter(None, made[1].input)
+    nodes = [node for _, node in sorted(makers.items())]
+    return {**values, **_computed(onnx, model, nodes, values)} if nodes else values
+
+
+def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], constants: dict[str, Array]) -> dict[str, Array]:
+    """All outputs of nodes that compute constants of constants."""
+    from onnx.reference import ReferenceEvaluator
+
+    outputs = [onnx.ValueInfoProto(name=name) for node in nodes for name in node.output if name]
+    feeds = {name: constants[name] for node in nodes for name in node.input if name in constants}
+    inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
+    alone = onnx.helper.make_model(onnx.helper.make_graph(nodes, "constants", inputs, outputs), opset_imports=model.opset_import)
+    try:
+        values = ReferenceEvaluator(alone).run(None, feeds)
+    except Exception as error:  # any operator, any error of its reference implementation
+        raise ModelError(f"compile_model: what the model computes of constants alone cannot be computed: {error}") from error
+    return {value.name: np.asarray(array) for value, array in zip(outputs, values, strict=True)}
+
+
+def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list[NodeProto]:
+    """The nodes that compute something in every run, past those that hand on their input."""
+    passed: dict[str, str] = {}
+    outputs = {value.name for value in graph.output}
+    kept: list[NodeProto] = []
+    plain = not any(True for node in graph.node for _ in subgraphs(node))  # else a body may read what is passed by
+    for node in graph.node:
+        if node.op_type == "Constant":  # its value is looked up, as when layers are listed
+            kept.append(node)
+            continue
+        if all(name in constants for name in node.output if name) and len(node.output):
+            continue
+        for place, name in enumerate(node.input):
+            node.input[place] = passed.get(name, name)
+        if plain and view.hands_on(node) and node.output[0] not in outputs:
+            passed[node.output[0]] = node.input[0]
+            continue
+        kept.append(node)
+    return kept

@@ -1,0 +1,1 @@
+"""ONNX graphs: their layers and shapes."""

@@ -1,0 +1,325 @@
+"""The convolution layers of an ONNX model, as distinct problems with their counts.
+
+Only shapes are read, never weights: a file whose external weights are missing works too. The package `onnx` is imported inside, so
+that im2win itself does not need it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from im2win.frontends.onnx.graph import Graph, Shape, Tail, attributes_of, name_of, padding_before, subgraphs, tail
+from im2win.frontends.onnx.shapes import infer
+from im2win.spec.conv2d import Conv2d, ConvError, Padding
+from im2win.spec.suites import Layer
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+_DTYPES = {"FLOAT": "float32", "FLOAT16": "float16"}
+_AUTO_PAD: dict[str, Literal["same", "valid"] | None] = {"NOTSET": None, "VALID": "valid", "SAME_UPPER": "same", "SAME_LOWER": "same"}
+
+_NOT_WHOLE = "layers_of: `source` (={label}) must be a whole ONNX model; it is of another format or cut short."
+
+
+class ModelError(ValueError):
+    """A model that cannot be read; the message names the argument, its value and the rule."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A convolution that is not a `Conv2d`, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """What `layers_of` found: distinct layers in graph order, and the convolutions it had to skip. Iterates over the layers."""
+
+    layers: tuple[Layer, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A convolution or a product of a graph, as the problem it becomes together with the nodes behind it and a Pad before it.
+
+    data: the value that it reads; ahead: index of the Pad, if there is one.
+    """
+
+    conv: Conv2d
+    tail: Tail
+    data: str
+    ahead: tuple[int, ...] = ()
+
+
+def layers_of(
+    source: str | os.PathLike[str] | ModelProto, batch: int | None = None, *, epilogues: bool = False, products: bool = False
+) -> ModelLayers:
+    """Every distinct convolution of an ONNX model with its count, named after the first node that has it.
+
+    Args:
+        source: path of a binary ONNX file, or a loaded model (left as it is).
+        batch: images in the model's input. Default: the model's own, 1 where it is symbolic. Given, a model of fixed batch b has the batch
+            of each convolution scaled by batch / b.
+        epilogues: add to each convolution what can be fused behind it: BatchNormalization and other scalings by channel (folded: a bias),
+            an Add of a tensor of the same shape (residual), and Relu, Clip(0, 6) or x * Sigmoid(x). Each only where nothing else reads
+            the value in between; and a Pad with zeros before it. Default: the plain convolution with its own bias.
+        products: take Gemm and MatMul with a fixed matrix, too, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
+            options these are the layers that `im2win.compile_model` looks up.
+
+    Convolutions that are not 2-D, of dynamic height or width, of another dtype than float32 and float16, of another operator than
+    Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
+
+    Raises:
+        ModelError: the file is missing, not ONNX or cut short, shape inference fails, it has no convolution, or `batch` is not positive.
+        ImportError: the package `onnx` is not installed.
+    """
+    onnx = import_onnx()
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ModelError(f"layers_of: `batch` (={batch!r}) must be an integer, at least 1.")
+    label, model = load(onnx, source)
+    try:
+        found = _read(onnx, model, label, batch, epilogues, products)
+    except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are no text, attributes of another type
+        raise ModelError(f"layers_of: `source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
+    if not found.layers and not found.skipped:
+        raise ModelError(f"layers_of: `source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")
+    return found
+
+
+def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, epilogues: bool, products: bool) -> ModelLayers:
+    fixed = set_batch(model.graph, batch)
+    graph = Graph(_inferred(onnx, model, label).graph)
+    found, skipped = fusions(graph, fixed or batch or 1, epilogues=epilogues, products=products)
+    layers: dict[int, Conv2d] = {}
+    for index, one in found.items():
+        try:
+            layers[index] = _scaled(one.conv, fixed, batch, rows=graph.nodes[index].op_type != "Conv")
+        except (_Unsupported, ConvError) as error:
+            skipped.append((index, Skipped(name_of(graph.nodes[index]), str(error))))
+    return ModelLayers(_counted(graph, layers), tuple(entry for _, entry in sorted(skipped, key=lambda pair: pair[0])))
+
+
+def fusions(
+    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True
+) -> tuple[dict[int, Fused], list[tuple[int, Skipped]]]:
+    """The convolutions of a graph, by the index of their node, and those that are skipped; see `layers_of`.
+
+    Args:
+        batch: images where shape inference lost the number.
+        epilogues: with what can be fused behind them.
+        products: Gemm and MatMul, too.
+    """
+    onnx = import_onnx()
+    claimed: set[int] = set()
+    found: dict[int, Fused] = {}
+    skipped: list[tuple[int, Skipped]] = []
+    # Backwards: where two convolutions meet in one Add, the later fuses it and the earlier one's output is its residual.
+    for index, node in reversed(list(enumerate(graph.nodes))):
+        skipped += [(index, Skipped(name, reason)) for name, reason in _nested(node)]
+        if products and (product := _product(onnx, graph, node)) is not None:
+            found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1)
+        if "Conv" not in node.op_type:
+            continue
+        try:
+            found[index] = _fused(graph, _problem(onnx, graph, node, batch), node, claimed if epilogues else None)
+        except (_Unsupported, ConvError) as error:
+            skipped.append((index, Skipped(name_of(node), str(error))))
+    return found, skipped
+
+
+def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None, axis: int = 1) -> Fused:
+    data, output = node.input[0], node.output[0]
+    if claimed is None:
+        return Fused(conv, Tail({}, (), None, frozenset(), output), data)
+    behind = tail(graph, output, claimed, axis)
+    conv = conv.with_(**behind.fields)
+    if node.op_type != "Conv" or (found := padding_before(graph, data)) is None:
+        return Fused(conv, behind, data)
+    index, before, (top, left, bottom, right) = found
+    sides = tuple(own + added for own, added in zip(conv.padding, (top, left, bottom, right), strict=True))
+    conv = conv.with_(height=conv.height - top - bottom, width=conv.width - left - right, padding=sides)
+    return Fused(conv, behind, before, (index,))
+
+
+def _counted(graph: Graph, found: dict[int, Conv2d]) -> tuple[Layer, ...]:
+    names: dict[Conv2d, list[str]] = {}
+    for index in sorted(found):
+        names.setdefault(found[index], []).append(name_of(graph.nodes[index]))
+    return tuple(Layer(same[0], conv, len(same)) for conv, same in names.items())
+
+
+# --- reading the file ----------------------------------------------------------------------------------------------
+
+
+def import_onnx() -> ModuleType:
+    try:
+        import onnx
+        import onnx.inliner
+        import onnx.shape_inference
+    except ImportError as error:
+        raise ImportError("layers_of needs the package `onnx`; install the extra im2win[onnx].") from error
+    return onnx
+
+
+def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
+    """The model (a copy, to be changed freely) and how messages call it."""
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        label = repr(model.graph.name)
+    else:
+        label = repr(os.fspath(source))
+        if not Path(source).is_file():
+            raise ModelError(f"layers_of: `source` (={label}) must be an existing file.")
+        content = Path(source).read_bytes()
+        try:
+            model = onnx.load_model_from_string(content)
+        except Exception as error:  # protobuf's DecodeError, a class without type information
+            raise ModelError(_NOT_WHOLE.format(label=label)) from error
+    if not model.HasField("graph") or not model.opset_import:  # so read empty files, and those cut between two fields
+        raise ModelError(_NOT_WHOLE.format(label=label))
+    return label, onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def set_batch(graph: GraphProto, batch: int | None) -> int | None:
+    """Put `batch` or 1 for the symbolic batch of the inputs, wherever that symbol stands; return the first image's batch if it is fixed."""
+    parameters = {tensor.name for tensor in graph.initializer}
+    parameters |= {name for node in graph.node if "Conv" in node.op_type for name in node.input[1:]}
+    inputs = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in parameters]
+    leading = [dims[0] for dims in inputs if dims]
+    symbols = {dim.dim_param for dim in leading if dim.dim_param}
+    fixed = next((dims[0].dim_value for dims in inputs if len(dims) == 4), 0)
+    everywhere = [dim for value in (*graph.input, *graph.value_info, *graph.output) for dim in value.type.tensor_type.shape.dim]
+    for dim in [dim for dim in leading if dim.dim_value <= 0] + [dim for dim in everywhere if dim.dim_param in symbols]:
+        dim.dim_value = batch or 1
+    return fixed if fixed > 0 else None
+
+
+def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
+    try:
+        inferred = infer(onnx, model, strict=False)
+    except Exception as error:  # the C++ side and protobuf raise classes of their own
+        raise ModelError(f"layers_of: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
+    return inferred
+
+
+# --- a Conv node as a problem --------------------------------------------------------------------------------------
+
+
+def _nested(node: NodeProto) -> Iterator[tuple[str, str]]:
+    """Name and reason of every convolution inside the node's subgraphs."""
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            if "Conv" in inner.op_type:
+                yield name_of(inner), f"it is in a subgraph of the {node.op_type} node {name_of(node)!r}; only the main graph is read"
+            yield from _nested(inner)
+
+
+class _Unsupported(Exception):
+    """Why a node is no Conv2d."""
+
+
+def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int) -> Conv2d:
+    """The plain convolution of a Conv node; absent attributes have the defaults of the ONNX specification.
+
+    `batch` stands in where shape inference lost it, as behind an operator it does not know.
+    """
+    if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
+        operator = ".".join(filter(None, (node.domain, node.op_type)))
+        raise _Unsupported(f"operator {operator} is not supported; only Conv is")
+    data, weight = [*node.input, "", ""][:2]
+    wanted = _shape(graph, "filter", weight)
+    filters = tuple(size for size in wanted if isinstance(size, int))
+    if len(filters) != 4:
+        raise _Unsupported(f"its filter has the shape {_show(wanted)}; it must be fixed")
+    images, channels, height, width = _shape(graph, "input", data)
+    if not isinstance(height, int) or not isinstance(width, int):
+        raise _Unsupported(f"its input has the shape [{images}, {channels}, {height}, {width}]; height and width must be fixed")
+    attributes = attributes_of(node)
+    groups = attributes.get("group", 1)
+    if isinstance(channels, int) and channels != filters[1] * groups:
+        raise _Unsupported(f"its input has {channels} channels and its filter takes {filters[1]} in each of {groups} groups")
+    kernel = tuple(attributes.get("kernel_shape", filters[2:]))
+    if kernel != filters[2:]:
+        raise _Unsupported(f"its kernel_shape {list(kernel)} is not that of its filter {list(filters)}")
+    dtype = onnx.TensorProto.DataType.Name(graph.types.get(data) or graph.types.get(weight, 0))
+    if dtype not in _DTYPES:
+        raise _Unsupported(f"dtype {dtype.lower()} is not supported; only {' and '.join(_DTYPES.values())} are")
+    mode = attributes.get("auto_pad", b"NOTSET").decode()
+    if mode not in _AUTO_PAD:
+        raise _Unsupported(f"its auto_pad {mode!r} is none of {', '.join(_AUTO_PAD)}")
+    padding: Padding = _AUTO_PAD[mode] or attributes.get("pads", 0)
+    conv = Conv2d(
+        images if isinstance(images, int) else batch,
+        filters[1] * groups,
+        height,
+        width,
+        filters[0],
+        kernel,
+        stride=attributes.get("strides", 1),
+        padding=padding,
+        dilation=attributes.get("dilations", 1),
+        groups=groups,
+        dtype=_DTYPES[dtype],
+        bias=len(node.input) > 2 and bool(node.input[2]),
+    )
+    top, left, bottom, right = conv.padding
+    return conv.with_(padding=(bottom, right, top, left)) if mode == "SAME_LOWER" else conv
+
+
+def _shape(graph: Graph, role: str, name: str) -> Shape:
+    shape = graph.shapes.get(name)
+    if shape is None:
+        raise _Unsupported(f"the shape of its {role} {name!r} is unknown")
+    if len(shape) != 4:
+        raise _Unsupported(f"its {role} has the shape {_show(shape)}, a {len(shape) - 2}-D convolution; only 2-D is supported")
+    return shape
+
+
+def _show(shape: Shape) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _scaled(conv: Conv2d, fixed: int | None, batch: int | None, rows: bool) -> Conv2d:
+    """The problem at another batch; that of a product is its number of rows."""
+    if batch is None or fixed is None:
+        return conv
+    size = conv.width if rows else conv.batch
+    if size * batch % fixed:
+        raise _Unsupported(f"its batch {size} cannot be scaled from the model's {fixed} to {batch}")
+    return conv.with_(**{"width" if rows else "batch": size * batch // fixed})
+
+
+def _product(onnx: ModuleType, graph: Graph, node: NodeProto) -> Conv2d | None:
+    """The 1x1 convolution that a Gemm or MatMul with a fixed matrix is; None for any other node."""
+    if node.op_type not in ("Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
+        return None
+    attributes = attributes_of(node)
+    rows, matrix, output = (graph.shapes.get(name) for name in (*node.input[:2], node.output[0]))
+    if rows is None or matrix is None or output is None or len(matrix) != 2 or len(rows) < 2 or not graph.fixed(node.input[1]):
+        return None
+    sizes = [size for size in (*rows, *matrix) if isinstance(size, int)]
+    dtype = _DTYPES.get(onnx.TensorProto.DataType.Name(graph.types.get(node.input[0], 0)))
+    if len(sizes) != len(rows) + 2 or attributes.get("transA", 0) or dtype is None:
+        return None
+    inner, columns = reversed(sizes[-2:]) if attributes.get("transB", 0) else sizes[-2:]
+    biased = len(node.input) > 2 and bool(node.input[2])
+    if biased and not (graph.fixed(node.input[2]) and graph.shapes.get(node.input[2]) in ((), (1,), (1, 1), (columns,), (1, columns))):
+        return None
+    return Conv2d(1, inner, 1, math.prod(sizes[: len(rows) - 1]), columns, 1, dtype=dtype, layout="NHWC", bias=biased)

@@ -1,0 +1,89 @@
+"""Shape inference that goes on where ONNX's own stops: at shapes that the graph itself computes, as PyTorch's exporter writes them.
+
+What Shape, Gather, Slice, Concat and arithmetic on a few integers give is computed by ONNX's reference implementation and put into the
+graph; then shapes are inferred again.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from im2win.frontends.onnx.graph import attributes_of, foldable, subgraphs
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+_FEW = 64  # elements of a tensor that holds a shape, or a part of one
+_ROUNDS = 64
+_LARGE = ("ConstantOfShape", "Expand", "Tile", "EyeLike")  # their outputs may be
+Array = np.ndarray[Any, Any]
+
+
+def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
+    """The model with the shapes of its values, as far as they can be known; `strict`: errors of single nodes are errors.
+
+    Raises:
+        whatever ONNX's shape inference raises.
+    """
+    inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
+    for _ in range(_ROUNDS):
+        if not _unknown(inferred) or not _compute(onnx, inferred):
+            break
+        del inferred.graph.value_info[:]
+        inferred = onnx.shape_inference.infer_shapes(inferred, strict_mode=strict, data_prop=True)
+    return inferred
+
+
+def _unknown(model: ModelProto) -> bool:
+    """Whether a node's output has no whole shape."""
+    values = {value.name: value.type.tensor_type for value in (*model.graph.value_info, *model.graph.output)}
+    known = {name for name, one in values.items() if one.HasField("shape") and all(dim.dim_value > 0 for dim in one.shape.dim)}
+    return any(name and name not in known for node in model.graph.node for name in node.output)
+
+
+def _compute(onnx: ModuleType, model: ModelProto) -> bool:
+    """Replaces nodes that compute a few numbers of known ones by their values; whether there was one."""
+    values: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and np.prod(tensor.dims, dtype=np.int64) <= _FEW:
+            values[tensor.name] = np.asarray(onnx.numpy_helper.to_array(tensor))
+    shapes = {value.name: value.type.tensor_type for value in (*model.graph.input, *model.graph.value_info)}
+    left: list[NodeProto] = []
+    for node in model.graph.node:
+        made = _value(onnx, model, node, values, shapes)
+        if made is None:
+            left.append(node)
+        else:
+            values[node.output[0]] = made
+            model.graph.initializer.append(onnx.numpy_helper.from_array(made, node.output[0]))
+    found = len(left) < len(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(left)
+    return found
+
+
+def _value(onnx: ModuleType, model: ModelProto, node: NodeProto, values: dict[str, Array], shapes: dict[str, Any]) -> Array | None:
+    """The only output of a node, if it is small and follows from known values."""
+    if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.op_type in _LARGE:
+        return None
+    if node.op_type == "Shape":
+        dims = shapes[node.input[0]].shape.dim if node.input[0] in shapes and shapes[node.input[0]].HasField("shape") else []
+        sizes = [dim.dim_value for dim in dims]
+        stated = attributes_of(node)
+        return np.array(sizes[stated.get("start", 0) : stated.get("end")], np.int64) if sizes and min(sizes) > 0 else None
+    if not foldable(node) or next(subgraphs(node), None) is not None or not all(name in values for name in node.input if name):
+        return None
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = {name: values[name] for name in node.input if name}
+    inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
+    graph = onnx.helper.make_graph([node], "value", inputs, [onnx.ValueInfoProto(name=node.output[0])])
+    try:
+        [result] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=model.opset_import)).run(None, feeds)
+    except Exception:  # any operator, any error of its reference implementation: the node stays, and whoever needs it says why
+        return None
+    value = np.asarray(result)
+    return value if value.size <= _FEW and value.dtype.kind in "iubf" else None

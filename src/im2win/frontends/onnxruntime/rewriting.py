@@ -1,0 +1,193 @@
+"""The convolutions of an ONNX graph that another operator can take over, and the graph in which it does; all else stays as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from im2win.frontends.models.parts import Convolution, folded
+from im2win.frontends.models.source import Array, Source, values_of
+from im2win.frontends.onnx.graph import Graph, name_of, reads_of
+from im2win.frontends.onnx.layers import Fused, ModelError, Skipped, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.shapes import infer
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+# Images while a graph of symbolic batch is read, in units of those asked for: a size that no tensor of another kind has by accident.
+_UNIT = 13
+_OWN_WEIGHTS = 4  # the version of ONNX from which on initializers need not be inputs
+
+
+@dataclass(frozen=True)
+class Replaceable:
+    """A convolution with what is fused behind it.
+
+    convolution: its problem is that of one call of a kernel; the graph's may have any multiple of these images.
+    nodes: first outputs of the nodes that it stands for.
+    """
+
+    convolution: Convolution
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What stands in for a convolution: the attributes of the operator's node, and its filters as the kernel wants them."""
+
+    replaced: Replaceable
+    attributes: dict[str, Any]
+    filter: Array
+
+
+def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[Replaceable], list[Skipped]]:
+    """The convolutions that a kernel of float32 can compute, in graph order, and the others with the reason.
+
+    Args:
+        batch: images of one call where the model's batch is symbolic; 1 if None.
+
+    Raises:
+        ModelError: shape inference fails, or the model has another batch of its own.
+    """
+    onnx = import_onnx()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    fixed = set_batch(copy.graph, _UNIT * (batch or 1))
+    if fixed is not None and batch is not None and batch != fixed:
+        raise ModelError(f"for_onnxruntime: `batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
+    try:
+        read = infer(onnx, copy, strict=False)
+    except Exception as error:  # the C++ side and protobuf raise classes of their own
+        raise ModelError(f"for_onnxruntime: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
+    graph = Graph(read.graph)
+    found, left = fusions(graph, fixed or _UNIT * (batch or 1), products=False)
+    taken: list[Replaceable] = []
+    for index, one in sorted(found.items()):
+        reason = _unfit(graph, graph.nodes[index], one)
+        try:
+            if not reason:
+                taken.append(_taken(read, graph, index, one, 1 if fixed else _UNIT))
+        except ModelError as error:
+            reason = str(error)
+        if reason:
+            left.append((index, Skipped(name_of(graph.nodes[index]), reason)))
+    return taken, [entry for _, entry in sorted(left, key=lambda pair: pair[0])]
+
+
+def _unfit(graph: Graph, node: NodeProto, one: Fused) -> str | None:
+    """Why a problem of the registry is none for a kernel on a CPU."""
+    if one.conv.dtype != "float32":
+        return f"its dtype {one.conv.dtype} is not float32"
+    constant = all(graph.fixed(name) for name in node.input[1:] if name)
+    return None if constant else "its filters or its bias are no constants"
+
+
+def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int) -> Replaceable:
+    node = graph.nodes[index]
+    behind = [graph.nodes[place] for place in one.tail.scalings]
+    read = [name for each in (node, *behind) for name in each.input if graph.fixed(name)]
+    convolution = folded(Source(graph, values_of(model, graph, read), (), (), 0), node, one)
+    if convolution.conv.batch % unit == 0:
+        convolution = replace(convolution, conv=convolution.conv.with_(batch=convolution.conv.batch // unit))
+    nodes = (index, *one.tail.nodes, *one.ahead)
+    return Replaceable(convolution, frozenset(graph.nodes[place].output[0] for place in nodes))
+
+
+# --- the graph that is written
+
+
+def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str, operator: str) -> None:
+    """Puts one node in place of each convolution and what is fused behind it: inputs X, W, B and Z (the residual), output Y.
+
+    Weights that nobody reads any more are left out.
+
+    Args:
+        model: changed.
+        domain, operator: the operator's.
+    """
+    onnx = import_onnx()
+    graph = model.graph
+    shapes = {value.name: value for value in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info}
+    nodes: list[NodeProto | None] = list(graph.node)
+    places = {node.output[0]: index for index, node in enumerate(graph.node) if node.output}
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} | {tensor.name for tensor in graph.initializer}
+    unread: list[str] = []
+    for one in replacements:
+        indices = sorted(places[name] for name in one.replaced.nodes)
+        for index in indices:
+            unread += graph.node[index].input
+            nodes[index] = None
+        nodes[indices[-1]] = _node(onnx, graph, one, domain, operator, taken)
+    _put(graph, [node for node in nodes if node is not None], unread, old=model.ir_version < _OWN_WEIGHTS)
+    written = {name for node in graph.node for name in node.output}
+    _keep(graph.value_info, lambda value: value.name in written)
+    stated = {value.name for value in (*graph.value_info, *graph.output)}
+    made = [one.replaced.convolution.output for one in replacements]
+    graph.value_info.extend(shapes[name] for name in made if name in shapes and name not in stated)
+    model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
+    model.ir_version = max(model.ir_version, _OWN_WEIGHTS)
+
+
+def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, operator: str, taken: set[str]) -> NodeProto:
+    convolution = one.replaced.convolution
+
+    def constant(kind: str, array: Array) -> str:
+        name = f"{convolution.output}/{kind}"
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        return name
+
+    inputs = [convolution.data, constant("filter", one.filter)]
+    if convolution.bias is not None:
+        inputs.append(constant("bias", convolution.bias))
+    if convolution.residual:
+        inputs += [*([""] if convolution.bias is None else []), convolution.residual]
+    made: NodeProto = onnx.helper.make_node(operator, inputs, [convolution.output], convolution.name, domain=domain, **one.attributes)
+    return made
+
+
+def _put(graph: GraphProto, nodes: list[NodeProto], names: list[str], old: bool) -> None:
+    """Puts `nodes` into the graph, without those that only computed some of `names` that nobody reads now, and without such weights.
+
+    Args:
+        old: weights are inputs, too, which they need not be; left so, they could be set anew in every run.
+    """
+    reads = Counter(name for node in nodes for name in reads_of(node))
+    reads.update(value.name for value in graph.output)
+    makers = {name: node for node in nodes for name in node.output}
+    weights = {tensor.name for tensor in graph.initializer}
+    dropped: set[str] = set()
+    while names:
+        name = names.pop()
+        if not name or reads[name] or name in dropped:
+            continue
+        dropped.add(name)
+        node = makers.get(name)
+        if node is not None and not any(reads[other] for other in node.output):
+            inputs = list(reads_of(node))
+            reads.subtract(inputs)
+            names += inputs
+            nodes = [other for other in nodes if other is not node]
+            dropped.update(node.output)
+    kept = [_copied(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    _keep(graph.initializer, lambda tensor: tensor.name not in dropped)
+    _keep(graph.input, lambda value: value.name not in weights or not (old or value.name in dropped))
+
+
+def _copied(node: NodeProto) -> NodeProto:
+    copy = type(node)()
+    copy.CopyFrom(node)
+    return copy
+
+
+def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Takes what is not wanted out of a repeated field."""
+    for index in reversed(range(len(field))):
+        if not wanted(field[index]):
+            del field[index]

@@ -1,0 +1,272 @@
+"""Which nodes of a traced graph one operator computes: convolution, normalisation, addition, activation.
+
+A node is taken into a convolution's operator only where nobody else reads what goes into it. The operator runs where the last of its nodes
+stood: nothing between may write into memory, for then the convolution, moved there, might read other values.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from im2win.frontends.torch.site import Slot, Source
+from im2win.frontends.torch.tracing import Traced
+
+_functional = nn.functional
+_ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
+_ACTIVATIONS: dict[Any, str] = {
+    _functional.relu: "relu", torch.relu: "relu", torch.relu_: "relu", _functional.relu_: "relu", "relu": "relu", "relu_": "relu",
+    _functional.relu6: "relu6", _functional.silu: "silu",
+}  # fmt: skip
+_ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
+_INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_")
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_WRITERS: tuple[Any, ...] = (
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+    operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift, operator.iconcat,
+)  # fmt: skip
+
+
+@dataclass
+class Pattern:
+    """The nodes that one operator computes: the convolution first, the node whose output is the operator's last.
+
+    name: the convolution's module, or its weight.
+    """
+
+    name: str
+    nodes: list[fx.Node]
+    x: fx.Node
+    source: Source
+    added: fx.Node | None = None
+
+
+def patterns_of(traced: Traced) -> list[Pattern]:
+    """Every convolution that an operator may compute, with as much of what follows as is safe, in the order of the graph."""
+    found = []
+    taken: set[fx.Node] = set()
+    order = {node: i for i, node in enumerate(traced.graph.nodes)}
+    for node in traced.graph.nodes:
+        begun = _convolution(traced.module, node)
+        if begun is not None:
+            pattern = _grown(traced, begun, taken, order)
+            taken |= set(pattern.nodes)
+            found.append(pattern)
+    return found
+
+
+def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: dict[fx.Node, int]) -> Pattern:
+    """The longest pattern that begins with a convolution alone."""
+    nodes = list(traced.graph.nodes)
+    best = pattern
+    for step in (_with_norm, _with_addition, _with_activation):
+        passed, reader = _reader(traced.module, best)
+        trial = replace(best, nodes=[*best.nodes, *passed])
+        longer = step(traced, trial, reader) if reader is not None and reader not in taken else None
+        if longer is not None:
+            between = nodes[order[longer.nodes[0]] : order[longer.nodes[-1]]]
+            if not any(_writes(traced.module, one) for one in between if one not in longer.nodes):
+                best = longer
+    return best
+
+
+def _reader(module: nn.Module, pattern: Pattern) -> tuple[list[fx.Node], fx.Node | None]:
+    """The only node that reads a pattern's output, and before it modules that do nothing in eval mode."""
+    passed: list[fx.Node] = []
+    last = pattern.nodes[-1]
+    while len(last.users) == 1:
+        reader = next(iter(last.users))
+        if reader.op != "call_module" or not _is_plain(_module(module, reader), _NOTHING) or _module(module, reader).training:
+            return passed, reader
+        passed.append(reader)
+        last = reader
+    return passed, None
+
+
+def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
+    """A pattern of one node, if that is a 2-D convolution with parameters of its own."""
+    if node.op == "call_module":
+        conv = _module(root, node)
+        source = source_of(conv)
+        x = _argument(node, 0, "input")
+        return Pattern(str(node.target), [node], x, source) if isinstance(source, Source) and isinstance(x, fx.Node) else None
+    if node.op == "call_function" and node.target in (torch.conv2d, _functional.conv2d):
+        return _functional_convolution(root, node)
+    return None
+
+
+def source_of(conv: nn.Module) -> Source | str:
+    """The convolution alone that a module computes; or why it is left to PyTorch, "" where it is no 2-D convolution."""
+    if not isinstance(conv, nn.Conv2d):
+        return ""
+    if type(conv) is not nn.Conv2d:
+        return f"a subclass of Conv2d ({type(conv).__name__})"
+    if _hooked(conv):
+        return "it has hooks"
+    if conv.padding_mode != "zeros":
+        return f"padding mode {conv.padding_mode!r}"
+    if "weight" not in conv._parameters:
+        return "its weight is no parameter of its own"
+    bias = Slot(conv, "bias") if conv.bias is not None else None
+    dilation = pair_of(conv.dilation)
+    padding = sides_of(conv.padding, tuple(conv.kernel_size), dilation)
+    return Source(Slot(conv, "weight"), bias, pair_of(conv.stride), padding, dilation, conv.groups)
+
+
+def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    values: dict[str, Any] = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    x, weight, bias = values["input"], _slot(root, values["weight"]), _slot(root, values["bias"])
+    numbers = [values[name] for name in names[3:]]
+    if not isinstance(x, fx.Node) or weight is None or (values["bias"] is not None and bias is None) or any(map(_has_nodes, numbers)):
+        return None
+    stride, padding, dilation, groups = numbers
+    kernel = tuple(weight().shape[2:])
+    try:
+        sides = sides_of(padding, kernel, pair_of(dilation))
+        source = Source(weight, bias, pair_of(stride), sides, pair_of(dilation), int(groups))
+    except (TypeError, ValueError):
+        return None
+    return Pattern(f"{values['weight'].target}", [node], x, source)
+
+
+def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    if node.op == "call_module":
+        changes = _norm_of_module(_module(traced.module, node))
+    elif node.op == "call_function" and node.target is _functional.batch_norm:
+        changes = _norm_of_function(traced.module, node, pattern.nodes[-1])
+    else:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, **changes)) if changes else None
+
+
+def _norm_of_module(norm: nn.Module) -> dict[str, Any]:
+    """Fields of a `Source`; none where a module is no batch normalisation with fixed statistics."""
+    if not _is_plain(norm, (nn.BatchNorm2d,)) or norm.training or norm.running_mean is None:
+        return {}
+    scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
+    statistics = {"mean": Slot(norm, "running_mean"), "variance": Slot(norm, "running_var"), "counter": _counter(norm)}
+    return {"scale": scale, "shift": shift, **statistics, "eps": norm.eps, "norm": norm}
+
+
+def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, Any]:
+    """The same of a call, which has no module that could go on in training mode."""
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    values: dict[str, Any] = dict(zip(names, (None, None, None, None, None, False, 0.1, 1e-5), strict=True))
+    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
+    mean, variance, scale, shift = slots = [_slot(root, values[name]) for name in names[1:5]]
+    known = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
+    fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is x
+    if not (known and fixed) or mean is None or variance is None:
+        return {}
+    statistics = {"mean": mean, "variance": variance, "counter": _counter(mean.owner)}
+    return {"scale": scale, "shift": shift, **statistics, "eps": values["eps"]}
+
+
+def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    last = pattern.nodes[-1]
+    if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
+        return None
+    first, second = node.args
+    if (node.target in _INTO_FIRST and first is not last) or first is second:  # the other operand's memory would be written
+        return None
+    other = second if first is last else first
+    if not isinstance(other, fx.Node) or traced.facts.get(other) != traced.facts.get(last) or other not in traced.facts:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, residual=True), added=other)
+
+
+def _with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
+    name = None
+    if node.op == "call_module":
+        module = _module(traced.module, node)
+        name = _ACTIVATION_MODULES.get(type(module)) if not _hooked(module) else None
+    elif node.op in ("call_function", "call_method") and node.args and node.args[0] is pattern.nodes[-1]:
+        name = _ACTIVATIONS.get(node.target)
+    if name is None:
+        return None
+    return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, activation=name))
+
+
+# --- nodes and modules
+
+
+def _argument(node: fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+
+
+def _module(root: nn.Module, node: fx.Node) -> nn.Module:
+    return root.get_submodule(str(node.target))
+
+
+def _slot(root: nn.Module, node: Any) -> Slot | None:
+    """The parameter or buffer that a node reads; None if it reads none."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    path, _, name = str(node.target).rpartition(".")
+    owner = root.get_submodule(path)
+    return Slot(owner, name) if owner._parameters.get(name) is not None or owner._buffers.get(name) is not None else None
+
+
+def _counter(norm: nn.Module) -> Slot | None:
+    return Slot(norm, "num_batches_tracked") if norm._buffers.get("num_batches_tracked") is not None else None
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a module is of exactly one of these kinds, and nothing listens to it."""
+    return type(module) in kinds and not _hooked(module)
+
+
+def _has_nodes(value: Any) -> bool:
+    return isinstance(value, fx.Node) or (isinstance(value, tuple | list) and any(map(_has_nodes, value)))
+
+
+def pair_of(value: Any) -> tuple[int, int]:
+    """(vertical, horizontal) from an integer, or one or two of them."""
+    first, second = (value, value) if isinstance(value, int) else value if len(value) == 2 else (value[0], value[0])
+    return int(first), int(second)
+
+
+def sides_of(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Padding as PyTorch takes it: top, left, bottom, right; of "same" the odd element goes behind, as PyTorch has it."""
+    if padding == "valid":
+        return 0, 0, 0, 0
+    if padding == "same":
+        total = [step * (taps - 1) for step, taps in zip(dilation, kernel, strict=True)]
+        top, left = (one // 2 for one in total)
+        return top, left, total[0] - top, total[1] - left
+    if isinstance(padding, str):
+        raise ValueError(padding)
+    vertical, horizontal = pair_of(padding)
+    return vertical, horizontal, vertical, horizontal
+
+
+def _writes(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node may write into memory that others read; what is not known to leave it alone may."""
+    if node.op == "call_module":
+        module = _module(root, node)
+        return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn") or _hooked(module)
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    name = str(getattr(target, "__name__", ""))
+    told = "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args)  # True: perhaps `inplace`
+    if told or target in _WRITERS or name.endswith("_"):
+        return True
+    home = str(getattr(target, "__module__", None) or "torch")
+    return not (isinstance(target, types.BuiltinFunctionType) or home.split(".")[0] in ("torch", "_operator", "operator", "builtins"))

@@ -1,0 +1,143 @@
+"""What a layer of a PyTorch module gets: the operator that the look-up ladder names, from the cache or built, or PyTorch's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from im2win.builder.batch import Chooser, build_ahead
+from im2win.builder.cache import Artefacts
+from im2win.frontends.torch import native, pool
+from im2win.frontends.torch.bound import log, register
+from im2win.numerics.reference import Accuracy, checked_accuracy
+from im2win.records.tiers import TUNED, Untuned, checked_untuned
+from im2win.runtime.op import Op
+from im2win.spec.conv2d import Conv2d
+
+if TYPE_CHECKING:
+    from im2win.registry.backends import Device
+
+Dynamic = Literal["fallback", "build"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for a problem.
+
+    name, op: the artefact and its operator; "" and None where PyTorch's convolution stays.
+    reason: the rung of the look-up ladder, or why PyTorch's stays.
+    target: kind of device that the operator runs on.
+    """
+
+    name: str
+    op: Op | None
+    reason: str
+    target: str = ""
+
+    def __deepcopy__(self, memo: Any) -> Decision:
+        return self
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a record of this convolution chose the tile."""
+        return self.reason in TUNED
+
+
+class Planner:
+    """Decides for problems, each once.
+
+    Args:
+        logs, accuracy, threads: as for `im2win.build`.
+        cache: folder of artefacts; None for `files.default_folder()`.
+        untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
+        dynamic: what calls with another shape get: "fallback", PyTorch's, or "build", an operator built at the first such call.
+
+    Raises:
+        ValueError: an unknown word; the message names the argument and the words.
+    """
+
+    def __init__(
+        self, *, logs: Any = None, cache: Any = None, untuned: Untuned = "default", dynamic: Dynamic = "fallback",
+        accuracy: Accuracy = "float32", threads: int | None = None,
+    ) -> None:  # fmt: skip
+        if dynamic not in get_args(Dynamic):
+            raise ValueError(f"`dynamic` (={dynamic!r}) must be one of {', '.join(get_args(Dynamic))}.")
+        self.dynamic, self.threads, self.accuracy = dynamic, threads, checked_accuracy(accuracy)
+        self.artefacts = Artefacts(cache)
+        self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
+        self._decided: dict[tuple[Conv2d, str], Decision] = {}
+        self._wanted: dict[tuple[Conv2d, str], None] | None = None  # while problems are only noted
+        self._noted = False
+
+    def __deepcopy__(self, memo: Any) -> Planner:
+        return self
+
+    def decide(self, conv: Conv2d, target: str) -> Decision:
+        """The decision for a problem on "cpu" or "cuda"; what may not be built stays with PyTorch, for the reason given.
+
+        Raises:
+            ValueError: `threads` are not there.
+            NoGpuError: target "cuda" without a usable GPU. ToolchainError: no linker, or no CUDA compiler, and no artefact in the cache.
+        """
+        key = conv, target
+        if key not in self._decided:
+            self._device(target)  # which there is, whatever becomes of the problem
+            try:
+                self._decided[key] = self._decide(conv, target)
+            except ValueError as error:  # no algorithm, or no legal tile
+                self._decided[key] = Decision("", None, str(error))
+        return self._decided[key]
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Problems that are `noted` while it lasts have their operators in the cache afterwards, built by all CPUs: `decide` loads them.
+
+        Raises:
+            ValueError: `threads` are not there. NoGpuError: target "cuda" without a usable GPU.
+        """
+        self._wanted = {}
+        try:
+            yield
+            missing = [(conv, self._device(target)) for conv, target in self._wanted if (conv, target) not in self._decided]
+        finally:
+            self._wanted = None
+        self.artefacts.built += build_ahead(self._chooser, missing)
+
+    def noted(self, conv: Conv2d, target: str) -> bool:
+        """Whether a problem was noted, to be decided later."""
+        if self._wanted is None:
+            return False
+        self._wanted[conv, target] = None
+        return True
+
+    def _device(self, target: str) -> Device:
+        from im2win.registry.backends import device_for
+
+        return device_for(target, self.threads if target == "cpu" else None)
+
+    def _decide(self, conv: Conv2d, target: str) -> Decision:
+        device = self._device(target)
+        choice = self._chooser.choose(conv, device)
+        if not choice.algorithm:
+            return Decision("", None, choice.rung)
+        if target == "cpu":
+            pool.share()
+        native.load()
+        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.rung == "exact")
+
+        def another(other: Conv2d) -> str | None:
+            return self.decide(other, target).name or None
+
+        register(name, op, another if self.dynamic == "build" else None)
+        return Decision(name, op, choice.rung, target)
+
+    def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
+        """Logs, once for a module, that an input has a shape or layout that the example had not."""
+        if not self._noted:
+            self._noted = True
+            log.warning(
+                "%s: input %s (%s) is not the example's: PyTorch computes such calls; dynamic='build' builds operators for them",
+                layer, shape, layout,
+            )  # fmt: skip

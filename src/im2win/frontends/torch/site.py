@@ -1,0 +1,311 @@
+"""One place in a network where a convolution runs, with what follows it there: the parameters it reads, and the operators it may call."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from im2win.frontends.torch import conv_op, native
+from im2win.frontends.torch.bound import Bound, note
+from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
+from im2win.frontends.torch.planning import Decision, Planner
+from im2win.numerics.reference import tolerance
+from im2win.spec.conv2d import Conv2d, ConvError
+
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
+_tracer = torch._C._get_tracing_state
+_numbers = itertools.count()
+_MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
+
+
+def by_place() -> bool:
+    """Whether calls are for a compiler now, and need no gradient: `conv_op.at_site` is for these."""
+    # is_exporting() is true of every compiler in PyTorch 2.11; where there is no flag either, each may be an exporter
+    return torch.compiler.is_compiling() and not torch.is_grad_enabled() and not getattr(torch.compiler, "_is_exporting_flag", True)
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A parameter or buffer by its owner and name, so that it is read where it lives now."""
+
+    owner: torch.nn.Module
+    name: str
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The owner's own dictionary that holds it."""
+        parameters: dict[str, Any] = self.owner._parameters
+        buffers: dict[str, Any] = self.owner._buffers
+        return parameters if self.name in parameters else buffers
+
+    def __call__(self) -> Tensor:
+        tensor: Tensor = getattr(self.owner, self.name)
+        return tensor
+
+
+@dataclass(eq=False)
+class Source:
+    """What a place computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
+
+    norm: the module of the batch normalisation, if a module does it.
+    """
+
+    weight: Slot
+    bias: Slot | None
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    scale: Slot | None = None
+    shift: Slot | None = None
+    mean: Slot | None = None
+    variance: Slot | None = None
+    counter: Slot | None = None
+    eps: float = 0.0
+    norm: torch.nn.Module | None = None
+    residual: bool = False
+    activation: str = "none"
+
+    @property
+    def slots(self) -> tuple[Slot | None, ...]:
+        """In the order of `plain.Parameters`."""
+        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """What runs in the convolution's kernel beside it, in order."""
+        parts = ("norm", self.mean is not None), ("add", self.residual), (self.activation, self.activation != "none")
+        return tuple(name for name, on in parts if on)
+
+    def parameters(self) -> Parameters:
+        """The tensors as they are now."""
+        return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
+
+
+@dataclass
+class Prepared:
+    """What became of a problem that the example brought to a place.
+
+    error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+    """
+
+    decision: Decision
+    error: float | None = None
+
+
+@dataclass(eq=False)
+class Site:
+    """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
+
+    A plain call in eager mode that needs no gradient goes straight to the bound operator, from the second on without Python (`native`).
+    Exporters, tracers, dispatch modes and autograd get the operator `conv_op.conv2d`; compilers, where no gradient is needed,
+    `conv_op.at_site`, which names this place in one word: parameters would each be checked at every call. Under autocast, in function
+    transforms and forward differentiation, and while its normalisation is in training mode, PyTorch computes.
+
+    prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
+    """
+
+    name: str
+    source: Source
+    planner: Planner
+    preparing: bool = False
+    prepared: dict[Conv2d | None, Prepared] = field(default_factory=dict)
+    _kernels: dict[tuple[int, ...], str] = field(default_factory=dict)
+    _routes: dict[Any, Bound | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
+        self._present = [one for one in self._tables if one is not None]
+        self._enter()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._enter()
+
+    def _enter(self) -> None:
+        """Takes a number, by which compiled programs find it; a copy takes one of its own."""
+        number, s, weight = next(_numbers), self.source, self.source.weight()
+        self._given = (number, s.norm, *itertools.chain.from_iterable(self._present))
+        self.place = conv_op.Place(number, tuple(weight.shape), is_channels_last(weight), s.stride, s.padding, s.dilation).text
+        conv_op.SITES[self.place] = self
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The output; residual exactly where the source adds one."""
+        if by_place():
+            traced: Tensor = conv_op.at_site(x, residual, self.place)  # whatever else is read here, compiled programs check at every call
+            return traced
+        if self.preparing:
+            return self._prepare(x, residual)
+        if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+            return self.general(x, residual)
+        return self.now(x, residual)
+
+    def introduce(self) -> None:
+        """Lets compiled programs call it without Python, see `native`."""
+        native.introduce(self, self._given, conv_op.Place.read(self.place).channels_last)
+
+    def now(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output of a call that no compiler traces."""
+        y: Tensor = native.site(self, self._given, x, residual)
+        return y
+
+    def general(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The output, whoever computes it: for calls that are not known yet, or no plain ones."""
+        norm = self.source.norm
+        if norm is not None and norm.training:
+            return self._training(x, residual)
+        if torch.compiler.is_compiling() or type(x) is not Tensor:
+            return self._operator(x, residual, self.source.parameters())
+        if (_any_autocast() and torch.is_autocast_enabled(x.device.type)) or _transforms() or forward_ad._current_level >= 0:
+            return self._plain(x, residual, self.source.parameters())
+        given = [table[name] for table, name in self._present]
+        # what stands between this call and the kernels, and must see it: a dispatch mode, a tracer, autograd
+        if _dispatch_modes() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
+            return self._operator(x, residual, self.source.parameters())
+        return self.run(x, residual, given)
+
+    def run(self, x: Tensor, residual: Tensor | None, given: list[Tensor]) -> Tensor:
+        """The path of a plain call: the bound operator for this input, without PyTorch's dispatcher.
+
+        Args:
+            given: the parameters as they are, without those that the source has not.
+        """
+        try:
+            bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
+        except KeyError:
+            bound = self._new_route(x)
+        if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
+            return self._plain(x, residual, self.source.parameters())
+        if not bound.fresh(given):
+            return self._refreshed(x, residual)
+        y = bound(x, residual)
+        bound.remember()
+        return y
+
+    def _refreshed(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The same after a change of parameters, which may be of another type or memory format now."""
+        parameters, bound = self.source.parameters(), self._new_route(x)
+        if bound is None:
+            return self._plain(x, residual, parameters)
+        bound.refresh(parameters)
+        return bound(x, residual)
+
+    def _new_route(self, x: Tensor) -> Bound | None:
+        if len(self._routes) >= _MOST_ROUTES:
+            self._routes.clear()
+        bound = self._routes[x.shape, x.stride(), x.dtype, x.device] = self._route(x, self.source.parameters())
+        return bound
+
+    def repack(self) -> None:
+        """Packs the filters of every operator here anew, whatever PyTorch counts."""
+        for bound in {id(one): one for one in self._routes.values() if one is not None}.values():
+            bound.refresh(self.source.parameters(), force=True)
+
+    def _operator(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        s = self.source
+        weight, bias, *norm = parameters
+        kernel = next(iter(self._kernels.values()), "")
+        if len(self._kernels) > 1:
+            kernel = self._kernels.get(tuple(x.shape), kernel)
+        result: Tensor = conv_op.conv2d(
+            x, weight, bias, residual, *norm, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation, kernel
+        )
+        return result
+
+    def _plain(self, x: Tensor, residual: Tensor | None, parameters: Parameters) -> Tensor:
+        s = self.source
+        return reference(x, parameters, residual, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+
+    def _training(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Its normalisation takes the batch's statistics: PyTorch's modules, one after another."""
+        s = self.source
+        assert s.norm is not None
+        weight, bias, *_ = s.parameters()
+        y = reference(x, (weight, bias, None, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        y = s.norm(y)
+        return activate(s.activation, y if residual is None else y + residual)
+
+    def _problem(self, x: Tensor, parameters: Parameters) -> Conv2d:
+        s = self.source
+        return problem(x, parameters, s.residual, s.stride, s.padding, s.dilation, s.groups, s.activation)
+
+    def _route(self, x: Tensor, parameters: Parameters) -> Bound | None:
+        """The operator for an input that has not been here before."""
+        try:
+            conv = self._problem(x, parameters)
+        except ConvError as error:
+            note(f"{self.name} {error}", f"{self.name}: {error}: PyTorch computes it")
+            return None
+        if conv in self.prepared:
+            decision = self.prepared[conv].decision
+        else:
+            if self.planner.dynamic != "build":
+                self.planner.note_other_shape(self.name, tuple(x.shape), conv.layout)
+                return None
+            decision = self.planner.decide(conv, x.device.type)
+        if decision.op is None or decision.target != x.device.type:
+            return None
+        return next(
+            (one for one in self._routes.values() if one is not None and one.name == decision.name),
+            Bound(decision.name, decision.op, self.source.eps),
+        )
+
+    # --- with the example
+
+    def _prepare(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Decides for this input, checks the operator on it, and answers with PyTorch's result."""
+        parameters = self.source.parameters()
+        y = self._plain(x, residual, parameters)
+        try:
+            conv = self._problem(x, parameters)
+            if residual is not None and not alike(residual, y.shape, x):
+                raise ConvError("what is added has another shape or type than the output")
+        except ConvError as error:
+            self.prepared[None] = Prepared(Decision("", None, str(error)))
+            return y
+        if self.planner.noted(conv, x.device.type):
+            return y
+        if conv not in self.prepared:
+            decision = self.planner.decide(conv, x.device.type)
+            self.prepared[conv] = prepared = Prepared(decision)
+            if decision.op is not None:
+                prepared.error, allowed = self._compare(conv, x, residual, parameters)
+                if prepared.error <= allowed:
+                    self._kernels[tuple(x.shape)] = decision.name
+                else:
+                    prepared.decision = Decision("", None, f"wrong: error {prepared.error:.1e} over {allowed:.1e}")
+                    self._routes.clear()
+        return y
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has an operator for anything that it met."""
+        return bool(self._kernels)
+
+    def _compare(self, conv: Conv2d, x: Tensor, residual: Tensor | None, parameters: Parameters) -> tuple[float, float]:
+        """The error on this input against PyTorch in float64, and what is allowed, both relative to the largest sum of magnitudes."""
+        s = self.source
+        got = self.run(x, residual, [one for one in parameters if one is not None])
+        wide: Parameters = tuple(None if one is None else one.double() for one in parameters)  # type: ignore[assignment]
+        added = None if residual is None else residual.double()
+        want = reference(x.double(), wide, added, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
+        weight, bias = folded(wide, s.eps)
+        magnitudes = (weight.abs(), None if bias is None else bias.abs(), None, None, None, None, None)
+        added = None if added is None else added.abs()
+        sums = reference(x.double().abs(), magnitudes, added, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
+        finite = torch.isfinite(want) & torch.isfinite(sums)
+        if not bool(finite.any()):
+            return 0.0, 0.0
+        difference = torch.where(finite, (got.double() - want).abs(), 0.0)
+        scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
+        return float(difference.max()) / scale, tolerance(conv, self.planner.accuracy)
+
+
+def _needs_grad(*tensors: Tensor | None) -> bool:
+    return any(one is not None and one.requires_grad for one in tensors)

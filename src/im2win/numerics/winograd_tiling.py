@@ -1,0 +1,147 @@
+"""A convolution as products of transformed tiles: how many there are, and how many of them are in memory at a time (no compiler)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from im2win.numerics.reference import Accuracy, allows
+from im2win.numerics.winograd_error import half_forms
+from im2win.spec.conv2d import Conv2d
+
+FORMS = {3: (2, 4, 6), 5: (2, 4)}
+"""By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
+
+ROW_TAPS, ROW_FORMS = 3, (2,)
+"""Taps and outputs of a tile of a row, of the forms there are kernels for."""
+ALIGNMENT = 128  # bytes
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The output of a convolution as tiles of `outputs` x `outputs`; a band is `rows` rows of them in each of `images` images."""
+
+    conv: Conv2d
+    outputs: int
+    images: int
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """Inputs along a side of a tile."""
+        return self.outputs + self.conv.kernel[0] - 1
+
+    @property
+    def positions(self) -> int:
+        """Products of a tile."""
+        return self.size**2
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns of tiles that cover an image's output."""
+        height, width = self.conv.output_size
+        return -(-height // self.outputs), -(-width // self.outputs)
+
+    @property
+    def bands(self) -> tuple[int, int]:
+        """Bands along images and along rows of tiles."""
+        return -(-self.conv.batch // self.images), -(-self.counts[0] // self.rows)
+
+    @property
+    def count(self) -> int:
+        """Tiles of a band."""
+        return self.images * self.rows * self.counts[1]
+
+    @property
+    def problem(self) -> Conv2d:
+        """The products of a band as a convolution."""
+        conv, many = self.conv, self.positions
+        channels, filters = many * conv.in_channels, many * conv.out_channels
+        return Conv2d(1, channels, 1, self.count, filters, 1, groups=many * conv.groups, layout="NHWC", dtype=conv.dtype)
+
+    @property
+    def transformed(self) -> int:
+        """Elements of V."""
+        return self.count * self.positions * self.conv.in_channels
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of M."""
+        return self.count * self.positions * self.conv.out_channels
+
+    @property
+    def before_products(self) -> int:
+        """Elements before M: those of V, and as many as it takes to align M."""
+        unit = ALIGNMENT // self.conv.itemsize
+        return -(-self.transformed // unit) * unit
+
+    @property
+    def made(self) -> int:
+        """Elements of V, and behind it M."""
+        return self.before_products + self.multiplied
+
+    @property
+    def made_bytes(self) -> int:
+        """Their bytes."""
+        return self.made * self.conv.itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
+    """The tiles of a convolution, in bands of at most `band` MiB: whole images, or else rows of tiles of one; at least one row."""
+    row = Tiles(conv, outputs, 1, 1)
+    rows = max((band << 20) // row.made_bytes, 1)
+    if rows >= row.counts[0]:
+        count = math.ceil(conv.batch / min(rows // row.counts[0], conv.batch))
+        return Tiles(conv, outputs, math.ceil(conv.batch / count), row.counts[0])
+    count = math.ceil(row.counts[0] / rows)
+    return Tiles(conv, outputs, 1, math.ceil(row.counts[0] / count))
+
+
+def row_problem(conv: Conv2d, outputs: int) -> Conv2d:
+    """Tiles of `outputs` neighbouring outputs of a row, as windows: one convolution of their width, so far apart, padded to whole tiles."""
+    top, left, bottom, _ = conv.padding
+    width = outputs + conv.kernel[1] - 1
+    right = (-(-conv.output_size[1] // outputs) - 1) * outputs + width - conv.width - left
+    return replace(conv, kernel=(conv.kernel[0], width), stride=(1, outputs), padding=(top, left, bottom, right))
+
+
+def spread(conv: Conv2d) -> str | None:
+    """Why windows do not share inputs as Winograd's form has them; None if they do. On every target."""
+    return None if conv.stride == conv.dilation == (1, 1) else "Winograd's form is for stride 1 and dilation 1"
+
+
+def forms(conv: Conv2d) -> tuple[int, ...]:
+    """Outputs along a side of a tile, of the forms there are for a problem with a square kernel."""
+    return half_forms(conv) if conv.dtype == "float16" else FORMS.get(conv.kernel[0], ())
+
+
+def row_forms(conv: Conv2d) -> tuple[int, ...]:
+    """Outputs of a tile of a row, of the forms there are for a problem.
+
+    float16 holds tiles of two outputs within its tolerance: what it loses is half of that of a square's tiles. A bound on the output is one
+    on the tolerance, and not on what is lost.
+    """
+    bounded = conv.dtype == "float16" and conv.activation == "relu6"
+    return ROW_FORMS if conv.kernel[1] == ROW_TAPS and conv.dtype != "int8" and not bounded else ()
+
+
+def refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
+    """Why no CUDA kernel computes a convolution in Winograd's form with that accuracy; None if one does."""
+    return None if row_forms(conv) and spread(conv) is None else square_refusal(conv, accuracy)
+
+
+def square_refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
+    """The same for square tiles alone."""
+    down, across = conv.kernel
+    if down != across or down not in FORMS:
+        return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
+    if (reason := spread(conv)) is not None:
+        return reason
+    if conv.dtype == "int8" or (conv.dtype == "float16" and not allows(accuracy, "winograd")):
+        hint = "; accuracy 'winograd' allows it" if conv.dtype == "float16" else ""
+        return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks{hint}"
+    if not forms(conv):
+        return f"{conv.activation} cuts off outputs of such long sums, but not the errors of transformed tiles in {conv.dtype}"
+    return None

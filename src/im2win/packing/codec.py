@@ -1,0 +1,50 @@
+"""How a built kernel's filters are packed, as the plain values that a manifest stores; numpy only, no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.mma_fragments import CudaPack
+from im2win.packing.split_k import SplitPack
+from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.winograd import WinogradPack
+from im2win.packing.winograd_int8 import QuantisedPack
+
+Pack = FilterPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack
+
+KINDS: dict[str, type[Pack]] = {
+    "filters": FilterPack,
+    "cuda": CudaPack,
+    "winograd": WinogradPack,
+    "chunks": ChunkPack,
+    "split": SplitPack,
+    "quantised": QuantisedPack,
+}
+
+
+def as_dict(pack: Pack) -> dict[str, Any]:
+    """A pack as plain values, its kind among them."""
+    return {"kind": next(kind for kind, one in KINDS.items() if type(pack) is one), **asdict(pack)}
+
+
+def from_dict(values: Any) -> Pack:
+    """The inverse of `as_dict`.
+
+    Raises:
+        ValueError: an unknown kind; a field that is missing, unknown or of the wrong type.
+    """
+    if not isinstance(values, Mapping) or values.get("kind") not in KINDS:
+        raise ValueError(f"pack (={values!r}) must be of a kind among {', '.join(KINDS)}.")
+    kind = KINDS[values["kind"]]
+    numbers = {name: value for name, value in values.items() if name != "kind"}
+    names = [field.name for field in fields(kind)]
+    if set(numbers) != set(names):
+        raise ValueError(f"pack: fields {sorted(numbers)} must be {sorted(names)}.")
+    for name, value in numbers.items():
+        wanted = str if name in ("form", "order", "scales") else int
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(f"pack: `{name}` (={value!r}) must be of type {wanted.__name__}.")
+    return kind(**numbers)

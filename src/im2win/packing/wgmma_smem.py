@@ -1,0 +1,56 @@
+"""Filters as products of a warpgroup read them from shared memory beside windows (numpy only, no compiler)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.packing.mma_fragments import row
+from im2win.spec.conv2d import Conv2d
+
+CHUNK, SLAB = 16, 64  # bytes of neighbouring channels that lie side by side, and of those that a step takes at least
+
+
+@dataclass(frozen=True)
+class ChunkPack:
+    """Filters as [channel blocks, steps * taps, 16-byte units of a step * block * 16 bytes], for groups of one.
+
+    A step takes `slabs` * 64 bytes of input channels, for all taps; channels are filled up with zeros to whole steps. For every tap lie
+    first 16 bytes of each of the block's output channels, eight rows 128 bytes apart as the unit wants it, then the next 16 bytes.
+
+    block: output channels of a block; filled up with zero filters.
+    run: neighbouring channels that a thread holds; which channel a row is says `packing.mma_fragments.row`.
+    """
+
+    block: int
+    slabs: int
+    run: int = 1
+
+    def blocks(self, conv: Conv2d) -> int:
+        """Channel blocks."""
+        return -(-conv.out_channels // self.block)
+
+    def step(self, conv: Conv2d) -> int:
+        """Input channels of a step."""
+        return self.slabs * SLAB // conv.itemsize
+
+    def steps(self, conv: Conv2d) -> int:
+        """Steps of the sum."""
+        return -(-conv.in_channels // self.step(conv))
+
+    def shape(self, conv: Conv2d) -> tuple[int, int, int]:
+        """Shape of the packed filter, in elements."""
+        return self.blocks(conv), self.steps(conv) * math.prod(conv.kernel), self.block * self.step(conv)
+
+    def filter(self, conv: Conv2d, w: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
+        blocks, steps, unit = self.blocks(conv), self.steps(conv), CHUNK // conv.itemsize
+        fill = (blocks * self.block - conv.out_channels, steps * self.step(conv) - conv.in_channels)
+        whole = np.pad(w, ((0, fill[0]), (0, fill[1]), (0, 0), (0, 0)))
+        order = [row(place // 16, place % 16, self.run) for place in range(self.block)]
+        laid = whole.reshape(blocks, self.block, steps, -1, unit, math.prod(conv.kernel))[:, order].transpose(0, 2, 5, 3, 1, 4)
+        return np.ascontiguousarray(laid).reshape(self.shape(conv))

@@ -1,0 +1,95 @@
+"""Winograd's filters, transformed ahead of time (numpy only, no compiler): U = G g G^T of every filter and channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from im2win.numerics.winograd_matrices import Matrix, transform
+from im2win.spec.conv2d import Conv2d
+
+Array = npt.NDArray[Any]
+
+AXES = "bkcij"
+
+
+def floats(matrix: Matrix) -> Array:
+    """A matrix of rationals in float64."""
+    return np.array([[float(value) for value in row] for row in matrix])
+
+
+def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
+    """[out_channels, in_channels / groups, t_h, t_w] in float64: filters of `conv.filter_shape` in the form of F(outputs, kernel)."""
+    down, across = (floats(transform(outputs, taps).g) for taps in conv.kernel)
+    return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
+
+
+def transformed_rows(w: Array, outputs: int) -> Array:
+    """[out_channels, in_channels / groups, rows, t] in float64: every row of filters in the form of F(outputs, columns)."""
+    return np.asarray(np.einsum("jv,kcuv->kcuj", floats(transform(outputs, w.shape[3]).g), w.astype(np.float64)))
+
+
+@dataclass(frozen=True)
+class WinogradPack:
+    """Transformed filters as a tensor with the axes of `order`, innermost last, and bias as [channel blocks, block].
+
+    outputs: m of F(m x m, kernel).
+    block: output channels of a block. A group's channels that do not fill its last block are zero filters.
+    order: a permutation of b (channel block), k (channel inside it), c (input channel of the group), i and j (row and column of the tile).
+    channels: input channels are filled up with zeros to a multiple of this.
+    """
+
+    outputs: int
+    block: int
+    order: str = "bijck"
+    channels: int = 1
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"WinogradPack: `order` (={self.order!r}) must be a permutation of {AXES}.")
+        for name in ("outputs", "block", "channels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"WinogradPack: `{name}` (={getattr(self, name)}) must be at least 1.")
+
+    def blocks_per_group(self, conv: Conv2d) -> int:
+        """Channel blocks that hold one group's filters."""
+        return -(-(conv.out_channels // conv.groups) // self.block)
+
+    def blocks(self, conv: Conv2d) -> int:
+        """Channel blocks of all groups."""
+        return conv.groups * self.blocks_per_group(conv)
+
+    def depth(self, conv: Conv2d) -> int:
+        """Input channels of a group, filled up."""
+        return -(-(conv.in_channels // conv.groups) // self.channels) * self.channels
+
+    def shape(self, conv: Conv2d) -> tuple[int, ...]:
+        """Shape of the packed filters."""
+        rows, cols = (self.outputs + taps - 1 for taps in conv.kernel)
+        extents = {"b": self.blocks(conv), "k": self.block, "c": self.depth(conv), "i": rows, "j": cols}
+        return tuple(extents[axis] for axis in self.order)
+
+    def filter(self, conv: Conv2d, w: Array) -> Array:
+        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous.
+
+        Raises:
+            ValueError: filters of integers, which their transform is not.
+        """
+        if w.dtype.kind != "f":
+            raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")
+        groups, per_group = conv.groups, conv.out_channels // conv.groups
+        fill = ((0, self.blocks_per_group(conv) * self.block - per_group), (0, self.depth(conv) - w.shape[1]))
+        form = transformed(conv, w, self.outputs).astype(w.dtype)
+        whole = np.pad(form.reshape(groups, per_group, *form.shape[1:]), ((0, 0), *fill, (0, 0), (0, 0)))
+        blocked = whole.reshape(self.blocks(conv), self.block, *whole.shape[2:])
+        return np.ascontiguousarray(blocked.transpose([AXES.index(axis) for axis in self.order]))
+
+    def bias(self, conv: Conv2d, bias: Array) -> Array:
+        """Packs a bias of [out_channels] into [blocks, block], contiguous."""
+        groups, per_group = conv.groups, conv.out_channels // conv.groups
+        fill = self.blocks_per_group(conv) * self.block - per_group
+        wide = np.pad(bias.reshape(groups, per_group), ((0, 0), (0, fill)))
+        return np.ascontiguousarray(wide.reshape(self.blocks(conv), self.block))

@@ -1,0 +1,79 @@
+"""What a candidate emits: the kernel that today's code generates for a layer, an algorithm and a tile, as a fingerprint.
+
+A record keeps the fingerprint of the kernel that was timed. It stays valid as long as the same candidate emits the same kernel, however
+the code that generates it is moved, renamed or rewritten. On a CPU the fingerprint is of the lowered program that LLVM compiles, which is
+the same for every CPU; on a GPU of the CUDA source in canonical form and of the launches.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+
+from im2win.common.messages import brief
+from im2win.device.gpu import H200, KNOWN, Gpu
+from im2win.records.record import Record, TileValue, parse_key
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.spec.conv2d import Conv2d
+
+
+class EmissionError(ValueError):
+    """A candidate that emits no kernel; the message says why."""
+
+
+def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target: str, gpu: Gpu = H200) -> str:
+    """The fingerprint of the kernel that a candidate emits; whether its tile is legal is not asked.
+
+    Args:
+        target: "cpu" or "cuda". gpu: the GPU it is for, whose multiprocessors some kernels count.
+
+    Raises:
+        EmissionError: unknown algorithm, no schedule for the target, or a tile that makes no kernel.
+    """
+    if algorithm not in ALGORITHMS:
+        raise EmissionError(f"no algorithm is called {algorithm!r}")
+    try:
+        return _of_cpu(conv, algorithm, tile) if target == "cpu" else _of_cuda(conv, algorithm, tile, gpu)
+    except Exception as error:  # whatever a tile of other code may run into
+        raise EmissionError(f"its tile makes no kernel any more: {brief(error)}") from error
+
+
+def _of_cpu(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue]) -> str:
+    from im2win.codegen.llvm import fingerprint
+
+    row = ALGORITHMS[algorithm]
+    return fingerprint(row.scheduler.module(conv, row, row.scheduler.tile(values)))
+
+
+def _of_cuda(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue], gpu: Gpu) -> str:
+    from im2win.codegen import cuda as cuda_codegen
+    from im2win.registry.backends import backend_for
+
+    row = ALGORITHMS[algorithm]
+    if row.cuda is None:
+        raise EmissionError(f"{algorithm} has no CUDA schedule")
+    tile = backend_for(gpu).tile(row, values)
+    module = cuda_codegen.emit(conv, row.cuda, tile, gpu)
+    return cuda_codegen.fingerprint(cuda_codegen.generate_source(module, gpu))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _cached(key: str, algorithm: str, tile: str, target: str, gpu: Gpu) -> str | EmissionError:
+    try:
+        return emitted(parse_key(key), algorithm, json.loads(tile), target, gpu)
+    except EmissionError as error:
+        return error
+
+
+def emitted_now(record: Record) -> str:
+    """The fingerprint of the kernel that a record's candidate emits today; asked again, the answer is remembered.
+
+    Raises:
+        EmissionError: as `emitted`.
+    """
+    gpu = KNOWN.get(record.device, H200)
+    found = _cached(record.conv, record.algorithm, json.dumps(record.tile), record.target, gpu)
+    if isinstance(found, EmissionError):
+        raise found
+    return found

@@ -1,0 +1,372 @@
+"""A folder of records that survives: append under a lock, read what is whole, merge, prune.
+
+Layout: ``<folder>/<device>/<conv key>.jsonl``, one record a line. Reading never raises: a line or a file that cannot be used
+is a `Problem`. Writing raises `LogError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from im2win.records.record import Record, RecordError, is_device, parse_key
+from im2win.spec.conv2d import Conv2d
+
+Accepts = Callable[[Record], str | None]
+
+_SUFFIX = ".jsonl"
+_POLL_S = 0.005  # an append takes about a millisecond; filelock's own 50 ms would leave the lock idle
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_A_FILE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+
+
+class LogError(ValueError):
+    """A log that cannot be written; the message names the path and what to do."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What reading skipped: a line (counted from 1), or a whole file (line 0), and why."""
+
+    path: Path
+    line_number: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `merge` did, in records; `broken` counts the lines of the sources that could not be read."""
+
+    added: int = 0
+    duplicates: int = 0
+    broken: int = 0
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What `Log.prune` kept and what it dropped, in records (broken: lines)."""
+
+    kept: int = 0
+    slower: int = 0
+    stale: int = 0
+    failing: int = 0
+    broken: int = 0
+
+
+@dataclass(frozen=True)
+class _File:
+    stamp: tuple[int, int, int]
+    records: tuple[Record, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "free some space there, or choose another folder for the logs"
+    if error.errno in _FORBIDDEN:
+        return "choose a folder for the logs that you may write, or change its permissions"
+    if error.errno in _A_FILE:
+        return "there is a file where a folder belongs, or the reverse: choose another folder for the logs"
+    return "choose another folder for the logs"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says into what the user can do."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter: filelock on a file system without locks
+        reason, advice = (error.strerror, _advice(error)) if isinstance(error, OSError) else (error, _advice(OSError()))
+        raise LogError(f"Log: cannot write `{path}` ({reason}): {advice}.") from error
+
+
+@contextlib.contextmanager
+def locked(lock_path: Path, timeout_s: float = 30.0) -> Iterator[None]:
+    """Holds a lock that any number of processes may ask for; its folder is made.
+
+    Raises:
+        LogError: the folder cannot be written, or another process holds the lock for longer than `timeout_s` seconds.
+    """
+    with writing(lock_path.parent):
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_path, timeout=timeout_s)
+    with writing(lock_path):
+        try:
+            lock.acquire(poll_interval=_POLL_S)
+        except Timeout as error:
+            waited = f"was held by another process for {timeout_s:g} s"
+            raise LogError(f"Log: `{lock_path}` {waited}: wait until that one is done, or end it.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_lines(path: Path, lines: bytes) -> None:
+    """Appends whole lines in one write, or nothing at all; the caller holds the lock."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size:
+            os.lseek(descriptor, size - 1, os.SEEK_SET)
+            if os.read(descriptor, 1) != b"\n":  # a writer was killed: its broken line must not swallow ours
+                lines = b"\n" + lines
+        try:
+            while lines:  # once round, unless the disk fills up
+                lines = lines[os.write(descriptor, lines) :]
+            os.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _encode(records: Iterable[Record]) -> bytes:
+    return "".join(record.to_line() + "\n" for record in records).encode("ascii")
+
+
+def _replace_file(path: Path, records: Sequence[Record]) -> None:
+    """Rewrites a file so that a reader sees the old or the new one, never half of it; without records, removes it."""
+    if not records:
+        path.unlink()
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(_encode(records))
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _parse_line(path: Path, line: bytes) -> Record:
+    record = Record.from_line(line.decode("utf-8"))
+    for name, here in (("conv", path.name[: -len(_SUFFIX)]), ("device", path.parent.name)):
+        if getattr(record, name) != here:
+            raise RecordError(f"Record: `{name}` (={getattr(record, name)!r}) must be {here!r}, as the path of its file says.")
+    return record
+
+
+def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
+    records, problems = [], []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            try:
+                records.append(_parse_line(path, line))
+            except ValueError as error:  # RecordError, or UnicodeDecodeError
+                problems.append(Problem(path, number, str(error)))
+    return _File(stamp, tuple(records), tuple(problems))
+
+
+def best_first(records: Iterable[Record]) -> list[Record]:
+    """The records with times, by time and memory (`Record.cost`)."""
+    return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.cost, r.date))
+
+
+def _best(records: Sequence[Record], keep: int) -> list[Record]:
+    """The `keep` best of each set of rivals, in the order they came."""
+    places: Counter[tuple[Any, ...]] = Counter()
+    best = set()
+    for record in best_first(records):
+        rivals = (record.algorithm, record.target, record.threads, record.tvm, record.generator)
+        places[rivals] += 1
+        if places[rivals] <= keep:
+            best.add(id(record))
+    return [record for record in records if id(record) in best]
+
+
+class Log:
+    """A folder of records. It need not exist before the first `append`.
+
+    What was read is kept in memory and read again when a file's time, size or identity changes.
+
+    Args:
+        folder: where the devices' folders are.
+        lock_timeout_s: how long a writer waits for another, in seconds.
+
+    Raises:
+        LogError: `folder` is a file.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, lock_timeout_s: float = 30.0) -> None:
+        self.folder = Path(folder)
+        self.lock_timeout_s = lock_timeout_s
+        self._files: dict[Path, _File] = {}
+        self._strangers: dict[str, list[Problem]] = {}
+        if self.folder.exists() and not self.folder.is_dir():
+            raise LogError(f"Log: `{self.folder}` is a file; choose a folder for the logs.")
+
+    def __repr__(self) -> str:
+        return f"Log({str(self.folder)!r})"
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What could not be used in all that was read so far."""
+        found = [problem for file in list(self._files.values()) for problem in file.problems]
+        found += [problem for problems in list(self._strangers.values()) for problem in problems]
+        return sorted(found, key=lambda problem: (problem.path, problem.line_number))
+
+    def path(self, conv: Conv2d, device: str) -> Path:
+        """The file of a layer on a device."""
+        return self.folder / device / f"{conv}{_SUFFIX}"
+
+    def devices(self) -> list[str]:
+        """Slugs of the devices that have a folder here, sorted."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return sorted(entry.name for entry in entries if is_device(entry.name) and entry.is_dir())
+        except OSError:
+            return []
+
+    def convs(self, device: str) -> list[Conv2d]:
+        """The layers with a file under `device`, sorted by key. Files of other names than ``*.jsonl`` are left alone."""
+        try:
+            names = sorted(name for name in os.listdir(self.folder / device) if name.endswith(_SUFFIX) and not name.startswith("."))
+        except OSError:
+            names = []
+        found: list[Conv2d] = []
+        self._strangers[device] = strangers = []
+        for name in names:
+            try:
+                found.append(parse_key(name[: -len(_SUFFIX)]))
+            except ValueError as error:
+                strangers.append(Problem(self.folder / device / name, 0, f"the file's name is no key: {error}"))
+        return found
+
+    def read(self, conv: Conv2d, device: str) -> list[Record]:
+        """The whole records of a layer on a device, in the order they were written; [] if there are none."""
+        return list(self._load(self.path(conv, device)).records)
+
+    def __iter__(self) -> Iterator[Record]:
+        """All records, by device and layer."""
+        for device in self.devices():
+            for conv in self.convs(device):
+                yield from self.read(conv, device)
+
+    def _load(self, path: Path) -> _File:
+        stamp = (0, 0, 0)
+        try:
+            status = os.stat(path)
+            stamp = status.st_mtime_ns, status.st_size, status.st_ino
+            if (known := self._files.get(path)) and known.stamp == stamp:
+                return known
+            file = _parse_file(path, stamp, path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            self._files.pop(path, None)
+            return _File(stamp)
+        except OSError as error:
+            file = _File(stamp, problems=(Problem(path, 0, f"cannot be read: {error.strerror}"),))
+        self._files[path] = file
+        return file
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, record: Record) -> None:
+        """Adds one line, on the disk when this returns. Any number of processes may append at once.
+
+        Raises:
+            LogError: the folder cannot be written, the disk is full (nothing of the line is left then), or the lock stays taken.
+        """
+        path = self.path(record.conv2d, record.device)
+        with self._locked(record.device), writing(path):
+            write_lines(path, _encode([record]))
+
+    def _locked(self, device: str) -> contextlib.AbstractContextManager[None]:
+        return locked(self.folder / device / ".lock", self.lock_timeout_s)
+
+    def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
+        """Keeps the `keep` best ok records (`Record.cost`) of each algorithm for every layer and device; drops all others and broken lines.
+
+        Only records of the same target, threads, TVM and generator compete. A file with nothing left is removed.
+
+        Args:
+            keep: records of an algorithm to keep, at least 1.
+            accepts: the reason why a record is stale, or None; without it none is.
+            device: prune only this device's folder.
+            dry_run: only count.
+
+        Raises:
+            ValueError: `keep` is less than 1.
+            LogError: a file cannot be read or rewritten; the files before it are pruned, this one and those after it are whole.
+        """
+        if keep < 1:
+            raise ValueError(f"Log.prune: `keep` (={keep}) must be at least 1.")
+        total: Counter[str] = Counter()
+        for name in self.devices() if device is None else [device]:
+            if not (convs := self.convs(name)):
+                continue
+            with contextlib.nullcontext() if dry_run else self._locked(name):
+                for conv in convs:
+                    total.update(self._prune_file(self.path(conv, name), keep, accepts, dry_run))
+        return Pruned(**total)
+
+    def _prune_file(self, path: Path, keep: int, accepts: Accepts | None, dry_run: bool) -> Counter[str]:
+        file = self._load(path)
+        if unreadable := [problem.reason for problem in file.problems if problem.line_number == 0]:
+            raise LogError(f"Log: `{path}` {unreadable[0]}: change its permissions or remove it, then prune again.")
+        fresh, count = [], Counter(broken=len(file.problems))
+        for record in file.records:
+            if record.outcome != "ok":
+                count["failing"] += 1
+            elif accepts is not None and accepts(record):
+                count["stale"] += 1
+            else:
+                fresh.append(record)
+        kept = _best(fresh, keep)
+        count.update(kept=len(kept), slower=len(fresh) - len(kept))
+        if not dry_run and (len(kept) < len(file.records) or file.problems):
+            with writing(path):
+                _replace_file(path, kept)
+        return count
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    """What makes a record the same when it comes from two folders; a date or a message alone does not make another."""
+    r = record
+    what = (r.conv, r.algorithm, frozenset(r.tile.items()), r.device, r.target, r.threads)
+    return (*what, r.tvm, r.fingerprint, r.seed, r.trial, r.outcome, r.samples_s)
+
+
+def merge(sources: Sequence[Log], into: Log) -> Merged:
+    """Adds to `into` every record of `sources` that it does not hold yet, in the sources' order.
+
+    Raises:
+        LogError: `into` cannot be written.
+    """
+    added = duplicates = broken = 0
+    for source in sources:
+        for device in source.devices():
+            if not (convs := source.convs(device)):
+                continue
+            with into._locked(device):
+                for conv in convs:
+                    file, path = source._load(source.path(conv, device)), into.path(conv, device)
+                    held = {_identity(record) for record in into.read(conv, device)}
+                    new: dict[tuple[Any, ...], Record] = {}
+                    for record in file.records:
+                        if (identity := _identity(record)) not in held:
+                            new.setdefault(identity, record)
+                    if new:
+                        with writing(path):
+                            write_lines(path, _encode(new.values()))
+                    added, duplicates = added + len(new), duplicates + len(file.records) - len(new)
+                    broken += len(file.problems)
+    return Merged(added, duplicates, broken)

@@ -1,0 +1,228 @@
+"""From a problem to the record that applies: the look-up ladder over the user's logs, then those that ship with the package."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from im2win.numerics.reference import Accuracy
+from im2win.records.log import Accepts, Log, best_first
+from im2win.records.proofs import proven, verdict
+from im2win.records.record import Record, TileValue, parse_key
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.sources import code_digest
+from im2win.spec.conv2d import Conv2d
+
+Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
+Alike = Callable[[Conv2d, Conv2d], bool]
+
+PACKAGED = Path(__file__).parent.parent / "tuning_logs"
+_NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `find` found: the record (None on the last rung), the rung it stands on, and the records refused on the way, with reasons."""
+
+    record: Record | None
+    rung: str
+    skipped: list[tuple[Record, str]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm and a tile that a record recommends; `exact` if it was measured for this very layer on this device."""
+
+    algorithm: str
+    tile: Tile
+    exact: bool
+    rung: str
+
+
+@functools.lru_cache(maxsize=16)
+def _log(folder: Path) -> Log:
+    return Log(folder)
+
+
+def open_logs(logs: str | os.PathLike[str] | None) -> list[Log]:
+    """The logs to look in, in order.
+
+    Raises:
+        LogError: `logs` is a file.
+    """
+    folders = [Path(logs).resolve()] if logs is not None else []
+    return [_log(folder) for folder in (*folders, PACKAGED)]
+
+
+def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
+    """Why a record no longer applies to this installation, device aside; None if it does.
+
+    It applies if its candidate emits the kernel that was timed: made by today's source, or covered by a proof of `logs` or of the logs
+    that ship with the package. All others are emitted anew, which takes up to half a second.
+    """
+    if record.tvm != tvm.__version__:
+        return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
+    if record.algorithm not in ALGORITHMS:
+        return f"no algorithm is called {record.algorithm!r}"
+    if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
+        return None
+    return verdict(record).reason
+
+
+def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
+    """What is wrong with a recorded tile for a problem on a device."""
+    row, backend = ALGORITHMS[algorithm], backend_for(device, accuracy)
+    if (reason := row.supports(conv, backend.target, accuracy)) is not None:
+        return [reason]
+    try:
+        return backend.problems(conv, row, backend.tile(row, tile))
+    except ValueError as error:
+        return [str(error)]
+
+
+def superseded(record: Record, records: Sequence[Record]) -> bool:
+    """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
+    later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
+    what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
+    return any((r.algorithm, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
+
+
+def _family(conv: Conv2d) -> tuple[Any, ...]:
+    """What two layers must share for the tile of one to mean something to the other."""
+    return conv.kernel, conv.stride, conv.dilation, conv.layout, conv.dtype, conv.groups == 1
+
+
+def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
+    """How far apart two layers are, in factors of 2: first in sizes that shape the loops, then in batch and epilogue, which hardly do."""
+    ratios = a.in_channels / b.in_channels, a.out_channels / b.out_channels, a.height / b.height, a.width / b.width, a.groups / b.groups
+    shape = sum(map(abs, map(math.log2, ratios)))
+    if a.padding != b.padding:
+        shape += 0.25 * sum(x != y for x, y in zip(a.padding, b.padding, strict=True))
+    epilogue = (a.bias != b.bias) + (a.residual != b.residual) + (a.activation != b.activation) + (a.out_dtype != b.out_dtype)
+    return shape, abs(math.log2(a.batch / b.batch)) + 0.25 * epilogue
+
+
+def _kinship(a: str, b: str) -> int:
+    """Leading words that two slugs share: they begin with vendor and model."""
+    return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
+
+
+def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Iterator[tuple[str, list[Record]]]:
+    """Rungs and the records that stand on each, best first; a file is read only when its turn comes."""
+    for log in logs:
+        yield "exact", log.read(conv, device)
+    others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
+    for _, other, log in sorted(others, key=lambda row: row[:2]):
+        yield "compatible device", log.read(conv, other)
+    family = _family(conv)
+    others_here = ((log, near) for log in logs for near in log.convs(device) if near != conv)
+    layers = [(log, near) for log, near in others_here if _family(near) == family and alike(conv, near)]
+    for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
+        yield "nearest layer", log.read(near, device)
+
+
+def find(
+    conv: Conv2d,
+    device: str,
+    *,
+    logs: Sequence[Log],
+    accepts: Accepts,
+    legal: Legal,
+    alike: Alike = lambda conv, other: True,
+    target: str = "cpu",
+    threads: int | None = None,
+) -> Found:
+    """The best record for a layer on a device, from the first of these rungs that has one; on each, the logs in their order.
+
+    1. "exact": this device, this layer; the best (`Record.cost`) that `accepts` does not object to.
+    2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
+    3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
+       this one, that is `alike`; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not
+       this layer's.
+    4. "none".
+
+    Args:
+        conv, device: the layer and this machine's slug.
+        logs: the user's own first.
+        accepts: the reason why a record does not apply, or None (see `records.record.validate`). It sees the records of other devices
+            too, so it must not compare the device if rung 2 is to hold any.
+        legal: ``legal(conv, algorithm, tile)``, the problems of a tile with this layer on this machine.
+        alike: ``alike(conv, other)``, whether another layer's tile is worth more than the model's.
+        target: only records of this kind of target count.
+        threads: only records with this many threads apply; None leaves that to `accepts`.
+    """
+    skipped: list[tuple[Record, str]] = []
+    for rung, records in _ladder(conv, device, logs, alike):
+        best = math.inf
+        for record in best_first(record for record in records if record.target == target):
+            if superseded(record, records):
+                continue
+            reason = _thread_mismatch(record, threads) or accepts(record)
+            if not reason:
+                best = min(best, record.cost)
+                if rung != "exact" and record.cost > _NEAR_BEST * best:
+                    break
+                problems = [] if rung == "exact" else legal(conv, record.algorithm, record.tile)
+                if not problems:
+                    return Found(record, rung, skipped)
+                reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
+            skipped.append((record, reason))
+    return Found(None, "none", skipped)
+
+
+def _thread_mismatch(record: Record, threads: int | None) -> str | None:
+    if threads is None or record.threads == threads:
+        return None
+    return f"recorded with {record.threads} threads, here there are {threads}"
+
+
+def search(
+    conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
+) -> Found:
+    """Walks the look-up ladder; the answer names the rung and every record refused on the way, with the reason."""
+    backend, opened = backend_for(device, accuracy), open_logs(logs)
+
+    def accepts(record: Record) -> str | None:
+        if (reason := stale(record, opened)) is not None:
+            return reason
+        if record.algorithm not in names:
+            return f"algorithm {record.algorithm} was not asked for"
+        if backend.target == "cuda" and (broken := tile_problems(parse_key(record.conv), record.algorithm, record.tile, device, accuracy)):
+            return "; ".join(broken)
+        return None
+
+    def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
+        broken = tile_problems(problem, name, tile, device, accuracy)
+        if broken or backend.proven(problem, backend.tile(ALGORITHMS[name], tile)):
+            return broken
+        return ["its errors may be above the tolerance: only tuning, which measures them, takes it"]
+
+    return find(
+        conv,
+        backend.name,
+        logs=opened,
+        accepts=accepts,
+        legal=legal,
+        alike=backend.alike,
+        target=backend.target,
+        threads=backend.threads,
+    )
+
+
+def choose(
+    conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
+) -> Choice | None:
+    """What the ladder recommends; None if only the default tile is left."""
+    found = search(conv, device, names, logs, accuracy)
+    if found.record is None:
+        return None
+    tile = backend_for(device).tile(ALGORITHMS[found.record.algorithm], found.record.tile)
+    return Choice(found.record.algorithm, tile, found.rung == "exact", found.rung)

@@ -1,0 +1,267 @@
+"""The record: what tuning found out about one candidate, as a frozen value that is one readable line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+import reprlib
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
+from functools import cached_property, lru_cache
+from typing import Any
+
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.objective import cost
+
+SCHEMA = 2
+NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
+OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
+
+TileValue = int | str | bool
+
+_LARGEST = 2**63 - 1
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DATE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)", re.ASCII)
+_show = reprlib.Repr()
+_show.maxstring = _show.maxother = 80
+
+
+class RecordError(ValueError):
+    """A record, or a line of a log, that is not valid; the message names the field, its value and the rule."""
+
+
+@lru_cache(maxsize=1 << 16)
+def parse_key(key: str) -> Conv2d:
+    """The convolution that `key` names, if the key is written as ``str(conv)`` writes it: one layer, one file name.
+
+    Raises:
+        ValueError: `Conv2d.parse` refuses the key, or would write it otherwise.
+    """
+    conv = Conv2d.parse(key)
+    if str(conv) != key:
+        raise ValueError(f"key {key!r} must be written {str(conv)!r}.")
+    return conv
+
+
+def is_device(name: object) -> bool:
+    """Whether `name` can name a device, and so its folder: letters, digits, dots, dashes and underscores, no dot or dash first."""
+    return isinstance(name, str) and _DEVICE.fullmatch(name) is not None
+
+
+def utc_now() -> str:
+    """The date of a new record: ISO 8601, UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number for one of another library (numpy's, say), which JSON could not write; all else unchanged."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _seconds(value: Any) -> Any:
+    """The samples as a tuple of floats; what is no list of numbers is left for its rule to refuse."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        return value
+    return tuple(float(v) if type(v) is int and abs(v) <= _LARGEST else v for v in map(_plain, value))
+
+
+def _is_integer(value: Any, least: int = -_LARGEST) -> bool:
+    return type(value) is int and least <= value <= _LARGEST
+
+
+def _is_measure(value: Any) -> bool:
+    return value is None or _is_integer(value, 0) or (type(value) is float and 0 <= value < math.inf)
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_tile(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_word(k) and (isinstance(v, bool | str) or _is_integer(v)) for k, v in value.items())
+
+
+def _is_samples(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(v) is float and 0 < v < math.inf for v in value)
+
+
+def _is_date(value: Any) -> bool:
+    if not isinstance(value, str) or not (match := _DATE.fullmatch(value)):
+        return False
+    try:
+        datetime.fromisoformat(match[1])
+    except ValueError:
+        return False
+    return True
+
+
+_WORD = (_is_word, "a string that is not empty")
+_MEASURE = (_is_measure, "a finite number of at least 0, or null")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "schema": (lambda value: _is_integer(value) and value == SCHEMA, f"{SCHEMA}, the only schema this version reads"),
+    "conv": (lambda value: isinstance(value, str), "a string, the key of a Conv2d"),
+    "algorithm": _WORD,
+    "tile": (_is_tile, "an object whose values are integers, strings or booleans"),
+    "outcome": (lambda value: value in OUTCOMES, "one of " + ", ".join(OUTCOMES)),
+    "message": (lambda value: isinstance(value, str), "a string"),
+    "samples_s": (_is_samples, "a list of finite seconds above 0"),
+    "error": _MEASURE,
+    "tolerance": _MEASURE,
+    "extra_bytes": (lambda value: value is None or _is_integer(value, 0), "an integer of at least 0, or null"),
+    "device": (is_device, "a device's slug: letters, digits, dots, dashes and underscores, a letter or digit first"),
+    "threads": (lambda value: _is_integer(value, 1), "an integer of at least 1"),
+    "target": _WORD,
+    "tvm": _WORD,
+    "im2win": _WORD,
+    "fingerprint": _WORD,
+    "generator": (lambda value: isinstance(value, str), "a string"),
+    "seed": (_is_integer, "an integer"),
+    "trial": (lambda value: _is_integer(value, 0), "an integer of at least 0"),
+    "date": (_is_date, "a date and time in UTC as ISO 8601 writes it, such as 2026-01-31T12:00:00+00:00"),
+}
+
+
+def converted(found: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record as today's schema has them; `found` itself if it is of no older schema.
+
+    Schema 1 had no `generator`, and as `fingerprint` a digest of source text: such a record says what was fast, but not of which kernel.
+    """
+    if found.get("schema") == 1 and type(found["schema"]) is int:
+        return {**found, "schema": SCHEMA, "generator": ""}
+    return found
+
+
+def _fail(name: str, value: object, rule: str) -> RecordError:
+    return RecordError(f"Record: `{name}` (={_show.repr(value)}) must be {rule}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One candidate (algorithm and tile) tried on one layer and device: its outcome, raw times, check and versions.
+
+    Numbers of other libraries become Python's own; a list of samples becomes a tuple. A candidate that was not ok may have
+    an `error` that no number describes (NaN or infinite, its output held one): it becomes None, while "ok" refuses it.
+
+    Fields:
+        schema: version of this list of fields.
+        conv: key of the layer, ``str(conv)``.
+        algorithm, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
+        outcome: ok, wrong (failed its check), build_error, crashed, timeout or illegal.
+        message: why it was not ok; empty otherwise.
+        samples_s: every time measured, in seconds, in order; only where ok, and then at least one.
+        error, tolerance: greatest relative error against the float64 reference, and what was allowed; None if not checked.
+        extra_bytes: memory beyond input, filter and output, in bytes; None if unknown.
+        device: slug of the machine, the folder of its logs.
+        threads: threads that ran the kernel.
+        target: kind of target, such as "cpu".
+        tvm, im2win: versions.
+        fingerprint: of the kernel that was timed (`im2win.records.emission`); `NO_KERNEL` where none was compiled.
+        generator: digest of the source that generated it (`im2win.registry.sources.code_digest`); empty if unknown.
+        seed, trial: of the search, and the number of this candidate in it.
+        date: ISO 8601, UTC.
+
+    Raises:
+        RecordError: a message that names the field, its value and the rule.
+    """
+
+    schema: int = SCHEMA
+    conv: str
+    algorithm: str
+    tile: dict[str, TileValue] = field(hash=False)
+    outcome: str
+    message: str = ""
+    samples_s: tuple[float, ...] = ()
+    error: float | None = None
+    tolerance: float | None = None
+    extra_bytes: int | None = None
+    device: str
+    threads: int
+    target: str
+    tvm: str
+    im2win: str
+    fingerprint: str
+    generator: str = ""
+    seed: int
+    trial: int
+    date: str = field(default_factory=utc_now)
+
+    def __post_init__(self) -> None:
+        for name in _RULES:
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        object.__setattr__(self, "samples_s", _seconds(self.samples_s))
+        if isinstance(self.tile, Mapping):
+            object.__setattr__(self, "tile", {key: _plain(value) for key, value in self.tile.items()})
+        if self.outcome != "ok" and isinstance(self.error, float) and not math.isfinite(self.error):
+            object.__setattr__(self, "error", None)
+        for name, (holds, rule) in _RULES.items():
+            if not holds(getattr(self, name)):
+                raise _fail(name, getattr(self, name), rule)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """The rules that no field can be held to alone."""
+        try:
+            parse_key(self.conv)
+        except ValueError as error:
+            raise _fail("conv", self.conv, f"the key of a valid Conv2d: {str(error).rstrip('.')}") from error
+        if self.outcome == "ok" and not self.samples_s:
+            raise _fail("samples_s", self.samples_s, 'a list of at least one time, as `outcome` (="ok") says')
+        if self.outcome != "ok" and self.samples_s:
+            raise _fail("samples_s", self.samples_s, f"empty, as `outcome` (={self.outcome!r}) is not ok")
+        if self.outcome == "ok" and self.error is not None and self.tolerance is not None and not self.error <= self.tolerance:
+            raise _fail("error", self.error, f'at most `tolerance` (={self.tolerance!r}), as `outcome` (="ok") says')
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """Median of the samples in seconds; None if not ok."""
+        return statistics.median(self.samples_s) if self.samples_s else None
+
+    @cached_property
+    def cost(self) -> float:
+        """What candidates are chosen by, in seconds: time and memory (`im2win.spec.objective`); infinite if not ok."""
+        return math.inf if self.seconds is None else cost(self.conv2d, self.seconds, self.extra_bytes or 0)
+
+    @property
+    def gflops(self) -> float | None:
+        """Speed in 1e9 operations of the direct form a second (`Conv2d.flops`), whatever the algorithm; None if not ok."""
+        return None if self.seconds is None else self.conv2d.flops / self.seconds / 1e9
+
+    @property
+    def conv2d(self) -> Conv2d:
+        """The layer."""
+        return parse_key(self.conv)
+
+    def to_line(self) -> str:
+        """The record as one line of JSON in ASCII, fields in the order above, without the newline."""
+        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, allow_nan=False)
+
+    @classmethod
+    def from_line(cls, text: str) -> Record:
+        """The inverse of `to_line`; a newline at the end may be there or not.
+
+        Raises:
+            RecordError: not JSON, not an object, another schema, a field that is missing, unknown or not valid.
+        """
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"Record: the line (={_show.repr(text)}) must be JSON: {error}.") from error
+        if not isinstance(found, dict):
+            raise RecordError(f"Record: the line (={_show.repr(text)}) must be a JSON object.")
+        found = converted(found)
+        if "schema" in found and not _RULES["schema"][0](found["schema"]):
+            raise _fail("schema", found["schema"], _RULES["schema"][1])
+        for name in _RULES:
+            if name not in found:
+                raise RecordError(f"Record: `{name}` is missing; a line must hold all of {', '.join(_RULES)}.")
+        for name, value in found.items():
+            if name not in _RULES:
+                raise RecordError(f"Record: `{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
+        return cls(**found)
+

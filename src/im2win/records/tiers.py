@@ -1,0 +1,34 @@
+"""The rungs of the look-up ladder by name, as those see them who take tuned layers only; see `records.lookup.find`."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from im2win.spec.conv2d import Conv2d
+
+Untuned = Literal["default", "keep"]
+"""What layers get that no record of this device is about: im2win's tile, or what they had."""
+TUNED = ("exact", "other epilogue")  # a record of this very convolution, taken on this device, chose the tile
+NO_RECORD = "no record of this layer on this device"  # why `untuned="keep"` leaves a layer what it had
+
+
+def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
+    """The rung on which a problem's record stands: "other epilogue" where the nearest layer is the same convolution.
+
+    Args:
+        recorded: the problem of the record, if one was found.
+    """
+    plain = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
+    same = recorded is not None and recorded.with_(**plain) == conv.with_(**plain)
+    return "other epilogue" if rung == "nearest layer" and same else rung
+
+
+def checked_untuned(untuned: str) -> Untuned:
+    """The word, if it is one.
+
+    Raises:
+        ValueError: it is not; the message names the argument and the words.
+    """
+    if untuned not in get_args(Untuned):
+        raise ValueError(f"`untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")
+    return untuned  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Which algorithms there are, and how each is scheduled, ranked and built on a device."""

@@ -1,0 +1,326 @@
+"""What differs between a CPU and a GPU for whoever ranks, tunes, looks up or builds: one object of this kind per device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from im2win.device.cpu import Machine
+from im2win.device.gpu import Gpu, device_gpu
+from im2win.numerics.reference import Accuracy, allows
+from im2win.numerics.winograd_error import trusted
+from im2win.registry.algorithms import ALGORITHMS, Algorithm
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.spec.conv2d import Conv2d
+
+Device = Machine | Gpu
+
+TARGETS = ("cpu", "cuda")
+Tile = Any
+"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile`, or what a `CudaFamily` has."""
+
+
+def check_target(target: str) -> None:
+    """Raises ValueError for a target that no schedule is for."""
+    if target not in TARGETS:
+        raise ValueError(f"`target` (={target!r}) must be one of {', '.join(TARGETS)}.")
+
+
+def device_for(target: str, threads: int | None = None) -> Device:
+    """This machine's CPU or first GPU.
+
+    Raises:
+        ValueError: unknown target, or `threads` for a GPU. NoGpuError: no usable GPU.
+    """
+    check_target(target)
+    if target == "cpu":
+        return Machine.host(threads)
+    if threads is not None:
+        raise ValueError(f"`threads` (={threads!r}) is for target cpu; a GPU's kernels choose their own.")
+    return device_gpu()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What was compiled: its fingerprint (`im2win.records.emission`), and the bytes of what it takes beside its arguments.
+
+    That is, on a CPU, what a call allocates and what packed filters grow by; on a GPU, the tensor that a call makes before the product.
+    """
+
+    extra_bytes: int
+    fingerprint: str
+
+
+class Backend(Protocol):
+    """A device with its schedules.
+
+    target: kind of target; name: the device's folder in a log; threads: of the CPU that run a kernel; workers: processes that build.
+    """
+
+    target: str
+    name: str
+    threads: int
+    workers: int
+    runner: str
+
+    def check_tools(self) -> None: ...
+    def places(self) -> list[dict[str, str]]: ...
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile: ...
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]: ...
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]: ...
+    def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel: ...
+    def accuracy(self, tile: Tile) -> Accuracy: ...
+    def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
+
+
+class CpuBackend:
+    """A CPU: vectorized, parallel, unrolled loops."""
+
+    target = "cpu"
+    runner = "im2win.tuner.runners.cpu"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.name, self.threads, self.workers = machine.name, machine.threads, machine.threads
+
+    def check_tools(self) -> None:
+        """Nothing is needed but what is installed with the package."""
+
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
+        return [{"TVM_NUM_THREADS": str(self.threads)}]
+
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values."""
+        return row.scheduler.tile(values)
+
+    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
+        return row.scheduler.estimate(conv, tile, self.machine, row.transform_bytes(conv) // conv.itemsize)
+
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+        """The model's estimate of a tile, memory priced in."""
+        return float(self._estimate(conv, row, tile).cost)
+
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+        """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
+        tiles = row.scheduler.space(conv, self.machine)
+        return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
+
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+        """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
+        parts = self._estimate(conv, row, tile)
+        total = parts.product + parts.write_back + parts.stage + parts.cache + parts.memory
+        shares = [parts.product / total, parts.write_back / total, parts.stage / total, parts.cache / total, parts.memory / total]
+        depth = math.prod(conv.filter_shape[1:])
+        sizes = [depth, conv.output_size[0], conv.output_size[1], conv.out_channels, conv.batch, depth * tile.block, conv.kernel[1]]
+        plain = [
+            tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
+            tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
+            getattr(tile, "outputs", 0),  # of a Winograd tile: its m
+        ]  # fmt: skip
+        names = [row.name == name for name in ALGORITHMS]
+        return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
+
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
+        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
+
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+        """Every rule that a tile breaks."""
+        return row.scheduler.problems(conv, tile, self.machine)
+
+    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+        """How filters are packed for a tile."""
+        return tile.pack
+
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+        """Compiles into the library `path`."""
+        from im2win.codegen.llvm import compile_module, lower
+
+        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
+        compiled.export(path)
+        return Kernel(compiled.allocated + row.scheduler.held_bytes(conv, tile), compiled.fingerprint)
+
+    def accuracy(self, tile: Tile) -> Accuracy:
+        """The arithmetic of a tile's kernel."""
+        return "float32"
+
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned for this problem may be used."""
+        return True
+
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool:
+        """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's."""
+        return True
+
+
+_MANY_WINDOWS = 1 << 15
+
+
+class CudaBackend:
+    """A GPU: block tiles, shared memory, register tiles, tensor cores.
+
+    Args:
+        accuracy: "exact" keeps to IEEE float32; "float32" allows sums of TF32 products that are as accurate; "tf32" TF32 itself;
+            "winograd" tiles transformed in float16 and int8, too, where problems otherwise have one arithmetic only.
+    """
+
+    target = "cuda"
+    runner = "im2win.tuner.runners.cuda"
+    threads = 1
+
+    def __init__(self, gpu: Gpu, accuracy: Accuracy = "float32") -> None:
+        import os
+
+        self.gpu, self._accuracy = gpu, accuracy
+        self.name = gpu.name
+        self.workers = max(1, (os.cpu_count() or 1) - 1)
+
+    def check_tools(self) -> None:
+        """Raises ToolchainError unless kernels can be compiled and measured here: without, every trial would fail for the same reason."""
+        import importlib.util
+
+        from im2win.codegen.cuda import compiler
+        from im2win.codegen.llvm import ToolchainError
+
+        compiler()
+        if importlib.util.find_spec("torch") is None:
+            raise ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
+
+    def places(self) -> list[dict[str, str]]:
+        """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
+        from im2win.device.gpu import alike_gpus
+
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
+
+    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values."""
+        from im2win.schedules.cuda.tile import CudaTile
+
+        return row.cuda.tile(values) if isinstance(row.cuda, CudaFamily) else CudaTile.from_dict(values)
+
+    def _products(self, conv: Conv2d) -> list[str]:
+        from im2win.schedules.cuda.space import products
+        from im2win.schedules.cuda.tile import PRODUCTS
+
+        return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
+
+    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
+        from im2win.schedules.cuda.model import estimate
+
+        assert row.cuda is not None
+        if isinstance(row.cuda, CudaFamily):
+            return row.cuda.estimate(conv, tile, self.gpu)
+        return estimate(conv, tile, self.gpu, row.cuda)
+
+    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+        """The model's estimate of a tile, in seconds."""
+        return float(self._estimate(conv, row, tile).seconds)
+
+    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+        """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
+        from im2win.schedules.cuda.space import space
+
+        assert row.cuda is not None
+        if isinstance(row.cuda, CudaFamily):
+            tiles: list[Tile] = list(row.cuda.space(conv, self.gpu))
+        else:
+            tiles = list(space(conv, self.gpu, row.cuda, self._products(conv)))
+        allowed = (tile for tile in tiles if allows(self._accuracy, self.accuracy(tile)))
+        return sorted(((self.cost(conv, row, tile), tile) for tile in allowed), key=lambda pair: pair[0])
+
+    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+        """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
+        from im2win.schedules.cuda.tile import PRODUCTS
+
+        parts = self._estimate(conv, row, tile)
+        shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
+        sizes = [
+            math.prod(conv.filter_shape[1:]), *conv.output_size, conv.out_channels, conv.batch, tile.block_m, tile.block_n, tile.warp_m,
+            tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.sums,
+        ]  # fmt: skip
+        plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
+        kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
+        fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
+        plain += [*fused, getattr(tile, "wave", 0), tile.outputs, getattr(tile, "cluster", 1)]
+        plain += [getattr(tile, name, 0) for name in ("turns", "taps", "filter_stages", "filter_blocks")]
+        return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
+
+    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with."""
+        if isinstance(row.cuda, CudaFamily):
+            return row.cuda.shape(tile)
+        return tile.product, tile.warp_m, tile.warp_n, tile.patch
+
+    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+        """Every rule that a tile breaks, this device's accuracy among them."""
+        from im2win.schedules.cuda.legality import problems
+
+        assert row.cuda is not None
+        if isinstance(row.cuda, CudaFamily):
+            if (reason := row.cuda.unable(conv, self._accuracy)) is not None:
+                return [reason]
+            if not allows(self._accuracy, self.accuracy(tile)):
+                return [f"`product` (={tile.product}) needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
+            return row.cuda.problems(conv, tile, self.gpu)
+        allowed = self._products(conv)
+        if tile.product not in allowed:
+            return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
+        if not allows(self._accuracy, self.accuracy(tile)):
+            return [f"`outputs` (={tile.outputs}) of {tile.dtype} needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
+        return problems(conv, tile, self.gpu, row.cuda)
+
+    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+        """How filters are packed for a tile."""
+        from im2win.schedules.cuda.kernel import pack_of
+        from im2win.schedules.cuda.tile import CudaTile
+
+        return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
+
+    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+        """Compiles into the library `path`."""
+        from im2win.codegen.cuda import compile_module, lower
+
+        assert row.cuda is not None
+        compiled = compile_module(lower(conv, row, tile, self.gpu), self.gpu)
+        compiled.export(path)
+        return Kernel(row.cuda.made_bytes(conv, tile), compiled.fingerprint)
+
+    def accuracy(self, tile: Tile) -> Accuracy:
+        """The arithmetic of a tile's kernel."""
+        accuracy: Accuracy = "winograd" if tile.outputs and not tile.in_rows and tile.dtype != "float32" else tile.arithmetic.accuracy
+        return accuracy
+
+    def proven(self, conv: Conv2d, tile: Tile) -> bool:
+        """Whether a tile that nobody tuned for this problem may be used: not Winograd's form where its errors are near the tolerance, nor
+        float32 along rows, which is still to be measured.
+        """
+        if tile.outputs == 0 or tile.in_rows:
+            return bool(tile.outputs == 0 or tile.dtype == "float16")
+        return bool(tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))
+
+    def alike(self, conv: Conv2d, other: Conv2d) -> bool:
+        """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's.
+
+        That takes the same channels, and as many windows, or so many that blocks occupy every multiprocessor in both layers.
+        """
+        if (conv.in_channels, conv.out_channels, conv.groups) != (other.in_channels, other.out_channels, other.groups):
+            return False
+        fewer, more = sorted(one.batch * math.prod(one.output_size) for one in (conv, other))
+        return more <= 2 * fewer or fewer >= _MANY_WINDOWS
+
+
+def backend_for(device: Device, accuracy: Accuracy = "float32") -> Backend:
+    """The backend of a device."""
+    return CudaBackend(device, accuracy) if isinstance(device, Gpu) else CpuBackend(device)
+
+
+BackendOf = Callable[[Device], Backend]

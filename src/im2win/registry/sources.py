@@ -1,0 +1,76 @@
+"""Digests of the source that generates kernels, by target: equal digests mean equal kernels, whatever else has changed.
+
+The reverse does not hold: code may change and still generate the same kernel. Fingerprints of records (`im2win.records.emission`) tell that.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from im2win.codegen.canonical_cuda import tokens
+
+ROOT = Path(__file__).parent.parent
+DIGITS = 16
+TARGETS = ("cpu", "cuda")
+
+# What generates kernels for a target, as paths below the package. Files that only choose tiles (`_CHOICE`) do not count.
+_SHARED = (
+    "spec/conv2d.py", "numerics/*.py", "packing/*.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py",
+    "registry/algorithms.py", "registry/schedules.py", "records/emission.py", "compute/*.py", "schedules/__init__.py",
+)  # fmt: skip
+_GENERATORS = {
+    "cpu": (*_SHARED, "device/cpu.py", "schedules/*.py", "schedules/winograd/*.py"),
+    "cuda": (
+        *_SHARED, "device/gpu.py", "codegen/canonical_cuda.py", "codegen/cuda.py", "codegen/cuda_source.py", "codegen/winograd_tc.py",
+        "codegen/rewritten.py", "emulator/*.py",
+        "schedules/*.py", "schedules/cuda/*", "schedules/persistent/*", "schedules/split/*", "schedules/streamed/*",
+        "schedules/winograd/*.py", "schedules/winograd_tc/*", "reconstruct/*.py",
+    ),
+}  # fmt: skip
+_CHOICE = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")
+_NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
+
+
+def files(target: str) -> list[Path]:
+    """The files that generate kernels for a target, "cpu" or "cuda"."""
+    found = {path for pattern in _GENERATORS[target] for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if path.suffix in (".py", ".hpp") and path.stem not in _CHOICE)
+
+
+@functools.cache
+def code_digest(target: str) -> str:
+    """Digest of what the generator's files execute: comments, docstrings, layout and the files' names do not count."""
+    return combined(path.read_text(encoding="utf-8") if path.suffix == ".py" else cpp(path) for path in files(target))
+
+
+def cpp(path: Path) -> str:
+    """A file of device functions as a Python constant, comments left out."""
+    return f"DEVICE = {' '.join(tokens(path.read_text(encoding='utf-8')))!r}"
+
+
+def combined(sources: Iterable[str]) -> str:
+    """Digest of what Python sources execute, in any order."""
+    each = sorted(hashlib.sha256(_plain(ast.parse(source)).encode()).hexdigest() for source in sources)
+    return hashlib.sha256("".join(each).encode()).hexdigest()[:DIGITS]
+
+
+def _has_docstring(body: Any) -> bool:
+    first = body[0] if isinstance(body, list) and body else None
+    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+
+
+def _plain(node: Any) -> str:
+    """A syntax tree as text, the same for every version of Python that can run it: fields that are empty or say only where, left out."""
+    if isinstance(node, ast.AST):
+        fields: dict[str, Any] = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in _NOT_RUN}
+        if _has_docstring(fields.get("body")):
+            fields["body"] = fields["body"][1:]
+        return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields.items() if value not in (None, []))})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_plain, node))}]"
+    return repr(node)

@@ -1,0 +1,98 @@
+"""From studies of deployed convolutions to what people read: whole models, PyTorch's ways to run one, and what a call costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from im2win.bench.results import geometric_mean
+from im2win.common import markdown
+from im2win.common.markdown import ms, number
+
+MODELS, PYTORCH, OVERHEAD = "models", "pytorch-models", "op-overhead"  # the studies' names in their files
+NO_GRAD = "_no_grad"  # ends the name of a way that was called outside inference mode
+_TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
+_MODES = {"eager": "eager", "compile": "torch.compile"}
+_LAYOUTS = {"nchw": "NCHW", "nhwc": "channels-last"}
+_WAYS = {
+    "kernel": "kernel alone",
+    "layer": "layer, arguments checked and output made",
+    "site": "site in an optimised module",
+    "module": "optimised module",
+    "place": "`torch.ops.im2win.site`",
+    "operator": "`torch.ops.im2win.conv2d`",
+    "torch_conv2d": "`torch.conv2d`",
+    "torch_module": "the module in PyTorch",
+}
+
+Study = Mapping[str, Any]
+
+
+def models_table(studies: Sequence[Study]) -> str:
+    """Whole models end to end: ours, each peer, and the peer's time over ours, for every device."""
+    return "\n\n".join(f"{_models(study)}\n\n{_caption(study)}" for study in studies)
+
+
+def _models(study: Study) -> str:
+    peers = list(dict.fromkeys(name for row in study["models"] for name in (*row["peers"], *row["peers_failed"])))
+    inside = any(row.get("inside_ms") or row.get("inside_failed") for row in study["models"])
+    rows, of_peer = [], {name: list[float]() for name in peers}
+    for row in study["models"]:
+        ours = row["ours_ms"]
+        ratios = {name: row["peers"][name] / ours for name in peers if ours is not None and name in row["peers"]}
+        for name, ratio in ratios.items():
+            of_peer[name].append(ratio)
+        times = [*([ms(row.get("inside_ms"))] if inside else []), *(ms(row["peers"].get(name)) for name in peers)]
+        rows.append([row["model"], ms(ours), *times, *(number(ratios.get(name), 2) for name in peers)])
+    means = [number(geometric_mean(of_peer[name]), 2) for name in peers]
+    rows.append(["geometric mean", *[""] * (1 + inside + len(peers)), *means])
+    titles = [_TITLES.get(name, name) for name in peers]
+    heads = ["model", "ours ms", *(["ours in ONNX Runtime ms"] if inside else []), *(f"{title} ms" for title in titles)]
+    table = markdown.table([*heads, *(f"over {title}" for title in titles)], rows)
+    failures = [
+        f"{row['model']}, {_TITLES.get(name, name)}: {reason}"
+        for row in study["models"]
+        for name, reason in [("ours", row["failed"]), ("ours in ONNX Runtime", row.get("inside_failed")), *row["peers_failed"].items()]
+        if reason
+    ]
+    return "\n\n".join([table, *(["Failed: " + "; ".join(failures)] if failures else [])])
+
+
+def pytorch_table(studies: Sequence[Study]) -> str:
+    """One model in PyTorch: a line a way to run it, plain and optimised beside each other."""
+    rows = []
+    for study in studies:
+        for mode, layout in ((mode, layout) for mode in _MODES for layout in _LAYOUTS):
+            plain, ours = (study["ways"].get(f"{kind}_{mode}_{layout}", {}).get("median") for kind in ("plain", "ours"))
+            if plain is None and ours is None:
+                continue
+            ratio = number(plain / ours if plain is not None and ours is not None else None, 2)
+            what = [study["model"], str(study["batch"]), study["dtype"], f"`{study['device']}`"]
+            rows.append([*what, f"{_MODES[mode]}, {_LAYOUTS[layout]}", ms(plain), ms(ours), ratio])
+    columns = ["model", "images", "dtype", "device", "way", "plain ms", "optimised ms", "ratio"]
+    failures = {
+        f"{study['model']} {study['dtype']} {way}: {row['failed']}": None
+        for study in studies for way, row in study["ways"].items() if "failed" in row
+    }  # fmt: skip
+    return "\n\n".join([markdown.table(columns, rows, words=5), *(["Failed: " + "; ".join(failures)] if failures else [])])
+
+
+def overhead_table(studies: Sequence[Study]) -> str:
+    """Microseconds of a call of one small layer, every way, and what each has over the kernel alone."""
+    rows = [
+        [f"`{study['device']}`", layout, _way(way), f"{row['median']:.1f}", f"{row['overhead']:.1f}"]
+        for study in studies for layout, ways in study["layouts"].items() for way, row in ways.items()
+    ]  # fmt: skip
+    return markdown.table(["device", "layout", "call", "us", "over the kernel"], rows, words=3)
+
+
+def _way(name: str) -> str:
+    plain = name.removesuffix(NO_GRAD)
+    return _WAYS.get(plain, plain) + ("" if plain == name else ", under no_grad")
+
+
+def _caption(study: Study) -> str:
+    shown = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
+    libraries = ", ".join(f"{name} {version}" for name, version in study["versions"].items() if name in shown)
+    images = f"{study['batch']} image{'s' if study['batch'] > 1 else ''}"
+    return f"{images}, {study['brand']} (`{study['device']}`), threads: {study['threads']}; {libraries}; {study['date'][:10]}."

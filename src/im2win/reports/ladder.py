@@ -1,0 +1,164 @@
+"""From a measured ladder (studies/ladder.py, cuda_ladder.py) to what people read: gains from rung to rung, their tables and their plot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.results import Result, Row, geometric_mean
+from im2win.common import markdown
+from im2win.schedules.cuda import ladder as cuda_ladder
+from im2win.schedules.ladder import RUNGS, Rung
+from im2win.spec.conv2d import Conv2d
+
+SUITE = "ladder-"  # starts the suite's name in a ladder's result
+TRANSFORM = "transform"  # the transform alone, beside a GPU's rungs
+ALGORITHM_9 = "prefetch"  # the GPU's rung with all techniques of the thesis
+
+Rungs = Mapping[str, Rung | cuda_ladder.CudaRung]
+
+
+def on_gpu(result: Result) -> bool:
+    """Whether a ladder's result is a GPU's."""
+    return "cuda" in result.versions
+
+
+def rungs_of(result: Result) -> Rungs:
+    """The ladder of a result's device, lowest rung first."""
+    return cuda_ladder.RUNGS if on_gpu(result) else RUNGS
+
+
+def last_rung(names: Sequence[str], rungs: Rungs) -> str:
+    """The highest of a ladder's rungs among names; where there is none, the last name."""
+    return next((name for name in reversed(names) if name in rungs), names[-1])
+
+
+def rates(row: Row) -> dict[str, float]:
+    """GFLOPS of each rung that was timed on a layer, in the run's order."""
+    flops = Conv2d.parse(row.conv).flops
+    return {name: flops / spread.median / 1e6 for name, spread in row.spread.items()}
+
+
+def gains(result: Result) -> list[tuple[str, float, float, float, float]]:
+    """For each rung after the first: name, mean gain over the rung before, and mean, least and most of its gain over the first.
+
+    Means are geometric, over the layers on which all three were timed.
+    """
+    speeds = [rates(row) for row in result.layers]
+    names = order(result)
+    found = []
+    for before, name in itertools.pairwise(names):
+        rows = [row for row in speeds if {names[0], before, name} <= row.keys()]
+        step, total = [row[name] / row[before] for row in rows], [row[name] / row[names[0]] for row in rows]
+        mean, whole = geometric_mean(step), geometric_mean(total)
+        if mean is not None and whole is not None:
+            found.append((name, mean, whole, min(total), max(total)))
+    return found
+
+
+def order(result: Result) -> list[str]:
+    """The rungs that a result has on some layer, lowest first, those that failed included."""
+    rungs = rungs_of(result)
+    seen = dict.fromkeys(name for row in result.layers for name in (*row.spread, *row.peers_failed))
+    return [name for name in rungs if name in seen] + [name for name in seen if name not in {*rungs, *cuda_ladder.WITHOUT, TRANSFORM}]
+
+
+def _over(result: Result, names: tuple[str, str]) -> tuple[float, float, float] | None:
+    """Mean, least and most of the first's speed over the second's, on the layers where both were timed."""
+    found = [speeds[names[0]] / speeds[names[1]] for speeds in map(rates, result.layers) if set(names) <= speeds.keys()]
+    mean = geometric_mean(found)
+    return None if mean is None else (mean, min(found), max(found))
+
+
+def losses(result: Result) -> list[tuple[str, float, float, float]]:
+    """For each technique that was taken out of Alg. 9: name, and mean, least and most of what is left of its speed (thesis fig. 4-9)."""
+    found = [(name, _over(result, (name, ALGORITHM_9))) for name in cuda_ladder.WITHOUT]
+    return [(name, *numbers) for name, numbers in found if numbers is not None]
+
+
+def table(result: Result) -> str:
+    """Markdown: a line a rung, on a GPU a line for Alg. 9 without each technique, and where and with what it was measured."""
+    lines, rungs = [], rungs_of(result)
+    for name, step, total, least, most in gains(result):
+        rung = rungs.get(name)
+        facts = [rung.title, rung.source] if rung else ["", ""]
+        lines.append([f"`{name}`", *facts, f"{step:.2f}x", f"{total:.1f}x", f"{least:.1f}x to {most:.1f}x"])
+    columns = ["rung", "what changes", "source", "over the rung before", "over the first", "by layer"]
+    parts = [markdown.table(columns, lines, words=3)]
+    if left := losses(result):
+        rows = [[f"`{name}`", cuda_ladder.WITHOUT[name].title, *_percent(numbers)] for name, *numbers in left]
+        parts.append(markdown.table(["rung", "Alg. 9", "speed left", "by layer"], rows, words=2))
+    if share := _over(result, (ALGORITHM_9, TRANSFORM)):
+        parts.append("The transform alone takes {} of Alg. 9's time ({}).".format(*_percent(share)))
+    return "\n\n".join([*parts, _caption(result)])
+
+
+def _percent(numbers: Iterable[float]) -> list[str]:
+    mean, least, most = (f"{100 * number:.0f} %" for number in numbers)
+    return [mean, f"{least} to {most}"]
+
+
+def _caption(result: Result) -> str:
+    batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
+    version = result.versions.get("apache-tvm", "unknown")
+    threads = "" if on_gpu(result) else f", {result.threads} threads where parallel"
+    where = f"{result.brand}{threads} (`{result.device}`); apache-tvm {version}; {result.date[:10]}"
+    return f"{result.suite}, {result.dtype}, {batch}; geometric means over {len(result.layers)} layers; {where}."
+
+
+def plot(result: Result, path: Path) -> Path:
+    """Draws GFLOPS over rungs: a thin line a layer, a thick one for their geometric mean, the FMA peak dashed; returns the PNG's path.
+
+    Needs matplotlib (the `bench` extra).
+    """
+    from matplotlib.figure import Figure
+
+    left = losses(result)
+    names = [name for name in order(result) if any(name in rates(row) for row in result.layers)]
+    figure = Figure(figsize=(max(7.0, 1.15 * len(names)) + (7.0 if left else 0.0), 4.6), dpi=144, layout="constrained")
+    axes: Any = figure.subplots(1, 2 if left else 1, squeeze=False)[0]
+    _plot_rungs(result, names, axes[0])
+    if left:
+        _plot_losses(result, [name for name, *_ in left], axes[1])
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+        one.legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path
+
+
+def _plot_rungs(result: Result, names: Sequence[str], axes: Any) -> None:
+    rungs = rungs_of(result)
+    for row in result.layers:
+        found = rates(row)
+        places = [place for place, name in enumerate(names) if name in found]
+        axes.plot(places, [found[names[place]] for place in places], color="#56B4E9", linewidth=0.9, marker="o", markersize=2.5, zorder=2)
+        if places:
+            axes.annotate(row.layer, (places[-1], found[names[places[-1]]]), (4, 0), textcoords="offset points", va="center", fontsize=6)
+    means = [geometric_mean(found[name] for found in map(rates, result.layers) if name in found) for name in names]
+    axes.plot(range(len(names)), means, color="#0072B2", linewidth=2.2, marker="o", label="geometric mean", zorder=3)
+    peak, threads = result.ceilings["fma_gflops"], "" if on_gpu(result) else f", {result.threads} threads"
+    axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", label=f"FMA peak{threads}: {peak:.0f}", zorder=1)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(names)), [f"{name}\n{rungs[name].source}" if name in rungs else name for name in names], fontsize=7)
+    axes.set_ylabel("GFLOPS (higher is better)")
+    batch = "" if result.batch is None else f", batch {result.batch}"
+    axes.set_title(f"{result.suite}, {result.dtype}{batch}: {result.brand}", fontsize=10, loc="left")
+
+
+def _plot_losses(result: Result, names: Sequence[str], axes: Any) -> None:
+    """Bars of what is left of Alg. 9's speed, a group a layer and a bar a technique that was taken out."""
+    colours, width = ("#D55E00", "#E69F00", "#009E73", "#CC79A7"), 0.84 / len(names)
+    for index, name in enumerate(names):
+        pairs = [(place, found) for place, found in enumerate(map(rates, result.layers)) if {name, ALGORITHM_9} <= found.keys()]
+        heights = [found[name] / found[ALGORITHM_9] for _, found in pairs]
+        places = [place + (index - (len(names) - 1) / 2) * width for place, _ in pairs]
+        axes.bar(places, heights, width * 0.94, label=cuda_ladder.WITHOUT[name].title, color=colours[index % len(colours)], zorder=2)
+    axes.axhline(1.0, color="#444444", linewidth=1, linestyle="--", zorder=1)
+    axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers], fontsize=7)
+    axes.set_ylabel("speed over Alg. 9's")
+    axes.set_title("Alg. 9 with one technique taken out", fontsize=10, loc="left")

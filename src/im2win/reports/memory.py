@@ -1,0 +1,142 @@
+"""What a run of `bench.cuda_memory` found, as data; and from it the tables that people read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from im2win.bench.results import ResultError
+from im2win.common import markdown
+from im2win.common.files import replace_json
+
+SCHEMA = 1
+PREFIX = "memory-"  # starts the names of its files
+_TITLES = {"torch_nchw": "PyTorch NCHW", "torch_nhwc": "PyTorch channels-last"}
+_MIB = 1 << 20
+_NONE = "–"  # noqa: RUF001
+
+
+@dataclass
+class LayerMemory:
+    """One layer; bytes beside input, filters and output, by name of algorithm.
+
+    tensor_bytes: input, filters and output. formula_bytes, measured_bytes: ours. cudnn_bytes: workspaces of cuDNN's algorithms that accept
+    the layer; cudnn_choice: the one that its heuristics name. torch_bytes: PyTorch's, in both layouts.
+    failed: why there is no number, or what is wrong with a measured one.
+    """
+
+    layer: str
+    conv: str
+    tensor_bytes: int
+    formula_bytes: dict[str, int] = field(default_factory=dict)
+    measured_bytes: dict[str, int] = field(default_factory=dict)
+    torch_bytes: dict[str, int] = field(default_factory=dict)
+    cudnn_bytes: dict[str, int] = field(default_factory=dict)
+    cudnn_choice: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class MemoryResult:
+    """One run: the machine, the versions and a row a layer."""
+
+    suite: str
+    dtype: str
+    batch: int | None
+    device: str
+    brand: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    layers: list[LayerMemory] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> Path:
+        """Writes JSON, making the folder; returns the path.
+
+        Raises:
+            ResultError: see `check_path`.
+        """
+        check_path(path)
+        return replace_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> MemoryResult:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultError: no such file, not JSON, another schema, or missing or unknown fields.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise ResultError(f"{path}: `schema` must be {SCHEMA}.")
+        try:
+            return cls(**{**values, "layers": [LayerMemory(**row) for row in values["layers"]]})
+        except (TypeError, KeyError) as error:
+            raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+
+
+def check_path(path: Path) -> None:
+    """Raises ResultError if reports would not find a result of memory under this name."""
+    if not (path.name.startswith(PREFIX) and path.suffix == ".json"):
+        raise ResultError(f"{path}: the name of a result of memory must begin with {PREFIX!r} and end with '.json'.")
+
+
+def load_all(folder: Path) -> dict[str, MemoryResult]:
+    """Every such result under `folder`, by its path without suffix, sorted."""
+    paths = sorted(folder.rglob(f"{PREFIX}*.json"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): MemoryResult.load(path) for path in paths}
+
+
+def mebibytes(count: int | None) -> str:
+    """Bytes in MiB: whole ones from ten on."""
+    if count is None:
+        return _NONE
+    size = count / _MIB
+    return "0" if not count else f"{size:.0f}" if size >= 10 else f"{size:.1f}" if size >= 0.05 else "< 0.1"
+
+
+def ours(row: LayerMemory, name: str) -> str:
+    """An algorithm's bytes by formula, in MiB; the measured ones too where they are others."""
+    text = mebibytes(row.formula_bytes.get(name))
+    measured = row.measured_bytes.get(name)
+    return f"{text} (measured {mebibytes(measured)})" if measured is not None and name in row.failed else text
+
+
+def _names(tables: Iterable[dict[str, int]]) -> list[str]:
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def tables(result: MemoryResult) -> str:
+    """Two tables, ours and the peers', a row a layer, in MiB; and where, when and with what they were measured."""
+    rows = result.layers
+    algorithms, peers = _names(row.formula_bytes for row in rows), _names(row.torch_bytes for row in rows)
+    named = _names(row.cudnn_bytes for row in rows)
+    first = [[row.layer, mebibytes(row.tensor_bytes), *(ours(row, name) for name in algorithms)] for row in rows]
+    second = [
+        [
+            row.layer, row.cudnn_choice or _NONE, mebibytes(row.cudnn_bytes.get(row.cudnn_choice or "")),
+            *(mebibytes(row.torch_bytes.get(name)) for name in peers), *(mebibytes(row.cudnn_bytes.get(name)) for name in named),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    top = markdown.table(["layer", "tensors", *algorithms], first)
+    titles = [_TITLES.get(name, name) for name in peers] + [f"cuDNN {name}" for name in named]
+    columns = ["layer", "cuDNN's choice", "its workspace", *titles]
+    return f"{top}\n\n{markdown.table(columns, second, words=2)}\n\n{_caption(result)}"
+
+
+def _caption(result: MemoryResult) -> str:
+    beyond = [row.measured_bytes[name] - row.formula_bytes[name] for row in result.layers for name in row.measured_bytes]
+    batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
+    shown = ", ".join(f"{name} {result.versions[name]}" for name in ("apache-tvm", "torch", "cuda") if name in result.versions)
+    measured = f"Measured peaks exceed the formulas by at most {mebibytes(max(beyond))} MiB. " if beyond else ""
+    return (
+        f"{result.suite}, {result.dtype}, {batch}; MiB beside input, filters and output (`tensors`); {_NONE}: not supported, or the tensor "
+        f"is too large. {measured}{result.brand} (`{result.device}`); {shown}; {result.date[:10]}."
+    )

@@ -1,0 +1,58 @@
+"""What the scripts of `benchmarks/` measured apart from `im2win bench`: files `studies/DEVICE/*.json` beside the results, one a study.
+
+A study names itself under the key "study"; `TABLES` says what table people read of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.reports import clusters as cluster_report
+from im2win.reports import deploy as deploy_report
+from im2win.reports import search as search_report
+from im2win.reports import sliding as sliding_report
+from im2win.reports import winograd_tc as fused_report
+
+Study = Mapping[str, Any]
+
+TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
+    search_report.STUDY: search_report.table,
+    sliding_report.STUDY: sliding_report.table,
+    fused_report.STUDY: fused_report.table,
+    cluster_report.STUDY: cluster_report.table,
+    deploy_report.MODELS: deploy_report.models_table,
+    deploy_report.PYTORCH: deploy_report.pytorch_table,
+    deploy_report.OVERHEAD: deploy_report.overhead_table,
+}
+
+
+class StudyError(ValueError):
+    """A file among the studies that is none; the message names it."""
+
+
+def load_all(results: Path) -> list[dict[str, Any]]:
+    """The studies beside the folder of results, sorted by device and name.
+
+    Raises:
+        StudyError: a file that is not JSON, or of no study that has a table; the message names it.
+    """
+    studies = []
+    for path in sorted(results.parent.glob("studies/*/*.json")):
+        try:
+            study = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StudyError(f"{path}: not a readable JSON file ({error}).") from error
+        name = study.get("study") if isinstance(study, dict) else None
+        if name not in TABLES:
+            raise StudyError(f"{path}: `study` (={name!r}) must be one of {', '.join(TABLES)}.")
+        studies.append(study)
+    return studies
+
+
+def tables(studies: Sequence[Study]) -> dict[str, Callable[[], str]]:
+    """Of every study that there is, what makes its table, by its name."""
+    return {name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])}

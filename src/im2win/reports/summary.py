@@ -1,0 +1,37 @@
+"""What each layer costs before anything is built: operations, bytes and every algorithm's extra memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from im2win.spec.suites import Layer
+
+
+def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str, Any]]:
+    """One row a layer, of plain values (ready for a table, JSON or CSV); `count` multiplies nothing.
+
+    Keys: `name`, `key` (parse it with `Conv2d.parse`), `count`, `flops` (of one occurrence), `bytes_moved` (least bytes that must
+    move), `flops_per_byte` (arithmetic intensity: the one over the other) and `algorithms`: for each registered algorithm, the bytes of its
+    transformed tensor on the target (an int) or the reason it does not support the layer there (a string).
+    """
+    from im2win.registry.algorithms import ALGORITHMS  # imports TVM, which listing layers from the suites does not need
+
+    rows: list[dict[str, Any]] = []
+    for layer in layers:
+        conv = layer.conv
+        rows.append(
+            {
+                "name": layer.name,
+                "key": str(conv),
+                "count": layer.count,
+                "flops": conv.flops,
+                "bytes_moved": conv.bytes_moved,
+                "flops_per_byte": conv.flops / conv.bytes_moved,
+                "algorithms": {
+                    name: algorithm.stored_bytes(conv, target) if (reason := algorithm.supports(conv, target)) is None else reason
+                    for name, algorithm in ALGORITHMS.items()
+                },
+            }
+        )
+    return rows

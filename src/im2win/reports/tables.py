@@ -1,0 +1,266 @@
+"""From committed results to what people read: README tables between markers, and plots.
+
+A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
+(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
+the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
+(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.results import Result, Row, peak_name, summarise
+from im2win.common import markdown
+from im2win.common.markdown import ms, number
+from im2win.reports import ladder as ladder_report
+from im2win.reports import memory as memory_report
+from im2win.reports import roofline, studies
+from im2win.reports import winograd_error as winograd_report
+from im2win.reports import winograd_tc as fused_report
+from im2win.reports.memory import MemoryResult
+from im2win.spec.conv2d import Conv2d
+
+TITLES = {
+    "torch_nchw": "PyTorch NCHW",
+    "torch_nhwc": "PyTorch channels-last",
+    "onnxruntime": "ONNX Runtime",
+    "cudnn": "cuDNN by name",
+    "tvm": "TVM MetaSchedule",
+}
+# Okabe and Ito's colours, which stay apart for colour-blind readers; one contender has the same in every plot.
+_COLOURS = {
+    "ours": "#0072B2",
+    "untuned": "#56B4E9",
+    "torch_nchw": "#E69F00",
+    "torch_nhwc": "#D55E00",
+    "onnxruntime": "#009E73",
+    "cudnn": "#009E73",
+    "tvm": "#CC79A7",
+}
+CUDNN = "cudnn_"  # cuDNN's algorithms called by name
+_SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
+UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
+# Columns that appear where a result has them.
+_OPTIONAL: dict[str, Callable[[Row], float | None]] = {
+    TRANSFORM: lambda row: row.transform_ms,
+    UNTUNED: lambda row: row.untuned_ratio,
+    MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
+}
+_MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+class ReportError(ValueError):
+    """A marker that no result answers; the message names it."""
+
+
+def load_all(folder: Path) -> dict[str, Result]:
+    """Every result of times under `folder`, by its path without suffix, sorted."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(memory_report.PREFIX)]
+    return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
+
+
+def refresh(readme: Path, folder: Path) -> bool:
+    """Fills every marked table of `readme` from the results under `folder`; whether the text changed.
+
+    Raises:
+        ReportError: a marker names a result that is not there.
+        ResultError: a file under `folder` is not a result.
+        StudyError: a file among the studies is none.
+    """
+    text = readme.read_text(encoding="utf-8")
+    filled = fill(text, load_all(folder), studies.load_all(folder), memory_report.load_all(folder))
+    if filled != text:
+        readme.write_text(filled, encoding="utf-8")
+    return filled != text
+
+
+def fill(
+    text: str,
+    results: Mapping[str, Result],
+    found: Sequence[studies.Study] = (),
+    memory: Mapping[str, MemoryResult] | None = None,
+) -> str:
+    """`text` with each marked table replaced by the one its result gives."""
+
+    tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
+    tables["winograd-float16"] = winograd_report.half_table
+    tables["winograd-int8"] = winograd_report.quantised_table
+    tables |= {name: partial(memory_report.tables, measured) for name, measured in (memory or {}).items()}
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in tables and name not in results:
+            if match["optional"]:
+                return match[0]
+            raise ReportError(f"table marker {name!r} must name a result: {', '.join(results) or 'there are none'}.")
+        body = tables[name]() if name in tables else _table(results[name])
+        return f"{match[1]}{body}\n{match[4]}"
+
+    return _MARKER.sub(replaced, text)
+
+
+def _is_ladder(result: Result) -> bool:
+    return result.suite.startswith(ladder_report.SUITE)
+
+
+def _table(result: Result) -> str:
+    return (ladder_report.table if _is_ladder(result) else layer_table)(result)
+
+
+def gathered(result: Result) -> Result:
+    """The result with cuDNN's algorithms as one contender, on every layer the best of them; failures of some are left out."""
+
+    def row_of(row: Row) -> Row:
+        named = {name: time for name, time in row.peers.items() if name.startswith(CUDNN)}
+        if not named:
+            return row
+        peers = {name: time for name, time in row.peers.items() if name not in named}
+        failed = {name: why for name, why in row.peers_failed.items() if not name.startswith(CUDNN)}
+        best = "cudnn" if row.best_peer in named else row.best_peer
+        return replace(row, peers={**peers, "cudnn": min(named.values())}, peers_failed=failed, best_peer=best)
+
+    return replace(result, layers=[row_of(row) for row in result.layers])
+
+
+def _peak(result: Result) -> float:
+    """The arithmetic ceiling of the result's element type, GFLOPS."""
+    return result.ceilings[peak_name(result.dtype, result.ceilings)]
+
+
+def _on_gpu(result: Result) -> bool:
+    return "cuda" in result.versions
+
+
+def _machine(result: Result) -> str:
+    return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
+
+
+def contenders(result: Result) -> list[str]:
+    """Peers that occur in the result, in the order of `TITLES`, then by name."""
+    names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
+    return [name for name in TITLES if name in names] + sorted(names - TITLES.keys())
+
+
+def layer_table(result: Result) -> str:
+    """One row a layer, the best peer's time in bold; then their sum and the geometric mean, and where and with what it was measured."""
+    result = gathered(result)
+    names = contenders(result)
+    optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
+    columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
+    rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
+    facts = summarise(result)
+    totals = [ms(facts["totals_ms"].get(name)) for name in names]
+    rows.append(["sum", "", ms(facts["total_ms"]), "", "", *totals, number(facts["total_ratio"], 2), *[""] * len(optional)])
+    means = {UNTUNED: facts["untuned_geomean_ratio"]}
+    blank = [""] * (3 + len(names))
+    rows.append(["geometric mean", "", *blank, number(facts["geomean_ratio"], 2), *(_mean(means.get(title)) for title in optional)])
+    return f"{markdown.table([*columns, *optional], rows, words=2)}\n\n{caption(result)}"
+
+
+def _optional(title: str, row: Row) -> str:
+    value = _OPTIONAL[title](row)
+    return ms(value) if title == TRANSFORM else number(value, 2)
+
+
+def _mean(value: float | None) -> str:
+    return "" if value is None else number(value, 2)
+
+
+def _cells(row: Row, names: Sequence[str]) -> list[str]:
+    algorithm = row.algorithm if row.tuned or not row.algorithm else f"{row.algorithm} (untuned)"
+    fraction = None if row.roofline_fraction is None else 100 * row.roofline_fraction
+    times = ["failed" if name in row.peers_failed else ms(row.peers.get(name)) for name in names]
+    bold = [f"**{text}**" if name == row.best_peer else text for name, text in zip(names, times, strict=True)]
+    ours = "failed" if row.failed else ms(row.ours_ms)
+    return [row.layer, algorithm, ours, number(row.gflops, 0), number(fraction, 0), *bold, number(row.ratio, 2)]
+
+
+def caption(result: Result) -> str:
+    """Where, when and with what a result was measured."""
+    ceilings, memory = result.ceilings, any(row.peak_bytes is not None for row in result.layers)
+    peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in _SHOWN_VERSIONS)
+    batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
+    return (
+        f"{result.suite}, {result.dtype}, {batch}; {_machine(result)} (`{result.device}`); "
+        f"measured ceilings {_peak(result):.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
+        "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
+        + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
+    )
+
+
+def summary_table(results: Mapping[str, Result]) -> str:
+    """One row a result: geometric mean and smallest ratio, untuned too, and the sum over layers with their counts."""
+    columns = ["suite", "batch", "device", "layers", "ratio, mean", "ratio, least", "untuned, mean", "ratio of sums"]
+    rows = []
+    for result in results.values():
+        if _is_ladder(result):
+            continue
+        facts = summarise(result)
+        least = number(facts["min_ratio"], 2) + (f" ({facts['min_layer']})" if facts["min_layer"] else "")
+        untuned, sums = (number(facts[name], 2) for name in ("untuned_geomean_ratio", "total_ratio"))
+        batch = "–" if result.batch is None else str(result.batch)  # noqa: RUF001
+        mean = number(facts["geomean_ratio"], 2)
+        rows.append([f"{result.suite} {result.dtype}", batch, result.device, str(facts["layers"]), mean, least, untuned, sums])
+    return markdown.table(columns, rows)
+
+
+def plot(result: Result, path: Path) -> Path:
+    """Grouped bars of GFLOPS, a group a layer and a bar a contender, with the FMA peak as a line; returns the PNG's path.
+
+    Needs matplotlib (the `bench` extra).
+    """
+    from matplotlib.figure import Figure
+
+    result = gathered(result)
+    names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *contenders(result)]
+    width = 0.84 / len(names)
+    inches = max(1.35 * len(names) + 1.0, 7.0, 0.16 * len(names) * len(result.layers) + 2.5)
+    figure = Figure(figsize=(inches, 4.2), dpi=144, layout="constrained")
+    axes: Any = figure.subplots()
+    for index, name in enumerate(names):
+        heights = [_rate(row, name) for row in result.layers]
+        places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
+        label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
+        axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS.get(name, "#999999"), zorder=2)
+    peak = _peak(result)
+    axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
+    text = f"{'FMA' if result.dtype == 'float32' else 'product'} peak {peak:.0f}"
+    axes.annotate(text, (0.995, peak), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color="#444444")
+    axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
+    axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
+    axes.set_xlim(-0.6, len(result.layers) - 0.4)
+    axes.set_ylim(0, max(peak, axes.dataLim.ymax) * 1.09)
+    axes.set_ylabel("GFLOPS (higher is better)")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    batch = "" if result.batch is None else f", batch {result.batch}"
+    axes.set_title(f"{result.suite}, {result.dtype}{batch} – {_machine(result)}", fontsize=10, loc="left")  # noqa: RUF001
+    figure.legend(loc="outside lower center", ncols=len(names), frameon=False, fontsize=8.5, handlelength=1.2, columnspacing=1.2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    return path
+
+
+def plot_all(folder: Path) -> list[Path]:
+    """Draws a PNG beside every result under `folder`, and for a GPU's its roofline; returns their paths."""
+    paths = []
+    for name, result in load_all(folder).items():
+        paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))
+        if _on_gpu(result):
+            paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
+    for study in studies.load_all(folder):
+        if study.get("study") == fused_report.STUDY:
+            path = folder.parent / "studies" / study["device"] / f"{fused_report.STUDY}.png"
+            paths.append(fused_report.plot(study, path))
+    return paths
+
+
+def _rate(row: Row, name: str) -> float:
+    time = {"ours": row.ours_ms, "untuned": row.untuned_ms, **row.peers}.get(name)
+    return Conv2d.parse(row.conv).flops / time / 1e6 if time else 0.0

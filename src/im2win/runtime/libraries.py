@@ -1,0 +1,80 @@
+"""TVM's runtime, and the shared libraries whose kernels it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from im2win.runtime.manifest import ArtefactError
+
+SYMBOL = "conv2d"  # of the kernel
+
+
+@functools.cache
+def runtime_library() -> ctypes.CDLL:
+    """Loads TVM's runtime (not its compiler) and lets kernels use every CPU that this process may use."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.origin:
+        raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
+    # TVM takes half of the logical CPUs unless told; its thread pool reads this when the first kernel runs.
+    os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    library = next(p for p in (Path(spec.origin).parent / "lib").iterdir() if p.name.startswith("libtvm_runtime."))
+    return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def cuda_runtime_library() -> ctypes.CDLL:
+    """Loads the part of TVM's runtime that runs kernels on a GPU.
+
+    Raises:
+        ArtefactError: it is not there, or the machine has no CUDA driver.
+    """
+    host = Path(str(runtime_library()._name))
+    try:
+        return ctypes.CDLL(str(host.with_name(host.name.replace("libtvm_runtime.", "libtvm_runtime_cuda."))), ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ArtefactError(f"kernels for a GPU need TVM's CUDA runtime and the CUDA driver: {error}.") from None
+
+
+def load_kernel(library: Path) -> Any:
+    """The module in a shared library, with TVM's runtime behind it.
+
+    The dynamic linker takes two files of one path for the same library, even where the file was replaced in between; so each load goes
+    through a link with a name of its own.
+    """
+    runtime_library()
+    with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
+        link = Path(folder) / "conv.so"
+        link.symlink_to(library.resolve())
+        module = tvm_ffi.load_module(str(link))
+        if _launch is not None:
+            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU: TVM's runtime serves it
+                ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
+        return module
+
+
+_launch: ctypes.c_void_p | None = None
+
+
+def launch_through(function: ctypes.c_void_p | None) -> None:
+    """Lets kernels loaded from now on run their parallel loops through a function like TVMBackendParallelLaunch; None: through TVM's."""
+    global _launch
+    _launch = function
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.split(":")[1] for line in text.splitlines() if line.startswith(("flags", "Features"))), "").split())

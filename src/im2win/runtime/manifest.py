@@ -1,0 +1,100 @@
+"""What a built library holds, as JSON beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from im2win.packing import codec as packs
+from im2win.spec.conv2d import Conv2d, ConvError
+
+SCHEMA = 3
+_FIELDS = {
+    "schema", "conv", "algorithm", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win",
+    "library", "sha256", "made",
+}  # fmt: skip
+
+
+class ArtefactError(ValueError):
+    """A library or manifest that cannot be loaded; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a shared library holds, as stored beside it.
+
+    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product, the whole or a part at a time;
+        0 where there is none.
+    """
+
+    conv: Conv2d
+    algorithm: str
+    tile: dict[str, Any]
+    pack: packs.Pack
+    target: str
+    machine: str
+    isa: str
+    threads: int
+    tuned: bool
+    extra_bytes: int
+    tvm: str
+    im2win: str
+    made: int = 0
+
+    def to_json(self, library: Path) -> str:
+        """The manifest's text for the library it lies beside."""
+        values = {
+            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "pack": packs.as_dict(self.pack),
+            "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads, "tuned": self.tuned,
+            "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
+            "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "made": self.made,
+        }  # fmt: skip
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Manifest, str]:
+        """The manifest in a file, and its library's sha256.
+
+        Raises:
+            ArtefactError: missing, not JSON, or not such a manifest.
+        """
+        values = read_values(path, "im2win build")
+        if not isinstance(values, dict) or "schema" not in values:
+            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
+        if values.get("kind") == "model":
+            raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
+        if values["schema"] != SCHEMA:
+            raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
+        if set(values) != _FIELDS:
+            raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
+        try:
+            conv, pack, made = Conv2d.parse(values["conv"]), packs.from_dict(values["pack"]), int(values["made"])
+        except (ConvError, KeyError, TypeError, ValueError) as error:
+            raise ArtefactError(f"{path}: {error}") from None
+        names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
+        return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
+
+
+def read_values(path: Path, writer: str) -> Any:
+    """The JSON of a manifest, whatever it holds.
+
+    Args:
+        writer: the command that writes such manifests.
+
+    Raises:
+        ArtefactError: missing, or not JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path}: no manifest there; `{writer}` writes it beside the library.") from None
+    except (ValueError, OSError) as error:
+        raise ArtefactError(f"{path}: not a readable manifest ({error}).") from None
+
+
+def manifest_path(library: Path) -> Path:
+    """Where a library's manifest lies: beside it, with .json appended."""
+    return library.with_name(library.name + ".json")

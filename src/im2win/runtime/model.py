@@ -1,0 +1,255 @@
+"""Loading and running compiled models; needs numpy and the TVM runtime, never the compiler."""
+
+from __future__ import annotations
+
+import collections
+import mmap
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from im2win.runtime.libraries import cpu_flags, load_kernel
+from im2win.runtime.manifest import ArtefactError, manifest_path
+from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, check, weights_path
+from im2win.runtime.tensors import ArgumentError, is_torch, view
+
+ALIGNMENT = 64  # bytes; so that no vector load from a tensor's begin crosses a cache line
+Array = np.ndarray[Any, Any]
+Pieces = list[tuple[Bucket, int]]
+
+
+class Model:
+    """A compiled model: ``y = model(x)``.
+
+    Any number of images may be given: the smallest of `batches` that holds them is used, its rest filled with zeros; more than the largest
+    are taken in pieces. Thread-safe: each call that runs at the same time as another has a workspace of its own.
+    """
+
+    def __init__(self, manifest: ModelManifest, library: Path, weights: Path) -> None:
+        self.manifest = manifest
+        self._library, self._weights_file = library, weights
+        self._module = load_kernel(library)
+        self._buckets = sorted(manifest.buckets, key=lambda bucket: bucket.batch)
+        self._functions = {bucket.batch: self._module[bucket.function] for bucket in self._buckets}
+        self._idle: collections.deque[Any] = collections.deque()
+        self._weights = self._held(weights)
+
+    def _held(self, path: Path) -> Any:
+        """The weights as a tensor: the file itself, mapped, so that loading reads nothing."""
+        if not self.manifest.weights_bytes:
+            return tvm_ffi.from_dlpack(np.zeros(1, np.uint8))
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return tvm_ffi.from_dlpack(np.frombuffer(mapped, np.uint8))
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """Names, dtypes and shapes of its inputs."""
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """Names, dtypes and shapes of its outputs."""
+        return self.manifest.outputs
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The numbers of images that it was compiled for."""
+        return tuple(bucket.batch for bucket in self._buckets)
+
+    def __repr__(self) -> str:
+        return f"<Model {len(self.manifest.layers)} convolutions and products, batches {', '.join(map(str, self.batches))}>"
+
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """The outputs for inputs in the model's order: one tensor, or a tuple if the model has several outputs.
+
+        Args:
+            inputs: contiguous CPU tensors of numpy, PyTorch or any DLPack library; results are numpy arrays, or PyTorch's if the first is.
+            out: where to write, as this returns it; new tensors if None.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or too few or many of them.
+        """
+        self._counted(inputs)
+        results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], self._given(out))
+        if out is not None:
+            return out
+        made: list[Any] = list(results)
+        if is_torch(inputs[0] if inputs else None):
+            import torch
+
+            made = [torch.from_numpy(array) for array in results]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _counted(self, inputs: Sequence[Any]) -> None:
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(port.name for port in self.inputs)
+            raise ArgumentError(f"the model takes {len(self.inputs)} inputs ({names}), not {len(inputs)}.")
+
+    def _given(self, out: Any) -> tuple[Any, ...]:
+        """The tensors to write to; none if they are to be made."""
+        given = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
+        if out is not None and len(given) != len(self.outputs):
+            raise ArgumentError(f"`out` must have {len(self.outputs)} tensors, not {len(given)}.")
+        return given
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name, for inputs by name.
+
+        Raises:
+            ArgumentError: a name that is missing or unknown, or a tensor that does not fit.
+        """
+        known = [port.name for port in self.inputs]
+        if set(inputs) != set(known):
+            raise ArgumentError(f"inputs ({', '.join(inputs) or 'none'}) must be exactly those of the model: {', '.join(known) or 'none'}.")
+        results = self(*(inputs[name] for name in known))
+        return dict(zip((port.name for port in self.outputs), results if isinstance(results, tuple) else (results,), strict=True))
+
+    def _run(self, inputs: list[Array], given: Sequence[Any]) -> list[Array]:
+        images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
+        pieces = self._pieces(images)
+        for port, value in zip(self.inputs, inputs, strict=True):
+            view(port.name, value, port.at(images), port.dtype)
+        results = [_array(port.name, value) for port, value in zip(self.outputs, given, strict=True)] if given else None
+        if results is None:
+            results = [np.empty(port.at(images), port.dtype) for port in self.outputs]
+        for port, value in zip(self.outputs, results, strict=True):
+            view(port.name, value, port.at(images), port.dtype, writable=True)
+            if any(np.may_share_memory(value, one) for one in inputs):
+                raise ArgumentError(f"`out` ({port.name}) must not overlap the inputs.")
+        begin = 0
+        for bucket, count in pieces:
+            self._piece(bucket, inputs, results, begin, count)
+            begin += count
+        return results
+
+    def _images(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """How many images inputs of these shapes hold."""
+        counts = {port.name: (*shapes[port.name], 0)[0] for port in self.inputs if port.batched}
+        if not counts:
+            return self._buckets[0].batch
+        if len(set(counts.values())) != 1 or 0 in counts.values():
+            stated = ", ".join(f"{name}: {count}" for name, count in counts.items())
+            raise ArgumentError(f"inputs must hold the same number of images, at least 1; they hold {stated}.")
+        return next(iter(counts.values()))
+
+    def _pieces(self, images: int) -> Pieces:
+        """Which function takes how many of the images, one after another."""
+        pieces: Pieces = []
+        largest = self._buckets[-1]
+        left = images
+        while left:
+            bucket = next((bucket for bucket in self._buckets if bucket.batch >= left), largest)
+            count = min(left, bucket.batch)
+            pieces.append((bucket, count))
+            left -= count
+        whole = next((port.name for port in (*self.inputs, *self.outputs) if not port.batched), None)
+        if whole is not None and (len(pieces) > 1 or pieces[0][0].batch != images):
+            raise ArgumentError(f"{images} images must be one of the batches {self.batches}: {whole!r} does not grow with the batch.")
+        return pieces
+
+    def _piece(self, bucket: Bucket, inputs: list[Array], results: list[Array], begin: int, count: int) -> None:
+        """Runs images `begin` to `begin + count`, through tensors filled up with zeros where the function takes more."""
+        full = count == bucket.batch
+        taken: list[Array] = []
+        for port, value in zip(self.inputs, inputs, strict=True):
+            part = value[begin : begin + count] if port.batched else value
+            if not full and port.batched:
+                padded = np.zeros(port.at(bucket.batch), port.dtype)
+                padded[:count] = part
+                part = padded
+            taken.append(part)
+        made = [
+            (value[begin : begin + count] if port.batched else value) if full else np.empty(port.at(bucket.batch), port.dtype)
+            for port, value in zip(self.outputs, results, strict=True)
+        ]
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = _workspace(max(one.workspace for one in self._buckets))
+        try:
+            tensors = [
+                tvm_ffi.from_dlpack(one) if one.flags.writeable else view("", one, one.shape, str(one.dtype)) for one in (*taken, *made)
+            ]
+            self._functions[bucket.batch](self._weights, workspace, *tensors)
+        finally:
+            self._idle.append(workspace)
+        if not full:
+            for value, part in zip(results, made, strict=True):
+                value[begin : begin + count] = part[:count]
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the library to `path`, its weights and its manifest beside it; returns the library's path.
+
+        Raises:
+            ArtefactError: the folder cannot be written.
+        """
+        target = Path(path)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for source, goal in ((self._weights_file, weights_path(target)), (self._library, target)):
+                if goal.exists() and goal.samefile(source):
+                    continue
+                partial = goal.with_name(goal.name + ".partial")
+                shutil.copyfile(source, partial)
+                os.replace(partial, goal)
+            write_manifest(self.manifest, target)
+        except OSError as error:
+            raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
+        return target
+
+
+def write_manifest(manifest: ModelManifest, library: Path) -> ModelManifest:
+    """Writes a manifest beside a library, under the names that library and weights have there; returns it so."""
+    from dataclasses import replace
+
+    named = replace(manifest, library=library.name, weights=weights_path(library).name)
+    manifest_path(library).write_text(named.to_json())
+    return named
+
+
+def _workspace(size: int) -> Any:
+    raw = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return tvm_ffi.from_dlpack(raw[begin : begin + max(size, 1)])
+
+
+def _array(name: str, value: Any) -> Array:
+    """The tensor as an array that shares its memory; checks of its shape and dtype follow."""
+    if isinstance(value, np.ndarray):
+        return value
+    if is_torch(value):
+        view(name, value, tuple(value.shape), str(value.dtype).removeprefix("torch."))  # the right device, contiguous, no gradients
+        array: Array = value.numpy()
+        return array
+    if not hasattr(value, "__dlpack__"):
+        raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
+    shared: Array = np.from_dlpack(value)
+    return shared
+
+
+def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:
+    """Loads a compiled model. Needs the TVM runtime only; nothing is compiled, and weights are read when they are first used.
+
+    Args:
+        verify: check the weights' digest, too, which reads them all; else only their size is checked.
+
+    Raises:
+        ArtefactError: a file is missing, truncated or foreign, or built for instructions that this CPU lacks.
+    """
+    library = Path(path).resolve()
+    manifest = ModelManifest.read(manifest_path(library))
+    weights = check(library, manifest, verify=verify)
+    if manifest.target == "cuda":
+        from im2win.runtime.cuda_model import CudaModel
+
+        return CudaModel(manifest, library, weights)
+    flags = cpu_flags()
+    if flags and manifest.isa and manifest.isa not in flags:
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; compile it for this machine.")
+    return Model(manifest, library, weights)

@@ -1,0 +1,146 @@
+"""What lies beside a compiled model: the weights, and a manifest of everything a runtime must know; numpy only, no compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from im2win.runtime.manifest import ArtefactError, manifest_path, read_values
+
+SCHEMA, KIND = 1, "model"
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: name, dtype, shape at the first batch, and whether the first axis is that of the images."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    batched: bool
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """Its shape with so many images."""
+        return (batch, *self.shape[1:]) if self.batched else self.shape
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The function for one batch, and the bytes of the workspace that it needs."""
+
+    batch: int
+    function: str
+    workspace: int
+
+
+@dataclass(frozen=True)
+class ModelLayer:
+    """A convolution or product: its node, problem, algorithm and tile, and the rung of the look-up ladder that they come from."""
+
+    name: str
+    conv: str
+    algorithm: str
+    tile: dict[str, Any]
+    rung: str
+    extra_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ModelManifest:
+    """What a compiled model is.
+
+    skipped: convolutions that are left to TVM, with the reason.
+    weights_bytes, weights_sha256, sha256: of the weights' file and the library.
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    buckets: tuple[Bucket, ...]
+    layers: tuple[ModelLayer, ...]
+    skipped: tuple[str, ...]
+    target: str
+    machine: str
+    isa: str
+    threads: int
+    tvm: str
+    im2win: str
+    library: str = ""
+    sha256: str = ""
+    weights: str = ""
+    weights_bytes: int = 0
+    weights_sha256: str = ""
+    kind: str = field(default=KIND)
+    schema: int = field(default=SCHEMA)
+
+    def to_json(self) -> str:
+        """The manifest's text."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> ModelManifest:
+        """The manifest in a file.
+
+        Raises:
+            ArtefactError: missing, not JSON, or not such a manifest.
+        """
+        values = read_values(path, "im2win compile")
+        if not isinstance(values, dict) or values.get("kind") != KIND:
+            raise ArtefactError(f"{path}: not the manifest of a model; `im2win.load` reads those of single layers.")
+        if values.get("schema") != SCHEMA:
+            raise ArtefactError(f"{path}: manifest schema {values.get('schema')} is not {SCHEMA}; compile the model again.")
+        try:
+            for name, kind in (("inputs", Port), ("outputs", Port), ("buckets", Bucket), ("layers", ModelLayer)):
+                values[name] = tuple(kind(**one) for one in values[name])
+            values["inputs"], values["outputs"] = (
+                tuple(Port(one.name, one.dtype, tuple(one.shape), one.batched) for one in values[name]) for name in ("inputs", "outputs")
+            )
+            return cls(**{**values, "skipped": tuple(values["skipped"])})
+        except (KeyError, TypeError) as error:
+            raise ArtefactError(f"{path}: not a manifest of im2win ({error}).") from None
+
+
+def weights_path(library: Path) -> Path:
+    """Where a model's weights lie: beside its library, with .weights appended."""
+    return library.with_name(library.name + ".weights")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        ArtefactError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _blockwise(file)
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror}).") from None
+
+
+def _blockwise(file: Any) -> str:  # Python 3.10
+    total = hashlib.sha256()
+    while block := file.read(1 << 20):
+        total.update(block)
+    return total.hexdigest()
+
+
+def check(library: Path, manifest: ModelManifest, *, verify: bool) -> Path:
+    """Checks a library, and its weights by their size or, to `verify`, by their digest; returns the weights' path.
+
+    Raises:
+        ArtefactError: a file is missing, cut short or another one.
+    """
+    if digest(library) != manifest.sha256:
+        raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    weights = library.with_name(manifest.weights)
+    try:
+        size = os.stat(weights).st_size
+    except OSError:
+        raise ArtefactError(f"{weights}: no weights there; `im2win compile` writes them beside the library.") from None
+    if size != manifest.weights_bytes or (verify and digest(weights) != manifest.weights_sha256):
+        raise ArtefactError(f"{weights}: truncated, or not the weights that {manifest_path(library).name} describes.")
+    return weights

@@ -1,0 +1,247 @@
+"""Loading and running built convolutions; needs numpy and the TVM runtime, never the compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm_ffi
+
+from im2win.packing.mma_fragments import CudaPack
+from im2win.packing.split_k import SplitPack
+from im2win.packing.wgmma_smem import ChunkPack
+from im2win.packing.winograd_int8 import QuantisedPack
+from im2win.runtime.libraries import SYMBOL, cpu_flags, load_kernel
+from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
+from im2win.runtime.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
+from im2win.runtime.weights import weights_file, weights_path
+from im2win.spec.conv2d import Conv2d
+
+
+class Op:
+    """A built convolution: ``y = op(x, w)``.
+
+    Thread-safe: calls share nothing but the code. Each call takes contiguous CPU tensors and returns one of x's kind.
+    """
+
+    def __init__(self, manifest: Manifest, library: Path) -> None:
+        self.manifest = manifest
+        self._module = load_kernel(library)
+        self._kernel = self._module[SYMBOL]
+        self._library = library
+
+    @property
+    def conv(self) -> Conv2d:
+        """The problem it computes."""
+        return self.manifest.conv
+
+    @property
+    def algorithm(self) -> str:
+        """Name of its algorithm."""
+        return self.manifest.algorithm
+
+    @property
+    def tile(self) -> dict[str, Any]:
+        """The numbers of its schedule."""
+        return self.manifest.tile
+
+    @property
+    def tuned(self) -> bool:
+        """Whether a tuning record chose the tile, rather than the model."""
+        return self.manifest.tuned
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes it allocates during a call beside input, filter and output."""
+        return self.manifest.extra_bytes
+
+    def __repr__(self) -> str:
+        return f"<Op {self.conv} {self.algorithm} {'tuned' if self.tuned else 'default tile'}>"
+
+    def bind(self, w: Any, bias: Any = None) -> Any:
+        """Packs filters (and bias) once; the result is called with the input alone.
+
+        Args:
+            w: filters of `conv.filter_shape`; later changes to it are not seen.
+            bias: [out_channels], exactly where the problem has a bias.
+
+        Raises:
+            ArgumentError: a tensor that does not fit, or a bias missing or not wanted.
+        """
+        return Layer(self, w, bias)
+
+    def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of x with w; filters are packed in every call, so bind them for repeated use.
+
+        Raises:
+            ArgumentError: a tensor that does not fit; see `Conv2d` for shapes.
+        """
+        return self.bind(w, bias)(x, residual, out)
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the shared library to `path` and its manifest beside it; returns the library's path.
+
+        Raises:
+            ArtefactError: the folder cannot be written.
+        """
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self._library, partial)
+            os.replace(partial, target)
+            manifest_path(target).write_text(self.manifest.to_json(target))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
+        return target
+
+    def export_c(self, folder: str | os.PathLike[str], name: str | None = None) -> Path:
+        """Compiles it anew for programs in C and C++ that have nothing of TVM's: NAME.h and libNAME.so and .a, on a GPU NAME.h and NAME.cu.
+
+        Args:
+            folder: for the files; made if it does not exist.
+            name: ends the names of functions and files: letters, digits and underscores; the problem's key if None.
+
+        Raises:
+            ArtefactError: built for another device, or the folder cannot be written. ValueError: `name` is no part of a C name.
+            ToolchainError: no C compiler. ImportError: only TVM's runtime is installed.
+        """
+        from im2win.export.c_abi import export_manifest
+
+        return export_manifest(self.manifest, Path(folder), name)
+
+
+class Launch(NamedTuple):
+    """What a call of a bound layer runs, for callers that run it by themselves.
+
+    product: TVM's function of x, `packed`, what is added if anything is, and the output.
+    transform: None, or the function of x and scratch that runs before it; `product` then takes scratch in place of x.
+    made: elements of scratch, of x's type; 0 for none. Without a transform `product` takes scratch behind x.
+    """
+
+    product: Any
+    transform: Any
+    made: int
+    packed: list[Any]
+
+
+class Layer:
+    """An `Op` with its filters bound."""
+
+    def __init__(self, op: Op, w: Any, bias: Any) -> None:
+        conv = op.conv
+        if (bias is not None) != conv.bias:
+            raise ArgumentError(f"`bias` must be {'given' if conv.bias else 'left out'}: the problem is {conv}.")
+        self.op = op
+        self._memory = [aligned(array) for array in self._pack(w, bias)]
+        self._packed = [tvm_ffi.from_dlpack(array) for array in self._memory]
+        self._kernel = op._kernel
+        self._data = Port("x", conv.input_shape, conv.dtype)
+        self._residual = Port("residual", conv.output_shape, conv.dtype) if conv.residual else None
+        self._out = Port("out", conv.output_shape, conv.dtype, writable=True)
+
+    def _pack(self, w: Any, bias: Any) -> list[Any]:
+        conv, pack = self.op.conv, self.op.manifest.pack
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has one
+        packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype))]
+        if conv.bias:
+            packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype)))
+        return packed
+
+    def rebind(self, w: Any, bias: Any = None) -> None:
+        """Packs other filters (and bias) into the memory of those bound; no call may run meanwhile.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        for memory, array in zip(self._memory, self._pack(w, bias), strict=True):
+            memory[...] = array
+
+    def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
+        """The convolution of x with the bound filters, into `out` if given.
+
+        Args:
+            x: input of `conv.input_shape`, contiguous, on the CPU.
+            residual: tensor of `conv.output_shape`, exactly where the problem adds one.
+            out: where to write; a new tensor of x's kind if None. It must not overlap the inputs.
+
+        Raises:
+            ArgumentError: a tensor that does not fit.
+        """
+        data = self._data(x)
+        if (residual is None) == (self._residual is not None):
+            raise ArgumentError(f"`residual` must be {'left out' if self._residual is None else 'given'}: the problem is {self.op.conv}.")
+        added = () if self._residual is None else (self._residual(residual),)
+        result = empty_like(x, self._out.shape) if out is None else out
+        output = self._out(result)
+        if out is not None and (self._overlaps(output, data, self._data) or (added and self._overlaps(output, *added, self._residual))):
+            raise ArgumentError("`out` must not overlap x or residual.")
+        self._kernel(data, *self._packed, *added, output)
+        return result
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the operator's library and manifest as `Op.export`, and beside them the packed filters for programs in C++.
+
+        Args:
+            path: of the library; the filters' has ".weights" appended (`runtime.weights.weights_file`).
+
+        Raises:
+            ArtefactError: the folder cannot be written.
+        """
+        library = self.op.export(path)
+        names = [name for name in self.op.conv.arguments if name in ("filter", "bias")]
+        packed = dict(zip(names, map(np.from_dlpack, self._packed), strict=True))
+        try:
+            weights_path(library).write_bytes(weights_file(self.op.conv, packed, library.read_bytes()))
+        except OSError as error:
+            raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
+        return library
+
+    @property
+    def launch(self) -> Launch:
+        """What a call runs."""
+        return Launch(self._kernel, None, 0, self._packed)
+
+    def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
+        """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient.
+
+        Args:
+            like: a PyTorch tensor of x's type and device, where x is none (`addressed`); a GPU's scratch comes from its allocator.
+        """
+        added = () if residual is None else (residual,)
+        self._kernel(x, *self._packed, *added, out)
+
+    def _overlaps(self, output: Any, tensor: Any, port: Any) -> bool:
+        start, first = output.data_ptr(), tensor.data_ptr()
+        return bool(start < first + port.nbytes and first < start + self._out.nbytes)
+
+
+def load(path: str | os.PathLike[str]) -> Op:
+    """Loads an exported convolution. Needs the TVM runtime only.
+
+    Raises:
+        ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
+    """
+    library = Path(path).resolve()  # a bare name would be searched on the library path
+    manifest, digest = Manifest.read(manifest_path(library))
+    try:
+        content = library.read_bytes()
+    except OSError as error:
+        raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    if manifest.target == "cuda":
+        from im2win.runtime.cuda import CudaOp
+
+        return CudaOp(manifest, library)
+    flags = cpu_flags()
+    if flags and manifest.isa and manifest.isa not in flags:
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
+    return Op(manifest, library)

@@ -1,0 +1,1 @@
+"""What is asked for: the convolution, suites of layers, the objective."""

@@ -1,0 +1,1 @@
+"""Measurements for the papers: one study a module."""

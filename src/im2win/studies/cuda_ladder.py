@@ -1,0 +1,174 @@
+"""The GPU's ladder measured: every rung of schedules/cuda/ladder.py, and Alg. 9 without each technique, on the same layers in one run.
+
+Each kernel is compiled beforehand, checked against the float64 reference before it is timed and again behind, and timed as in the benchmark
+(cuda_contest.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
+the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all the others.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import tvm
+
+from im2win.bench.ceilings import Ceilings
+from im2win.bench.cpu import spreads
+from im2win.bench.cuda import measure_ceilings, new_result
+from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
+from im2win.bench.cuda_harness import Contender, interleaved, op_contender, prepared
+from im2win.bench.results import Result, Row
+from im2win.builder.build import cuda_manifest
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import SYMBOL, TileError
+from im2win.device.gpu import Gpu, device_gpu
+from im2win.numerics.reference import tolerance
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
+from im2win.reports.ladder import SUITE, TRANSFORM, last_rung
+from im2win.runtime.manifest import Manifest
+from im2win.schedules.cuda import ladder
+from im2win.schedules.cuda.ladder import RUNGS, WITHOUT, CudaRung
+from im2win.schedules.cuda.ladder_kernel import ladder_kernel
+from im2win.schedules.cuda.transform import transform_kernel
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.tuner.runners.cuda import Bench, verify
+
+SEED = 0
+
+Progress = Callable[[int, int, Row], None]
+
+
+def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
+    """The kernels of a rung of the thesis: `conv2d`, over flat tensors in the order of `conv.arguments`, and `transform`.
+
+    Raises:
+        TileError: the ladder has no kernel for the problem.
+    """
+    reason = ladder.supports(conv) or ALGORITHMS["im2win"].supports(conv, "cuda")
+    if reason is not None:
+        raise TileError(f"the ladder on {conv}: {reason}.")
+    transform = transform_kernel(conv, ladder.PLAN.axes, cuda_codegen.TRANSFORM)
+    return cuda_codegen.kernel_module({SYMBOL: ladder_kernel(conv, rung, SYMBOL), cuda_codegen.TRANSFORM: transform})
+
+
+@dataclass(frozen=True)
+class RungRecipe:
+    """A rung of the thesis for a problem."""
+
+    conv: Conv2d
+    rung: CudaRung
+    gpu: Gpu
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`."""
+        cuda_codegen.compile_module(rung_module(self.conv, self.rung), self.gpu).export(path)
+        made, threads = ladder.PLAN.transform_bytes(self.conv), ladder.sizes_of(self.rung).threads
+        return cuda_manifest(self.conv, "im2win", asdict(self.rung), ladder.pack_of(self.rung), self.gpu, threads=threads, made=made)
+
+
+def recipe(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> Recipe:
+    """How a rung is made; production is the project's im2win in IEEE float32, as the rungs of the thesis are."""
+    return TileRecipe(conv, "im2win", gpu, "exact", recorded=True) if rung.production else RungRecipe(conv, rung, gpu)
+
+
+def run(
+    layers: Sequence[Layer],
+    rungs: Mapping[str, CudaRung] | None = None,
+    *,
+    rounds: int = 15,
+    seconds: float = 1.0,
+    suite: str = "custom",
+    progress: Progress | None = None,
+) -> Result:
+    """Times every rung on every layer on the first GPU; one row a layer.
+
+    Args:
+        rungs: by name, lowest first; None: all of `RUNGS` and `WITHOUT`.
+        rounds: most samples of a rung on a layer.
+        seconds: timed calls of a rung on a layer take about this long at most: slow ones get fewer samples, one at least.
+        suite: what the result is called, after "ladder-".
+        progress: called with (layers done, layers in all, row) after each.
+
+    Raises:
+        ValueError: no layers, no rungs, bad `rounds` or `seconds`. NoGpuError, ToolchainError: what measuring needs is not there.
+        A rung that fails is a message in its row instead.
+    """
+    rungs = {**RUNGS, **WITHOUT} if rungs is None else rungs
+    if not layers or not rungs:
+        raise ValueError("ablation: `layers` and `rungs` must name at least one each.")
+    if rounds < 1 or not seconds > 0:
+        raise ValueError(f"ablation: `rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
+    gpu = device_gpu()
+    backend_for(gpu).check_tools()
+    twins = _twins(rungs)
+    distinct = list(dict.fromkeys(twins.values()))
+    with tempfile.TemporaryDirectory(prefix="im2win-ablation-") as folder:
+        recipes = {(layer.conv, name): recipe(layer.conv, rungs[name], gpu) for layer in layers for name in distinct}
+        built = build_all(recipes, Path(folder))
+        limits = measure_ceilings()
+        result = new_result(SUITE + suite, layers, gpu, limits)
+        for done, layer in enumerate(layers, 1):
+            row = time_layer(layer, {name: built[layer.conv, name] for name in distinct}, twins, rounds, seconds)
+            if row.ours_ms is not None:
+                row.gflops = layer.conv.flops / row.ours_ms / 1e6
+                row.roofline_fraction = Ceilings(limits["fma_gflops"], limits["copy_gbs"]).floor_ms(layer.conv) / row.ours_ms
+            result.layers.append(row)
+            if progress is not None:
+                progress(done, len(layers), row)
+    return result
+
+
+def _twins(rungs: Mapping[str, CudaRung]) -> dict[str, str]:
+    """For each rung the first with the same techniques: the same kernel is built and timed once."""
+    first: dict[tuple[str, ...], str] = {}
+    return {name: first.setdefault(rung.techniques, name) for name, rung in rungs.items()}
+
+
+def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[str, str], rounds: int, seconds: float) -> Row:
+    """Checks and times every rung on one layer.
+
+    Args:
+        built: libraries by name, or why there is none.
+        twins: the name in `built` of every rung.
+    """
+    bench, row, last = Bench(layer.conv, SEED), Row(layer.name, str(layer.conv), layer.count), last_rung(list(twins), RUNGS)
+    ready, failed = prepared([(name, partial(_contender, bench, library)) for name, library in built.items()])
+    samples = interleaved(bench, {**ready, **_transform(bench, [built[name] for name in ready])}, rounds, seconds)
+    for name, contender in ready.items():
+        message, _ = verify(bench, contender.call, tolerance(layer.conv))
+        if message:
+            failed[name] = f"after timing: {message}"
+            del samples[name]
+    names = {**twins, TRANSFORM: TRANSFORM}
+    found = spreads(samples)
+    row.spread = {name: found[twin] for name, twin in names.items() if twin in found}
+    row.peers = {name: spread.median for name, spread in row.spread.items()}
+    row.peers_failed = {name: failed[twin] for name, twin in twins.items() if twin in failed}
+    row.failed, row.ours_ms = row.peers_failed.pop(last, None), row.peers.pop(last, None)
+    if row.ours_ms is not None:
+        ours = ready[twins[last]]
+        row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
+    return row
+
+
+def _contender(bench: Bench, library: Library | str) -> Contender:
+    return op_contender(bench, load(library), tolerance(bench.conv))
+
+
+def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Contender]:
+    """The transform alone, which is the same in every library; nothing where there is none."""
+    import torch
+
+    from im2win.runtime.libraries import load_kernel
+
+    for library in libraries:
+        if isinstance(library, Library):
+            kernel = load_kernel(library.path)[cuda_codegen.TRANSFORM]
+            windows = torch.empty(library.manifest.made, dtype=torch.float32, device="cuda")
+            return {TRANSFORM: Contender(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
+    return {}

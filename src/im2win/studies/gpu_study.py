@@ -1,0 +1,62 @@
+"""What studies of kernels on a GPU share: where and with what they were measured, contenders, and entries with times."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from im2win.bench.cuda import new_result
+from im2win.bench.cuda_builds import Library, load
+from im2win.bench.cuda_harness import Contender, WrongError, cudnn_contenders, op_contender, torch_contender
+from im2win.bench.results import Spread
+from im2win.device.gpu import Gpu
+from im2win.spec.conv2d import LAYOUTS
+from im2win.spec.suites import Layer
+from im2win.tuner.runners.cuda import Bench
+
+Entry = TypeVar("Entry")
+
+
+def head(study: str, layers: Sequence[Layer], gpu: Gpu) -> dict[str, Any]:
+    """A study's name, device, libraries, commit and date, as they are written to JSON."""
+    facts = new_result(study, layers, gpu, {})
+    return {"study": study, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
+
+
+def timed(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
+    """The entry, a dataclass with these fields, with milliseconds, samples and error, or with the reason why it has none."""
+    made: Any = entry
+    if spread is None or contender is None or failed is not None:
+        found: Entry = replace(made, failed=failed or "not timed")
+        return found
+    times = {"ms": spread.median, "p10_ms": spread.p10, "p90_ms": spread.p90, "samples": spread.samples}
+    found = replace(made, **times, error=contender.error)
+    return found
+
+
+def kernel_contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
+    """A kernel that was built for the problem.
+
+    Raises:
+        BuildError: there is none, for the reason in its place. WrongError: its error is above `allowed`.
+    """
+    return op_contender(bench, load(library), allowed)
+
+
+@contextlib.contextmanager
+def every_peer(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+    """PyTorch in both layouts, and cuDNN's algorithms by name, or why there are none: their workspace may be larger than memory."""
+    layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in LAYOUTS]
+    with contextlib.ExitStack() as stack:
+        try:
+            named = list(stack.enter_context(cudnn_contenders(bench, "float32")))
+        except RuntimeError as error:
+            named = [("cudnn_all", partial(_refuse, str(error)))]
+        yield [*layouts, *named]
+
+
+def _refuse(reason: str) -> Contender:
+    raise WrongError(reason)

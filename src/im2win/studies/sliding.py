@@ -1,0 +1,161 @@
+"""The sliding-window study: a thread a pixel from global and from shared memory, against im2col, our default and cuDNN, in one run.
+
+Source: the sliding-window document, which varies the image, the stride and the thread block. Every form is checked against the float64
+reference before it is timed and ours again behind, as in the benchmark (cuda_contest.py). What cannot be launched has a reason and no time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.cpu import spreads
+from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all
+from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers
+from im2win.bench.results import Spread
+from im2win.builder.build import cuda_manifest
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import SYMBOL, TileError
+from im2win.device.gpu import Gpu, device_gpu
+from im2win.numerics.reference import tolerance
+from im2win.registry.backends import backend_for
+from im2win.reports.sliding import DEFAULT, IM2COL, STUDY
+from im2win.runtime.manifest import Manifest
+from im2win.schedules.cuda import sliding
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
+from im2win.tuner.runners.cuda import Bench, verify
+
+SEED = 0
+BLOCKS = (4, 8, 16, 32, 64)
+LIBRARIES = {IM2COL: "im2col", DEFAULT: "auto"}  # our forms that have no block: the registry's algorithm
+
+Form = tuple[str, int | None]
+"""(name, edge of the thread block where it is the form's to choose)"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One form on one problem: milliseconds a call, or why there are none.
+
+    block: edge of its thread block, where that is varied. error: against the reference, relative to the largest output.
+    """
+
+    conv: str
+    image: int
+    stride: int
+    form: str
+    block: int | None
+    ms: float | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    samples: int = 0
+    error: float | None = None
+    algorithm: str = ""
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class SlidingRecipe:
+    """A form of the sliding window for a problem."""
+
+    conv: Conv2d
+    form: str
+    block: int
+    gpu: Gpu
+
+    def compile(self, path: Path) -> Manifest:
+        """Compiles into the library `path`.
+
+        Raises:
+            TileError: it could not be launched.
+        """
+        broken = sliding.problems(self.conv, self.form, self.block, self.gpu)
+        if broken:
+            raise TileError("; ".join(broken) + ".")
+        kernel = sliding.sliding_kernel(self.conv, self.form, self.block, SYMBOL)
+        cuda_codegen.compile_module(cuda_codegen.kernel_module({SYMBOL: kernel}), self.gpu).export(path)
+        tile = {"form": self.form, "block": self.block}
+        return cuda_manifest(self.conv, "direct", tile, sliding.PACK, self.gpu, threads=self.block**2)
+
+
+def recipes(conv: Conv2d, blocks: Sequence[int], gpu: Gpu) -> dict[Form, Recipe]:
+    """Our forms for a problem."""
+    ours: dict[Form, Recipe] = {(form, block): SlidingRecipe(conv, form, block, gpu) for form in sliding.FORMS for block in blocks}
+    return {**ours, **{(form, None): TileRecipe(conv, algorithm, gpu) for form, algorithm in LIBRARIES.items()}}
+
+
+def run(
+    layers: Sequence[Layer],
+    blocks: Sequence[int] = BLOCKS,
+    *,
+    rounds: int = 15,
+    seconds: float = 0.5,
+    progress: Callable[[int, int, list[Entry]], None] | None = None,
+) -> dict[str, Any]:
+    """Times every form on every layer on the first GPU.
+
+    Args:
+        layers: problems, as in the suite "sliding".
+        blocks: edges of thread blocks, those that no device can launch among them if wanted.
+        rounds: most samples of a form on a layer.
+        seconds: timed calls of a form on a layer take about this long at most.
+        progress: called with (layers done, layers in all, entries of the layer) after each.
+
+    Returns:
+        The study, as it is written to JSON (see `sliding_report`).
+
+    Raises:
+        ValueError: no layers, no blocks, or `rounds` below 1. NoGpuError, ToolchainError: what measuring needs is not there.
+    """
+    if not layers or not blocks or rounds < 1:
+        raise ValueError(f"sliding: `layers` and `blocks` must name at least one each, and `rounds` (={rounds}) must be at least 1.")
+    gpu = device_gpu()
+    backend_for(gpu).check_tools()
+    set_up_peers("float32")
+    facts = head(STUDY, layers, gpu)
+    entries: list[Entry] = []
+    with tempfile.TemporaryDirectory(prefix="im2win-sliding-") as folder:
+        wanted = {(layer.conv, form): one for layer in layers for form, one in recipes(layer.conv, blocks, gpu).items()}
+        built = build_all(wanted, Path(folder))
+        for done, layer in enumerate(layers, 1):
+            libraries = {form: library for (conv, form), library in built.items() if conv == layer.conv}
+            found = time_layer(layer.conv, libraries, rounds, seconds)
+            entries += found
+            if progress is not None:
+                progress(done, len(layers), found)
+    return {**facts, "entries": [asdict(entry) for entry in entries]}
+
+
+def time_layer(conv: Conv2d, libraries: Mapping[Form, Library | str], rounds: int, seconds: float) -> list[Entry]:
+    """Checks and times every form, and cuDNN, on one problem."""
+    bench = Bench(conv, SEED)
+    names = {_label(form): form for form in libraries}
+    with every_peer(bench) as peers:
+        ours = [(_label(form), partial(kernel_contender, bench, library, tolerance(conv))) for form, library in libraries.items()]
+        ready, failed = prepared([*ours, *peers])
+        samples = interleaved(bench, ready, rounds, seconds)
+        for name in names.keys() & ready.keys():
+            message, _ = verify(bench, ready[name].call, tolerance(conv))
+            if message:
+                failed[name] = f"after timing: {message}"
+                del samples[name]
+    found = spreads(samples)
+    every = {**names, **{name: (name, None) for name in (*ready, *failed) if name not in names}}
+    return [_entry(conv, form, found.get(name), ready.get(name), failed.get(name)) for name, form in every.items()]
+
+
+def _label(form: Form) -> str:
+    return form[0] if form[1] is None else f"{form[0]} {form[1]}x{form[1]}"
+
+
+def _entry(conv: Conv2d, form: Form, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
+    entry = timed(Entry(str(conv), conv.height, conv.stride[0], *form), spread, contender, failed)
+    if contender is None or entry.ms is None or form[0] not in LIBRARIES:
+        return entry
+    return replace(entry, algorithm=contender.algorithm)

@@ -1,0 +1,274 @@
+"""The document's experiment: Winograd's form on tensor cores, in float16 and int8, unfused and fused, against cuDNN, in one run.
+
+Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
+Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
+as in the benchmark (cuda_contest.py). A form whose kernel is refused has the rule's reason and no time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.cpu import spreads
+from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
+from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers, tvm_searched
+from im2win.device.gpu import Gpu, device_gpu
+from im2win.numerics.reference import Accuracy, tolerance
+from im2win.registry.algorithms import algorithm
+from im2win.registry.backends import backend_for
+from im2win.reports.winograd_tc import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import Layer
+from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
+from im2win.tuner.runners.cuda import Bench, verify
+
+SEED = 0
+ROW = "winograd_tc"
+ACCURACY: Accuracy = "winograd"
+TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
+FORMS: dict[str, dict[str, Any]] = {
+    SYNCHRONOUS: {"mapping": "bgemm", "fusion": "none"},
+    PROTOTYPE: {"mapping": "sync_free", "fusion": "none"},
+    **{
+        f"pkf-{fusion}-{block}": {"mapping": "sync_free", "fusion": fusion, "block_m": block}
+        for fusion in ("shmem", "llc")
+        for block in (16, 32)
+    },
+}
+"""What tiles of each form have in common; the number is the document's TB_M.
+
+The prototype's warps each load what they multiply; in the synchronous one a thread block's warps wait for each other's loads.
+"""
+INT8_FORMS: dict[str, dict[str, Any]] = {
+    **{f"{INTEGERS}-{form}": common for form, common in FORMS.items() if form != SYNCHRONOUS},
+    f"{INTEGERS}-{WHOLE}": {"mapping": "whole", "fusion": "whole"},
+}
+"""The same in int8, and one kernel that does everything."""
+
+Try = tuple[str, int]
+"""(form, place of the tile in the model's order)"""
+
+Named = list[tuple[str, Callable[[], Contender]]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tile of a form, or one peer, on one problem: milliseconds a call, or why there are none.
+
+    size, batch, layout: of the problem's maps, and its images. error: against the reference, relative to the largest output.
+    """
+
+    conv: str
+    size: int
+    batch: int
+    layout: str
+    form: str
+    tile: dict[str, Any] | None = None
+    ms: float | None = None
+    p10_ms: float | None = None
+    p90_ms: float | None = None
+    samples: int = 0
+    error: float | None = None
+    algorithm: str = ""
+    failed: str | None = None
+
+
+def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """Ours for a problem: the first tiles of every form; in one kernel, and without Winograd's form, what the records or the model have."""
+    whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
+    others = TileRecipe(conv, "auto", gpu, recorded=True)
+    return {**_first_tiles(conv, gpu, tries, FORMS), (WHOLE, 0): whole, (OTHERS, 0): others}
+
+
+def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """The same for the problem of int8, where what is without Winograd's form is exact; cuDNN's algorithms by name know no such type."""
+    whole = conv.with_(dtype="int8")
+    return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
+
+
+def requantised(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+    """The same for int8 outputs, by the best kernel without Winograd's form: there is one."""
+    return {(REQUANTISED, 0): TileRecipe(conv.with_(dtype="int8", out_dtype="int8"), "auto", gpu, recorded=True)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Forms that are timed on the same tensors, in the same rounds.
+
+    types: of the problem's tensors. forms: every one has an entry at least. recipes: ours. peers: of all peers those that take part.
+    """
+
+    types: Mapping[str, str]
+    forms: tuple[str, ...]
+    recipes: Callable[[Conv2d, Gpu, int], dict[Try, Recipe]]
+    peers: Callable[[Named], Named] | None
+
+    def of_forms(self, forms: Sequence[str], conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
+        """Our recipes of some of the forms."""
+        return {one: recipe for one, recipe in self.recipes(conv, gpu, tries).items() if one[0] in forms} if forms else {}
+
+
+def _by_name(peers: Named) -> Named:
+    """cuDNN's algorithms, under names that say what of."""
+    return [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
+
+
+def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
+    ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
+    found: dict[Try, Recipe] = {}
+    for form, common in forms.items():
+        tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
+        found |= {(form, place): TileRecipe(conv, ROW, gpu, ACCURACY, tile=tile) for place, tile in enumerate(tiles[:tries])}
+    return found
+
+
+PARTS = (
+    Part({}, (*FORMS, WHOLE, OTHERS), recipes, list),
+    Part({"dtype": "int8"}, (*INT8_FORMS, INTEGERS), integers, None),
+    Part({"dtype": "int8", "out_dtype": "int8"}, (REQUANTISED,), requantised, _by_name),
+)
+"""Of float16, with all peers; of int8, by itself; of int8 with int8 outputs, beside those of cuDNN (see `cudnn_contenders`)."""
+
+
+def run(
+    layers: Sequence[Layer],
+    *,
+    tries: int = TRIES,
+    rounds: int = 15,
+    seconds: float = 0.5,
+    tvm_trials: int = 0,
+    tvm_cache: Path | None = None,
+    progress: Callable[[int, int, list[Entry]], None] | None = None,
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
+    note: Callable[[str], object] | None = None,
+) -> dict[str, Any]:
+    """Times every form on every layer on the first GPU.
+
+    Args:
+        layers: problems in float16, as in the suite `winograd64`.
+        tries: tiles of a form on a layer.
+        rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
+        tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
+        tvm_cache, note: as in `im2win.bench.cuda.run`.
+        progress: called with (layers done, layers in all, entries of the layer) after each.
+        before: a study that was stopped: what it has is not measured again, if it is of the same device and libraries; layers that lack
+            some forms, or had them taken out, get these.
+        keep: called with the study as it stands after each layer.
+
+    Returns:
+        The study, as it is written to JSON (see `fused_report`).
+
+    Raises:
+        ValueError: no layers, one that the row does not compute, or `tries` or `rounds` below 1.
+        NoGpuError, ToolchainError: what measuring needs is not there.
+    """
+    if not layers or tries < 1 or rounds < 1:
+        raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
+    for layer in layers:
+        if (reason := algorithm(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
+            raise ValueError(f"winograd: `layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
+    gpu = device_gpu()
+    backend_for(gpu).check_tools()
+    set_up_peers("float32")
+    facts = head(STUDY, layers, gpu)
+    entries = [Entry(**entry) for entry in before["entries"]] if before is not None and _same(before, facts) else []
+
+    def study() -> dict[str, Any]:
+        return {**facts, "entries": [asdict(entry) for entry in entries]}
+
+    def known(conv: Conv2d) -> set[str]:
+        return {entry.form for entry in entries if _problem(entry) == (conv.height, conv.batch, conv.layout)}
+
+    with contextlib.ExitStack() as stack:
+        wanted = [layer.conv for layer in layers if tvm_trials and layer.conv.layout == "NCHW" and TVM not in known(layer.conv)]
+        cache = tvm_cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
+        by_tvm = tvm_searched(wanted, gpu, tvm_trials, cache, note) if wanted else {}
+        builders = stack.enter_context(Builders())
+        for done, layer in enumerate(layers, 1):
+            conv = layer.conv
+            lacking = [[form for form in part.forms if form not in known(conv)] for part in PARTS]
+            searched = by_tvm if conv in wanted else {}
+            if not any(lacking) and not searched:
+                continue
+            found: list[Entry] = []
+            with tempfile.TemporaryDirectory(prefix="im2win-winograd-") as folder:
+                made = [part.of_forms(forms, conv, gpu, tries) for part, forms in zip(PARTS, lacking, strict=True)]
+                built = builders.build_all({one: recipe for some in made for one, recipe in some.items()}, Path(folder))
+                for part, ours, forms in zip(PARTS, made, lacking, strict=True):
+                    others = searched if part is PARTS[0] else {}
+                    if forms or others:
+                        libraries = {one: built[one] for one in ours}
+                        found += time_part(part, conv, ours, libraries, forms, rounds, seconds, others)
+            entries += found
+            if progress is not None:
+                progress(done, len(layers), found)
+            if keep is not None:
+                keep(study())
+    return study()
+
+
+def _problem(entry: Entry) -> tuple[int, int, str]:
+    return entry.size, entry.batch, entry.layout
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two studies are of the same device and libraries; the kernel of the host's system is none."""
+    heads = ({**head, "versions": {**head.get("versions", {}), "system": None}} for head in (one, other))
+    first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
+    return first == second
+
+
+def time_part(
+    part: Part, conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], forms: Sequence[str], rounds: int,
+    seconds: float, searched: Mapping[str, Callable[[Bench], Contender]],
+) -> list[Entry]:
+    """Checks and times tiles of these forms on one problem, what is searched for, and, where the forms are all of the part's, its peers."""
+    bench = Bench(conv.with_(**part.types), SEED)
+    others = [(name, partial(prepare, bench)) for name, prepare in searched.items()]
+    if part.peers is None or len(forms) < len(part.forms):
+        return _time(bench, ours, libraries, others, forms, rounds, seconds)
+    with every_peer(bench) as peers:
+        return _time(bench, ours, libraries, [*part.peers(peers), *others], forms, rounds, seconds)
+
+
+def _time(
+    bench: Bench,
+    ours: Mapping[Try, Recipe],
+    libraries: Mapping[Try, Library | str],
+    peers: Sequence[tuple[str, Callable[[], Contender]]],
+    forms: Iterable[str],
+    rounds: int,
+    seconds: float,
+) -> list[Entry]:
+    """Checks and times tiles and peers; ours are checked again behind. `forms`: of which every one has an entry."""
+    conv = bench.conv
+    names = {f"{form} {place}": (form, place) for form, place in libraries}
+    plain = (OTHERS, INTEGERS, REQUANTISED)
+    allowed = {name: tolerance(conv, "float32" if form in plain else ACCURACY) for name, (form, _) in names.items()}
+    mine = [(name, partial(kernel_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
+    ready, failed = prepared([*mine, *peers])
+    samples = interleaved(bench, ready, rounds, seconds)
+    for name in names.keys() & ready.keys():
+        message, _ = verify(bench, ready[name].call, allowed[name])
+        if message:
+            failed[name] = f"after timing: {message}"
+            del samples[name]
+    found = spreads(samples)
+    every = {**{name: form for name, (form, _) in names.items()}, **{name: name for name in (*ready, *failed) if name not in names}}
+    entries = []
+    for name, form in every.items():
+        recipe = ours.get(names[name]) if name in names else None
+        tile = recipe.tile.as_dict() if isinstance(recipe, TileRecipe) and recipe.tile is not None else None
+        entry = Entry(str(conv), conv.height, conv.batch, conv.layout, form, tile)
+        entry = timed(entry, found.get(name), ready.get(name), failed.get(name))
+        entries.append(entry if entry.ms is None else replace(entry, algorithm=ready[name].algorithm))
+    missing = [form for form in forms if form not in every.values()]
+    reason = "no tile of it is legal for the layer"
+    return [*entries, *(Entry(str(conv), conv.height, conv.batch, conv.layout, form, failed=reason) for form in missing)]

@@ -1,0 +1,1 @@
+"""The measuring processes of the tuner, one for each kind of device."""

@@ -1,0 +1,195 @@
+"""The measuring worker: checks a library against the float64 reference, then times it; never the other way round.
+
+A kernel writes into a buffer full of NaN between two guard zones. It is wrong if an element is still NaN or too far from the reference,
+if a guard changed, or if an input did. It is checked once more after timing, for what goes wrong only sometimes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.common.worker_pool import serve
+from im2win.device.affinity import leave_bound_cpus
+from im2win.numerics.reference import Accuracy, error, random_tensors, reference, tolerance
+from im2win.spec.conv2d import Conv2d
+
+GUARD = 4096  # float32 elements on either side of the output
+GUARD_VALUE = np.float32(-7.25e33)
+COLD_S, WARM_S = 0.5, 0.1  # warm-up of a process's first kernel, and of every other
+SAMPLE_S = 1e-3  # a sample is the mean of as many calls as last this long
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A library to run, how its filters are packed, its arithmetic, and the bytes of a tensor that it makes before the product."""
+
+    path: Path
+    pack: Any
+    accuracy: Accuracy = "float32"
+    made_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """Check and time candidates of one problem, in interleaved rounds if there are several.
+
+    samples, seconds: at least so many samples, for at least so long, each candidate.
+    give_up_s: stop after three samples of a candidate that are all slower than this (seconds).
+    """
+
+    conv: Conv2d
+    candidates: tuple[Candidate, ...]
+    seed: int
+    samples: int = 7
+    seconds: float = 0.12
+    give_up_s: float = float("inf")
+
+
+@dataclass
+class Outcome:
+    """What became of a candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples."""
+
+    outcome: str
+    message: str = ""
+    error: float | None = None
+    samples_s: list[float] = field(default_factory=list)
+
+
+class Bench:
+    """The tensors and the reference of one problem."""
+
+    def __init__(self, conv: Conv2d, seed: int) -> None:
+        from im2win.runtime.tensors import aligned
+
+        self.conv, self.seed = conv, seed
+        self.inputs = {name: aligned(tensor) for name, tensor in random_tensors(conv, seed).items()}
+        given = {"bias": self.inputs.get("bias"), "residual": self.inputs.get("residual")}
+        self.expected = reference(conv, self.inputs["data"], self.inputs["filter"], **given)
+        self.sums = {name: tensor.copy() for name, tensor in self.inputs.items() if name in ("data", "residual")}
+        self.guarded = aligned(np.full(self.expected.size + 2 * GUARD, GUARD_VALUE, np.float32))
+        self.output = self.guarded[GUARD:-GUARD].reshape(conv.output_shape)
+
+
+class Kernel:
+    """A loaded candidate with its arguments."""
+
+    def __init__(self, bench: Bench, candidate: Candidate) -> None:
+        import tvm_ffi
+
+        from im2win.runtime.libraries import SYMBOL, load_kernel
+        from im2win.runtime.tensors import aligned
+
+        conv, pack, inputs = bench.conv, candidate.pack, dict(bench.inputs)
+        inputs["filter"] = aligned(pack.filter(conv, inputs["filter"]))
+        if conv.bias:
+            inputs["bias"] = aligned(pack.bias(conv, inputs["bias"]))
+        self._arrays = [*inputs.values(), bench.output]
+        self._arguments = [tvm_ffi.from_dlpack(array) for array in self._arrays]
+        self._module = load_kernel(candidate.path)
+        self._function = self._module[SYMBOL]
+
+    def __call__(self) -> None:
+        self._function(*self._arguments)
+
+
+def check(bench: Bench) -> tuple[str, float | None]:
+    """What is wrong with the output now in the bench's buffer ("" if nothing), and its error."""
+    guards = (bench.guarded[:GUARD], bench.guarded[-GUARD:])
+    if not all(np.all(guard == GUARD_VALUE) for guard in guards):
+        for guard in guards:
+            guard[...] = GUARD_VALUE
+        return "wrote outside its output", None
+    for name, tensor in bench.sums.items():
+        if not np.array_equal(bench.inputs[name], tensor):
+            bench.inputs[name][...] = tensor
+            return f"wrote into its input {name}", None
+    measured = error(bench.output, bench.expected)
+    if not measured <= tolerance(bench.conv):  # also true of NaN
+        count = int(np.isnan(bench.output).sum())
+        what = f"{count} elements of {bench.output.size} are NaN" if count else f"error {measured:.2e} exceeds {tolerance(bench.conv):.2e}"
+        return what, None if count else measured
+    return "", measured
+
+
+def verify(bench: Bench, kernel: Kernel) -> tuple[str, float | None]:
+    """Runs a kernel once on poisoned output and checks it."""
+    bench.output[...] = np.nan
+    kernel()
+    return check(bench)
+
+
+def _sample(kernel: Kernel, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        kernel()
+    return (time.perf_counter() - start) / calls
+
+
+def _calls(kernel: Kernel, warm_s: float) -> int:
+    """Warms up by time; returns how many calls make a sample."""
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < warm_s or count < 2:
+        kernel()
+        count += 1
+    once = (time.perf_counter() - start) / count
+    return max(1, round(SAMPLE_S / once))
+
+
+class Measurer:
+    """Keeps the bench of the last problem, so that its reference is computed once."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+        self._cold = True
+
+    def __call__(self, job: RunJob) -> list[Outcome]:
+        if self._bench is None or (self._bench.conv, self._bench.seed) != (job.conv, job.seed):
+            self._bench = Bench(job.conv, job.seed)
+        bench = self._bench
+        kernels: list[Kernel | None] = []
+        outcomes: list[Outcome] = []
+        for candidate in job.candidates:
+            kernel = Kernel(bench, candidate)
+            message, measured = verify(bench, kernel)
+            if self._cold:
+                leave_bound_cpus()
+            outcomes.append(Outcome("wrong" if message else "ok", message, measured))
+            kernels.append(None if message else kernel)
+        self._time(job, [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None])
+        for tried, out in zip(kernels, outcomes, strict=True):
+            if tried is not None:
+                self._check_again(bench, tried, out)
+        return outcomes
+
+    def _time(self, job: RunJob, contest: list[tuple[Kernel, Outcome]]) -> None:
+        calls = {}
+        for kernel, _ in contest:
+            calls[id(kernel)] = _calls(kernel, COLD_S if self._cold else WARM_S)
+            self._cold = False
+        spent = {id(kernel): 0.0 for kernel, _ in contest}
+        open_ = list(contest)
+        while open_:
+            for kernel, out in list(open_):
+                took = _sample(kernel, calls[id(kernel)])
+                out.samples_s.append(took)
+                spent[id(kernel)] += took * calls[id(kernel)]
+                enough = len(out.samples_s) >= job.samples and spent[id(kernel)] >= job.seconds
+                hopeless = len(out.samples_s) >= 3 and min(out.samples_s) > job.give_up_s
+                if enough or hopeless:
+                    open_.remove((kernel, out))
+
+    def _check_again(self, bench: Bench, kernel: Kernel, out: Outcome) -> None:
+        message, _ = verify(bench, kernel)
+        if message:
+            out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    measurer: Any = Measurer()
+    serve(measurer, job_fd, result_fd)

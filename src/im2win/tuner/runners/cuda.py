@@ -1,0 +1,245 @@
+"""The measuring worker for a GPU: checks a library against the float64 reference, then times it; never the other way round.
+
+A kernel writes into a buffer full of NaN (for int32: of a value no sum reaches) between two guard zones, as on the CPU. Outputs of int8
+take every value there is: such a kernel runs twice, on two values, of which an output that was not written matches one at most. Times are
+those of the GPU between two events, with the level-2 cache overwritten before every call: what a layer finds in a network. The reference is
+computed on the GPU in float64, by PyTorch's own products of unfolded windows, a few images at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from im2win.common.worker_pool import serve
+from im2win.numerics.reference import random_tensors, tolerance
+from im2win.spec.conv2d import Conv2d
+from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
+
+GUARD = 4096  # elements on either side of the output
+GUARD_VALUE = -52341  # float16 rounds it
+GUARD_BYTE = -113
+SPREAD = 32  # of random integers
+WARM_S = 0.02
+FLUSH_BYTES = 256 << 20  # more than any level-2 cache
+FLUSHES = 4  # long enough for a slow host to issue all that is timed meanwhile
+REFERENCE_BYTES = 4 << 30  # of unfolded windows at a time
+
+
+def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
+    """The convolution in float64 on the device, of `conv.output_shape`, and its largest magnitude before the activation.
+
+    Errors are relative to that: an activation may cut off what the sums were, but not how they were rounded.
+    """
+    import torch
+
+    x = tensors["data"] if conv.layout == "NCHW" else tensors["data"].permute(0, 3, 1, 2)
+    top, left, bottom, right = conv.padding
+    w = tensors["filter"].double().reshape(conv.groups, conv.out_channels // conv.groups, -1)
+    window_bytes = 8 * conv.in_channels * math.prod(conv.kernel) * math.prod(conv.output_size)
+    count = max(1, REFERENCE_BYTES // window_bytes)
+    parts = []
+    for first in range(0, conv.batch, count):
+        padded = torch.nn.functional.pad(x[first : first + count].double(), (left, right, top, bottom))
+        windows = torch.nn.functional.unfold(padded, conv.kernel, conv.dilation, 0, conv.stride)
+        windows = windows.reshape(len(padded), conv.groups, -1, windows.shape[-1])
+        parts.append(torch.matmul(w, windows).reshape(len(padded), conv.out_channels, *conv.output_size))
+    y = torch.cat(parts)
+    if conv.bias:
+        y += tensors["bias"].double()[:, None, None]
+    if conv.requantised:
+        y = y.float().mul_(tensors["scale"][:, None, None])
+    y = y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()
+    if conv.residual:
+        y += tensors["residual"].to(y.dtype)
+    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+    scale = float(y.abs().max()) or 1.0
+    y = functions[conv.activation](y) if conv.activation in functions else y
+    return (_converted(conv, y) if conv.requantised else y), scale
+
+
+def _converted(conv: Conv2d, y: Any) -> Any:
+    """float32 values as the output's type holds them, in float64."""
+    import torch
+
+    return (torch.round(y).clamp_(-128, 127) if conv.out_dtype == "int8" else y.to(getattr(torch, conv.out_dtype))).double()
+
+
+def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
+    """Normally distributed tensors for every argument but the output; those of problems in int8 are integers of 32 times that spread.
+
+    Scales are such that outputs have about this spread, too: some of them are more than int8 holds.
+    """
+    import torch
+
+    sums = SPREAD * math.sqrt(math.prod(conv.filter_shape[1:]))
+    made = {}
+    for name, array in random_tensors(conv, seed).items():
+        dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).cuda()
+        if name == "scale":
+            tensor = tensor / sums
+        elif conv.dtype == "int8":
+            tensor = torch.clamp(torch.round(tensor * SPREAD), -127, 127)
+        made[name] = tensor.to(dtype)
+    return made
+
+
+def poisons(conv: Conv2d) -> tuple[float, ...]:
+    """Values of outputs that were not written: one that no output has, or two, since no output has both."""
+    return {"int32": (-(2**31) + 12345,), "int8": (-77, 78)}.get(conv.out_dtype, (math.nan,))
+
+
+class Bench:
+    """The tensors and the reference of one problem, on the device."""
+
+    def __init__(self, conv: Conv2d, seed: int) -> None:
+        import torch
+
+        self.conv, self.seed = conv, seed
+        self.inputs = device_tensors(conv, seed)
+        self.expected, self.scale = reference(conv, self.inputs)
+        self.copies = {name: tensor.clone() for name, tensor in self.inputs.items() if name in ("data", "residual")}
+        dtype = getattr(torch, conv.out_dtype)
+        self.poisons = poisons(conv)
+        guard = GUARD_BYTE if conv.out_dtype == "int8" else GUARD_VALUE
+        self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), guard, dtype=dtype, device="cuda")
+        self.zones = (self.guarded[:GUARD].clone(), self.guarded[-GUARD:].clone())
+        self.output = self.guarded[GUARD:-GUARD].view(conv.output_shape)
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+class Kernel:
+    """A loaded candidate with its arguments."""
+
+    def __init__(self, bench: Bench, candidate: Candidate) -> None:
+        import torch
+
+        from im2win.runtime.cuda import Kernels
+        from im2win.runtime.libraries import load_kernel
+
+        conv, inputs = bench.conv, dict(bench.inputs)
+        packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
+        inputs["filter"] = torch.from_numpy(packed).cuda()
+        self._module = load_kernel(candidate.path)
+        self._kernels = Kernels(self._module, bool(candidate.made_bytes))
+        data, count = inputs.pop("data"), candidate.made_bytes // conv.itemsize
+        made = torch.empty(count, dtype=data.dtype, device="cuda") if count else None
+        self._arguments = [data, made, *inputs.values(), bench.output]
+
+    def __call__(self) -> None:
+        self._kernels(*self._arguments)
+
+
+def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
+    """What is wrong with the output now in the bench's buffer ("" if nothing), and its error."""
+    import torch
+
+    for part, zone in zip((bench.guarded[:GUARD], bench.guarded[-GUARD:]), bench.zones, strict=True):
+        if not torch.equal(part, zone):
+            part.copy_(zone)
+            return "wrote outside its output", None
+    for name, tensor in bench.copies.items():
+        if not torch.equal(bench.inputs[name], tensor):
+            bench.inputs[name].copy_(tensor)
+            return f"wrote into its input {name}", None
+    measured = float((bench.output.double() - bench.expected).abs().max()) / bench.scale
+    if not measured <= allowed:  # also true of NaN
+        count = int(torch.isnan(bench.output).sum()) if bench.output.dtype.is_floating_point else 0
+        what = f"{count} elements of {bench.output.numel()} are NaN" if count else f"error {measured:.2e} exceeds {allowed:.2e}"
+        return what, None if count else measured
+    return "", measured
+
+
+def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str, float | None]:
+    """Runs a kernel on poisoned output and checks it, once for every poison."""
+    import torch
+
+    message, measured = "", None
+    for poison in bench.poisons:
+        bench.output.fill_(poison)
+        kernel()
+        torch.cuda.synchronize()
+        message, measured = check(bench, allowed)
+        if message:
+            break
+    return message, measured
+
+
+def sample(bench: Bench, kernel: Any) -> float:
+    """Seconds of one call behind an overwritten level-2 cache, all of it issued before the device comes to it."""
+    import torch
+
+    events: Any = torch.cuda.Event
+    start, end = events(enable_timing=True), events(enable_timing=True)
+    for _ in range(FLUSHES):
+        bench.flush.zero_()
+    start.record()
+    kernel()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+class Measurer:
+    """Keeps the bench of the last problem, so that its reference is computed once."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+
+    def _prepared(self, conv: Conv2d, seed: int) -> Bench:
+        import torch
+
+        from im2win.runtime.libraries import cuda_runtime_library
+        from im2win.runtime.manifest import ArtefactError
+
+        if not torch.cuda.is_available():
+            raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")
+        cuda_runtime_library()
+        if self._bench is None or (self._bench.conv, self._bench.seed) != (conv, seed):
+            self._bench = None
+            torch.cuda.empty_cache()
+            self._bench = Bench(conv, seed)
+        return self._bench
+
+    def __call__(self, job: RunJob) -> list[Outcome]:
+        bench = self._prepared(job.conv, job.seed)
+        kernels: list[Kernel | None] = []
+        outcomes: list[Outcome] = []
+        for candidate in job.candidates:
+            kernel = Kernel(bench, candidate)
+            message, measured = verify(bench, kernel, tolerance(job.conv, candidate.accuracy))
+            outcomes.append(Outcome("wrong" if message else "ok", message, measured))
+            kernels.append(None if message else kernel)
+        contest = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
+        self._time(job, bench, contest)
+        for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
+            if tried is not None:
+                message, _ = verify(bench, tried, tolerance(job.conv, candidate.accuracy))
+                if message:
+                    out.outcome, out.message, out.samples_s = "wrong", f"after timing: {message}", []
+        return outcomes
+
+    @staticmethod
+    def _time(job: RunJob, bench: Bench, contest: list[tuple[Kernel, Outcome]]) -> None:
+        for kernel, _ in contest:
+            start, calls = time.perf_counter(), 0
+            while time.perf_counter() - start < WARM_S or calls < 2:
+                sample(bench, kernel)
+                calls += 1
+        open_ = list(contest)
+        while open_:
+            for kernel, out in list(open_):
+                out.samples_s.append(sample(bench, kernel))
+                hopeless = len(out.samples_s) >= 3 and min(out.samples_s) > job.give_up_s
+                if len(out.samples_s) >= job.samples or hopeless:
+                    open_.remove((kernel, out))
+
+
+def main(job_fd: int, result_fd: int) -> None:
+    """Entry of the worker process."""
+    measurer: Any = Measurer()
+    serve(measurer, job_fd, result_fd)
