@@ -9,7 +9,7 @@ READY  := $(VENV)/.installed
 help:
 	@echo "make demo    tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
 	@echo "make test    all tests"
-	@echo "make lint    ruff"
+	@echo "make lint    ruff, and the order of imports"
 	@echo "make types   mypy"
 	@echo "make clean   remove the environment and build outputs"
 
@@ -30,6 +30,7 @@ test: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(READY)
 	$(BIN)/mypy

@@ -15,9 +15,9 @@ from im2win.cli.commands import workload
 from im2win.codegen.llvm import ToolchainError
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
-from im2win.reports.clusters import STUDY
 from im2win.studies import clusters as cuda_clusters
 from im2win.studies.clusters import ROUNDS, Entry
+from im2win.studies.entries import CLUSTERS as STUDY
 
 STUDIES = Path(__file__).resolve().parent / "studies"
 

@@ -26,13 +26,14 @@ import torch
 import im2win.torch
 from im2win.bench.cpu import commit, spreads, versions
 from im2win.bench.harness import Worker, WorkerError, interleaved
-from im2win.bench.peers.cpu import Tensors, Trial
+from im2win.bench.peers.contender import Tensors, Trial
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
-from im2win.numerics.reference import checked_accuracy, error
+from im2win.numerics.reference import error
 from im2win.records.record import utc_now
 from im2win.registry.backends import backend_for, device_for
 from im2win.reports.deploy import PYTORCH
+from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
 
 SCHEMA, SEED = 1, 0

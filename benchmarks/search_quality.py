@@ -25,7 +25,7 @@ from im2win.records.record import Record, utc_now
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.reports.search import STUDY
 from im2win.tuner.cost_model import with_cycles
-from im2win.tuner.pool import Measurement
+from im2win.tuner.measurement import Measurement
 from im2win.tuner.session import Session
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from im2win.numerics.reference import Accuracy
+from im2win.device.gpu import Gpu
+from im2win.packing.codec import Pack
+from im2win.schedules.cuda.model import Estimate
 from im2win.schedules.cuda.plan import CudaPlan
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
-
-if TYPE_CHECKING:
-    import tvm
-
-    from im2win.device.gpu import Gpu
-    from im2win.packing.codec import Pack
-    from im2win.schedules.cuda.model import Estimate
+from im2win.spec.symbols import SYMBOL
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ class CudaFamily(CudaPlan):
         """How filters are packed for a tile."""
 
     @abstractmethod
-    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
-        """The kernels of a legal tile, to compile."""
+    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+        """The kernels of a legal tile by name, scheduled."""
 
     @abstractmethod
     def shape(self, tile: Any) -> tuple[Any, ...]:
@@ -78,7 +75,7 @@ class OneKernel(CudaFamily):
 
     @abstractmethod
     def parts(self) -> Parts:
-        """What it is made of, imported when it is asked for: it needs TVM."""
+        """What it is made of."""
 
     def made_bytes(self, conv: Conv2d, tile: Any) -> int:
         """None."""
@@ -109,9 +106,6 @@ class OneKernel(CudaFamily):
         pack: Pack = tile.pack(conv)
         return pack
 
-    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
-        """The kernel to compile."""
-        from im2win.codegen.cuda import kernel_module
-        from im2win.codegen.llvm import SYMBOL
-
-        return kernel_module({SYMBOL: self.parts().kernel(conv, tile, gpu, SYMBOL)})
+    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+        """The kernel, by its name."""
+        return {SYMBOL: self.parts().kernel(conv, tile, gpu, SYMBOL)}

@@ -29,9 +29,6 @@ from im2win.compute import nest
 from im2win.compute.im2win import IM2WIN
 from im2win.device.cpu import Machine
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.registry.ranking import default_tile
-from im2win.schedules import cpu
-from im2win.schedules.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
 
@@ -81,8 +78,8 @@ RUNGS: dict[str, Rung] = {
 
 
 def pack(conv: Conv2d, rung: Rung, machine: Machine) -> FilterPack:
-    """How the rung reads filters: output channels one by one, each in the order of the rung's loops."""
-    return _tile(conv, machine).pack if rung.production else FilterPack(1, "cvu" if rung.reorder or rung.vector else "cuv")
+    """How a rung of the thesis reads filters: output channels one by one, each in the order of the rung's loops."""
+    return FilterPack(1, "cvu" if rung.reorder or rung.vector else "cuv")
 
 
 def lanes(conv: Conv2d, machine: Machine) -> int:
@@ -91,9 +88,13 @@ def lanes(conv: Conv2d, machine: Machine) -> int:
 
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: Machine) -> Schedule:
-    """Schedules the definition of compute/im2win.py, made with `pack(conv, rung, machine)`, for any problem."""
+    """Schedules the definition of compute/im2win.py, made with `pack(conv, rung, machine)`, for any problem, by a rung of the thesis.
+
+    Raises:
+        ValueError: the rung is `production`, which schedules/cpu.py serves.
+    """
     if rung.production:
-        return cpu.schedule(conv, arguments, _tile(conv, machine), cpu.Plan(IM2WIN, "root"))
+        raise ValueError(f"schedule: the rung {rung.title!r} is scheduled by schedules/cpu.py.")
     sch = Schedule(te.create_prim_func(list(arguments)))
     sch.compute_inline(sch.get_sblock(nest.ROWS))
     if conv.residual:
@@ -116,11 +117,6 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
     if "lane" in loops.of:
         sch.vectorize(sch.get_loops(zero)[-1])
     return sch
-
-
-def _tile(conv: Conv2d, machine: Machine) -> Tile:
-    tile: Tile = default_tile(conv, "im2win", machine)[1]
-    return tile
 
 
 @dataclass

@@ -17,6 +17,7 @@ from im2win.codegen.cuda_source import Generated
 from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
 from im2win.numerics.reference import reference
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.schedules.cuda.parts import InParts
@@ -56,7 +57,7 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr(?:_\d+)?)(?:,|$)")
 @functools.lru_cache(maxsize=512)
 def generated(conv: Conv2d, algorithm: str, tile: CudaTile | TensorCoreTile | PersistentTile) -> Generated:
     """Source and launches for an H200."""
-    return cuda_codegen.generate_source(cuda_codegen.lower(conv, ROWS[algorithm], tile, H200), H200)
+    return cuda_codegen.generate_source(cuda_lowering.lower(conv, ROWS[algorithm], tile, H200), H200)
 
 
 def cuda_algorithms(conv: Conv2d) -> list[str]:

@@ -8,6 +8,7 @@ from emulated import Made
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.streamed.legality import problems
 from im2win.schedules.streamed.tile import StreamedTile
@@ -28,5 +29,5 @@ def tile(
 
 def made(conv: Conv2d, one: StreamedTile) -> Made:
     assert problems(conv, one, SMALL) == []
-    source = cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, SMALL), SMALL)
+    source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))

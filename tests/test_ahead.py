@@ -29,7 +29,7 @@ def test_what_is_missing_is_built_at_once(tmp_path: Path) -> None:
 
 
 def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("im2win.common.worker_pool.Worker", None)
+    monkeypatch.setattr("im2win.builder.batch.Worker", None)
     assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS[: ahead.LEAST - 1]]) == 0
     (tmp_path / "file").write_text("no folder")
     assert build_ahead(Chooser(tmp_path / "file"), [(conv, Machine.host()) for conv in CONVS]) == 0

@@ -18,7 +18,8 @@ from im2win.bench import cpu as bench
 from im2win.bench import harness as contest
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_of_library
-from im2win.bench.peers.cpu import Array, Contender, OnnxRuntime, PeerError, Tensors, Torch, Trial, TvmDefault, peers
+from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
+from im2win.bench.peers.cpu import Array, OnnxRuntime, Torch, TvmDefault, peers
 from im2win.bench.results import Result
 from im2win.numerics.reference import error
 from im2win.spec.conv2d import Conv2d

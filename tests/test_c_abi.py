@@ -25,7 +25,7 @@ from im2win.device.cpu import Machine
 from im2win.export import c_abi
 from im2win.export.c_abi import cpu
 from im2win.export.c_abi.header import identifier
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.ranking import ranked_tiles

@@ -19,18 +19,18 @@ from emulated_c import Library, as_noted
 from oracle import Array, Tensors, exact_tensors, normal_tensors
 
 from im2win.builder.build import cuda_manifest
-from im2win.device import gpu
 from im2win.device.gpu import H200
 from im2win.emulator import _compile
 from im2win.export import c_abi
 from im2win.export.c_abi import cuda
 from im2win.export.c_abi.header import Interface
+from im2win.numerics.winograd_int8 import SCALES
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import FORMS, CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
-from im2win.packing.winograd_int8 import SCALES, QuantisedPack
+from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.runtime.manifest import ArtefactError
@@ -269,7 +269,6 @@ def test_two_layers_in_one_program(tmp_path: Path) -> None:
 
 def test_command_line(tmp_path: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, of which only the name is asked."""
-    monkeypatch.setattr(gpu, "device_gpu", lambda: H200)
     monkeypatch.setattr("im2win.registry.backends.device_gpu", lambda: H200)
     words = ("build", "papers12", "--layers", "conv9", "--batch", "4", "--target", "cuda", "--c-abi", "--out", tmp_path)
     done = command(*words)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from im2win.records.log import LogError
+from im2win.common.locking import LogError
 from im2win.spec.captured_layers import LayerFileError, append_layers, read_layers
 from im2win.spec.conv2d import Conv2d
 

@@ -173,7 +173,7 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the CPU, and of the GPU where there is one."""
-    monkeypatch.setattr(gpu, "device_gpu", lambda: gpu.H200)
+    monkeypatch.setattr(facts, "device_gpu", lambda: gpu.H200)
     both = command("device").out
     assert Machine.host().name in both and "nvidia-h200" in both and "no GPU" not in both
     only = command("device", "--target", "cuda").out
@@ -185,7 +185,7 @@ def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monk
         assert re.search(rf"^{fact} +{re.escape(value)} *$", only, re.MULTILINE), only
     assert "nvidia-h200" not in command("device", "--target", "cpu").out
     other = dataclasses.replace(gpu.H200, brand="NVIDIA Another", arch="sm_120a")
-    monkeypatch.setattr(gpu, "device_gpu", lambda: other)
+    monkeypatch.setattr(facts, "device_gpu", lambda: other)
     assert "memory bandwidth, estimated" in command("device").out and "12.0" in command("device").out
 
 
@@ -193,7 +193,7 @@ def test_device_without_a_gpu(command: Callable[..., Any], monkeypatch: pytest.M
     def none() -> None:
         raise gpu.NoGpuError("there is no CUDA device 0 on this machine.")
 
-    monkeypatch.setattr(gpu, "device_gpu", none)
+    monkeypatch.setattr(facts, "device_gpu", none)
     done = command("device")
     assert done.status == 0 and "no GPU: there is no CUDA device 0" in done.out and Machine.host().name in done.out
     done = command("device", "--target", "cuda")

@@ -24,13 +24,13 @@ from im2win.records.record import Record
 from im2win.reports import clusters as cluster_report
 from im2win.reports import studies
 from im2win.reports import tables as report
-from im2win.reports.clusters import ROWS, STAYS, TAPS
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.schedules.split.tile import SplitTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import clusters as cuda_clusters
+from im2win.studies.entries import ROWS, STAYS, TAPS
 
 CONV = Conv2d.parse("n4-c64x16x16-k64x3x3-p1-float16-NHWC")
 TILE = CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "uvc")

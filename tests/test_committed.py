@@ -13,7 +13,8 @@ from im2win.bench.results import Result, geometric_mean
 from im2win.builder.build import build_tile
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200, KNOWN
-from im2win.numerics.reference import error, random_tensors, reference, tolerance
+from im2win.numerics.reference import error, random_tensors, reference
+from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
 from im2win.records.lookup import PACKAGED, tile_problems
 from im2win.records.proofs import current_proof, proven, verdict

@@ -13,7 +13,8 @@ from emulated import Emulated, Kernel, expected, typed
 from oracle import Array, normal_tensors
 
 from im2win.device.gpu import H200
-from im2win.numerics.reference import error, reference, tolerance
+from im2win.numerics.reference import error, reference
+from im2win.numerics.tolerance import tolerance
 from im2win.schedules.cuda.space import products
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile, promoted
 from im2win.spec.conv2d import Conv2d

@@ -18,7 +18,7 @@ from im2win.bench import cuda_harness as cuda_contest
 from im2win.bench.cpu import OURS, UNTUNED, spreads
 from im2win.bench.cuda import TRANSFORM, _note, with_transform
 from im2win.bench.cuda_harness import Contender, interleaved
-from im2win.bench.peers.cpu import PeerError
+from im2win.bench.peers.contender import PeerError
 from im2win.bench.results import Row
 from im2win.cli.commands.bench import _reporter
 from im2win.device.gpu import H200

@@ -11,6 +11,7 @@ from oracle import exact_tensors
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.schedules.cuda.cluster import with_clusters
@@ -66,7 +67,7 @@ STAYING = {
 
 def staying(conv: Conv2d, one: PersistentTile) -> Made:
     row = ALGORITHMS["direct_persistent"]
-    return Made(str(one), cuda_codegen.generate_source(cuda_codegen.lower(conv, row, one, FEW), FEW), one.pack(conv))
+    return Made(str(one), cuda_codegen.generate_source(cuda_lowering.lower(conv, row, one, FEW), FEW), one.pack(conv))
 
 
 @pytest.mark.parametrize("name", STAYING)

@@ -14,7 +14,7 @@ from im2win import Conv2d
 from im2win.bench import cuda as cuda_bench
 from im2win.bench.cuda_builds import Library, Recipe, load
 from im2win.bench.cuda_memory import measure_layer
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.runtime.tensors import ArgumentError

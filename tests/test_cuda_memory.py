@@ -16,7 +16,7 @@ from test_memory import FORMULAS, letters
 import im2win
 from im2win.bench import cuda_memory
 from im2win.bench.cuda_memory import ALLOCATOR_BYTES, judge
-from im2win.bench.peers import cudnn
+from im2win.bench.memory_result import LayerMemory, MemoryResult
 from im2win.bench.peers.cudnn import CudnnError, Forward
 from im2win.bench.results import ResultError
 from im2win.device import gpu
@@ -24,7 +24,7 @@ from im2win.numerics.winograd_tiling import ALIGNMENT, FORMS
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.reports import memory as memory_report
 from im2win.reports import tables as report
-from im2win.reports.memory import LayerMemory, MemoryResult, mebibytes
+from im2win.reports.memory import mebibytes
 from im2win.schedules.cuda.parts import InParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
@@ -129,7 +129,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setitem(sys.modules, "torch", Torch)
     monkeypatch.setattr(im2win, "build", build)
-    monkeypatch.setattr(cudnn, "Cudnn", Library)
+    monkeypatch.setattr(cuda_memory, "Cudnn", Library)
     monkeypatch.setattr(cuda_memory, "device_gpu", lambda: gpu.H200)
     monkeypatch.setattr(cuda_memory, "torch_call", torch_call)
     monkeypatch.setattr(cuda_memory, "call_bytes", call_bytes)

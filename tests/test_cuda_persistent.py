@@ -13,6 +13,7 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.schedules.persistent.kernel import grid
@@ -32,7 +33,7 @@ def tile(*numbers: int, product: str = "wg_f16") -> PersistentTile:
 
 def made(conv: Conv2d, one: PersistentTile) -> Made:
     assert ROW.cuda is not None and problems(conv, one, SMALL) == []
-    source = cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, SMALL), SMALL)
+    source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))
 
 

@@ -17,6 +17,7 @@ from streamed import ROW, S8, SMALL, made, tile
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
+from im2win.registry import cuda_lowering
 from im2win.schedules.streamed.instructions import with_residents
 from im2win.schedules.streamed.kernel import LEFT, begins_with, registers, resident
 from im2win.schedules.streamed.legality import problems
@@ -236,7 +237,7 @@ def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> N
     conv, one = Conv2d.parse(COMPILED[name][0]), COMPILED[name][1]
     assert problems(conv, one, H200) == []
     code = tmp_path / "kernel.cu"
-    code.write_text(cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, H200), H200).source)
+    code.write_text(cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, H200), H200).source)
     command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90a", "-cubin", "-w", "-Xptxas", "-v", "-o", tmp_path / "kernel.cubin", code]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     used, most = re.search(r"Used (\d+) registers", said), begins_with(one, H200, resident(one.field(conv), H200))
@@ -247,7 +248,7 @@ def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> N
 
 def test_registers_pass_from_those_that_copy() -> None:
     conv, one = Conv2d.parse(COMPILED["one tap, 128 x 256"][0]), COMPILED["one tap, 128 x 256"][1]
-    source = cuda_codegen.generate_source(cuda_codegen.lower(conv, ROW, one, H200), H200).source
+    source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, H200), H200).source
     assert "im2win::take_registers<240>()" in source and "im2win::give_registers<24>()" in source
     assert source.count("__cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) ") == 2  # declared and defined
     assert registers(one, H200, 2) == 104 and registers(replace(one, turns=2), H200, 1) == 112

@@ -14,10 +14,10 @@ import pytest
 from emulated import ROWS, cuda_algorithms, generated, sampled, tiles
 from hypothesis import given, settings
 
-from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import TileError
 from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.schedules.cuda.kernel import shared_bytes
 from im2win.schedules.cuda.legality import problems
@@ -117,9 +117,9 @@ def test_warpgroups_need_a_gpu_that_has_them() -> None:
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
-        cuda_codegen.lower(CONV, ALGORITHMS["direct"], replace(PATCH, images=9, rows=1), H200)
+        cuda_lowering.lower(CONV, ALGORITHMS["direct"], replace(PATCH, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
-        cuda_codegen.lower(CONV, replace(ALGORITHMS["mcfa"], cuda=None), GATHER, H200)
+        cuda_lowering.lower(CONV, replace(ALGORITHMS["mcfa"], cuda=None), GATHER, H200)
 
 
 @st.composite

@@ -15,8 +15,9 @@ from oracle import exact_tensors, normal_tensors
 from recorded import fill, ok
 
 from im2win.device.gpu import H200
-from im2win.numerics.reference import Accuracy, error, reference, tolerance
-from im2win.numerics.winograd_error import measure
+from im2win.numerics.reference import error, reference
+from im2win.numerics.tolerance import tolerance
+from im2win.numerics.winograd_measured import measure
 from im2win.numerics.winograd_tiling import FORMS, forms, tiles_of
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.winograd import transformed
@@ -32,6 +33,7 @@ from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space import BANDS
 from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 

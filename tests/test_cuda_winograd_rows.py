@@ -10,7 +10,8 @@ from emulated import Emulated, Kernel, differences, expected, generated, tiles, 
 from oracle import exact_tensors, normal_tensors
 
 from im2win.device.gpu import H200
-from im2win.numerics.reference import error, reference, tolerance
+from im2win.numerics.reference import error, reference
+from im2win.numerics.tolerance import tolerance
 from im2win.numerics.winograd_tiling import row_problem
 from im2win.packing.mma_fragments import CudaPack
 from im2win.registry.backends import backend_for

@@ -20,7 +20,7 @@ from oracle import exact_tensors, oracle
 from im2win.bench.peers import cudnn
 from im2win.bench.peers.cuda import cudnn_math
 from im2win.bench.peers.cudnn import MATHS, Algorithm, Cudnn, CudnnError, Forward, Math, arguments, find_library, output_dtype, supports
-from im2win.numerics.reference import Accuracy
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 PLAIN = Conv2d.parse("n2-c8x9x11-k16x3x3-p1")

@@ -20,6 +20,7 @@ from im2win.records.log import Log
 from im2win.records.lookup import PACKAGED
 from im2win.records.record import Record
 from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
 from im2win.spec.conv2d import Conv2d
 
@@ -39,7 +40,7 @@ def cpu_tile(name: str) -> dict[str, int | str | bool]:
 def test_compiling_gives_the_fingerprint_that_emitting_gives(name: str) -> None:
     """Though one is for this CPU, and the other for none."""
     _, tile = default_tile(CONV, name, host())
-    compiled = codegen.compile_module(codegen.lower(CONV, ALGORITHMS[name], tile, host()), host())
+    compiled = codegen.compile_module(lower(CONV, ALGORITHMS[name], tile, host()), host())
     assert re.fullmatch(r"[0-9a-f]{16}", compiled.fingerprint) and compiled.fingerprint == emitted(CONV, name, tile.as_dict(), "cpu")
 
 

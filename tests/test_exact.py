@@ -15,7 +15,7 @@ from ops import exact, pairs, run, sampled_tiles, tiled
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.schedules import CudaOnly
 from im2win.runtime.op import Op

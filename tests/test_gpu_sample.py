@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from im2win.bench.cuda_builds import TileRecipe
 from im2win.device.gpu import H200
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
 from im2win.spec.conv2d import Conv2d
 

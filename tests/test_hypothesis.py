@@ -15,7 +15,7 @@ from ops import default, exact, run, supported
 from oracle import assert_close, assert_equal, exact_tensors, oracle
 
 import im2win
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.spec.conv2d import ACTIVATIONS, LAYOUTS, Conv2d
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from recorded import CONV, DEVICE, bad, fill, ok, stale
 
-from im2win.records.log import Log, LogError, Merged, Problem, Pruned, merge
+from im2win.common.locking import LogError
+from im2win.records.log import Log, Merged, Problem, Pruned, merge
 
 SPAWN = multiprocessing.get_context("spawn")
 

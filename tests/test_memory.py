@@ -13,9 +13,10 @@ from ops import computing, default, host, sampled_tiles
 from regimes import REGIMES
 from tvm.ir.instrument import pass_instrument
 
-from im2win.codegen.llvm import llvm_target, lower
+from im2win.codegen.llvm import llvm_target
 from im2win.codegen.workspace import Allocations, buffer_bytes, children
 from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.cpu_lowering import lower
 from im2win.registry.schedules import Windows
 from im2win.schedules.registers import PIPELINE
 from im2win.schedules.tails import CONFIG

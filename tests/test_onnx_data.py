@@ -10,7 +10,7 @@ from ops import default, supported
 from oracle import assert_close
 
 from im2win.frontends.onnx.layers import layers_of
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d
 
 onnx = pytest.importorskip("onnx")

@@ -8,7 +8,8 @@ from ops import default, pairs, run, supported
 from oracle import assert_close, normal_tensors, oracle
 from regimes import REGIMES
 
-from im2win.numerics.reference import error, random_tensors, reference, tolerance
+from im2win.numerics.reference import error, random_tensors, reference
+from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d
 
 # Long sums, and silu, which the exact tests leave out.

@@ -7,15 +7,17 @@ import re
 import pytest
 from ops import host
 
-from im2win.codegen.llvm import compile_module, lower
+from im2win.codegen.llvm import compile_module
 from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.cpu_lowering import lower
 from im2win.schedules.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
 
 def source(key: str, tile: Tile) -> str:
     conv = Conv2d.parse(key)
-    return str(compile_module(lower(conv, ALGORITHMS["direct"], tile, host()), host()).executable.mod.inspect_source("ll"))
+    row = ALGORITHMS["direct"]
+    return str(compile_module(lower(conv, row, tile, host()), host()).executable.mod.inspect_source("ll"))
 
 
 def from_the_pool(code: str) -> int:

@@ -17,7 +17,7 @@ from im2win.cli.commands import workload
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import parts_problem
 from im2win.records import record as records

@@ -78,8 +78,8 @@ def test_every_pattern_finds_files(target: str) -> None:
 
 # What is imported, but decides nothing about a kernel whose tile is given.
 _NO_GENERATOR = {
-    "im2win", "im2win.registry.backends", "im2win.common.files", "im2win.device.gpu", "im2win.records.log", "im2win.records.lookup", "im2win.device.cpu", "im2win.common.messages",
-    "im2win.codegen.nvrtc", "im2win.spec.objective", "im2win.records.proofs", "im2win.records.record", "im2win.registry.sources", "im2win.runtime.tensors",
+    "im2win", "im2win.device.affinity", "im2win.device.cpu", "im2win.device.gpu", "im2win.registry.backends",
+    "im2win.registry.cpu_lowering", "im2win.registry.ranking", "im2win.registry.sources",
 }  # fmt: skip
 _EMIT = """
 import sys
@@ -104,6 +104,7 @@ def test_every_module_that_emits_counts(target: str) -> None:
         module = path.with_suffix(".py") if path.parts else Path("__init__.py")
         package = path / "__init__.py"
         known = module in covered or package in covered or path.name in sources._CHOICE
-        if not known and name not in _NO_GENERATOR and (sources.ROOT / module).exists():
+        decides_nothing = name in _NO_GENERATOR or name.split(".")[1] in ("common", "records", "runtime")
+        if not known and not decides_nothing and (sources.ROOT / module).exists():
             missed.append(name)
     assert not missed

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 import im2win
+from im2win.common.locking import LogError
 from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import tolerance
-from im2win.records.log import Log, LogError
+from im2win.numerics.tolerance import tolerance
+from im2win.records.log import Log
 from im2win.records.lookup import stale
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Kernel

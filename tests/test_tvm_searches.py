@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from im2win.bench.peers import tvm_default
-from im2win.bench.peers.cpu import PeerError, Tensors, TvmDefault
+from im2win.bench.peers.contender import PeerError, Tensors
+from im2win.bench.peers.cpu import TvmDefault
 from im2win.bench.peers.tvm_searches import search_all
 from im2win.common.worker_pool import Worker
 from im2win.device.cpu import Machine

@@ -13,11 +13,14 @@ import pytest
 from oracle import exact_tensors
 
 from im2win.numerics.matvec_program import program
-from im2win.numerics.reference import Accuracy, allows, error, random_tensors, reference, tolerance
-from im2win.numerics.winograd_error import HALF_MARGIN, HALVES, TRUSTED, expected, half_forms, measure, table, trusted
+from im2win.numerics.reference import error, random_tensors, reference
+from im2win.numerics.tolerance import TRUSTED, tolerance, trusted
+from im2win.numerics.winograd_error import HALF_MARGIN, HALVES, expected, half_forms
 from im2win.numerics.winograd_matrices import Transform, WinogradError, default_points, minimal_operations, transform
+from im2win.numerics.winograd_measured import measure, table
 from im2win.packing import codec as packs
 from im2win.packing.winograd import WinogradPack, transformed
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 
 SIZES = [(m, r) for m in range(1, 9) for r in range(1, 8) if m + r <= 12]

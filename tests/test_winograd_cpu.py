@@ -17,15 +17,16 @@ from tvm import te
 
 import im2win
 from im2win.builder.build import build_tile
-from im2win.codegen.llvm import TileError, compile_module, llvm_target, lower
+from im2win.codegen.llvm import TileError, compile_module, llvm_target
 from im2win.compute import winograd
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.numerics.winograd_matrices import transform
 from im2win.packing.winograd import WinogradPack
 from im2win.records.emission import emitted_now
 from im2win.records.log import Log
 from im2win.records.lookup import choose
 from im2win.registry.algorithms import ALGORITHMS, candidates
+from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
 from im2win.registry.sources import code_digest
 from im2win.schedules.winograd.legality import problems

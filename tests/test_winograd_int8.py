@@ -17,11 +17,14 @@ from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.numerics.reference import error, tolerance
-from im2win.numerics.winograd_error import HALF_MARGIN, measure_quantised, quantised_tolerance
+from im2win.numerics.reference import error
+from im2win.numerics.tolerance import tolerance
+from im2win.numerics.winograd_error import HALF_MARGIN, quantised_tolerance
 from im2win.numerics.winograd_error import expected as expected_error
+from im2win.numerics.winograd_int8 import SCALES, STEP
 from im2win.numerics.winograd_matrices import transform
-from im2win.packing.winograd_int8 import SCALES, STEP, QuantisedPack
+from im2win.numerics.winograd_measured import measure_quantised
+from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry.algorithms import ALGORITHMS, candidates
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile

@@ -21,11 +21,11 @@ from im2win.device.gpu import H200
 from im2win.reports import studies
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports.tables import fill, plot_all
-from im2win.reports.winograd_tc import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 from im2win.studies import gpu_study
 from im2win.studies import winograd_tc as cuda_fused_study
+from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
 from im2win.studies.winograd_tc import FORMS, INT8_FORMS, integers, recipes
 
 MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,

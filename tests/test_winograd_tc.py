@@ -21,12 +21,14 @@ from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.codegen.rewritten import functions
 from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
-from im2win.numerics.reference import error, reference, tolerance
+from im2win.numerics.reference import error, reference
+from im2win.numerics.tolerance import tolerance
 from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.pairs import pair
 from im2win.reconstruct.uniform import FEW, few
 from im2win.records.log import Log
 from im2win.records.lookup import choose, search
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS, candidates
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
@@ -319,7 +321,7 @@ def test_values_that_are_no_tile(name: str, value: Any, kind: str) -> None:
 
 def test_an_illegal_tile_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"winograd_tc on .*`wave` \(=16\) must be 0 without `fusion` llc"):
-        cuda_codegen.lower(CONV, ROWS["winograd_tc"], replace(FUSED, wave=16), H200)
+        cuda_lowering.lower(CONV, ROWS["winograd_tc"], replace(FUSED, wave=16), H200)
 
 
 @pytest.mark.parametrize("fusion", ["none", "shmem", "llc"])

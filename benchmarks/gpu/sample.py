@@ -19,10 +19,11 @@ from typing import Any
 from im2win import Conv2d
 from im2win.bench import cuda_builds
 from im2win.device.gpu import device_gpu
-from im2win.numerics.reference import Accuracy, tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Backend, backend_for
 from im2win.schedules.cuda import ladder, sliding
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import LAYOUTS
 from im2win.studies import cuda_ladder as cuda_ablation
 from im2win.studies import sliding as cuda_sliding

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from im2win.numerics.reference import Accuracy
 from im2win.numerics.winograd_tiling import ROW_TAPS
 from im2win.schedules.plain import PlainTile
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 ORDERS = ("cuv", "uvc", "Cuvc")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tvm import tirx
 from tvm.tirx.script import builder as T
@@ -11,21 +11,13 @@ from tvm.tirx.script import builder as T
 from im2win.schedules.cuda.epilogue import Epilogue, finished, value_type
 from im2win.schedules.cuda.requantise import exchanged, store_word
 from im2win.schedules.cuda.shared import Expr, call, local, pointer
-from im2win.schedules.persistent.tile import Field, PersistentTile, channel_run
+from im2win.schedules.persistent.product import SharedProduct
+from im2win.schedules.persistent.tile import Field, PersistentTile, channel_run, window_run
 from im2win.spec.conv2d import Conv2d
-
-if TYPE_CHECKING:
-    from im2win.schedules.persistent.kernel import SharedProduct
 
 LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
 EIGHT = 8  # columns that four lanes hold of a channel, two each
 BYTES = 8  # that a lane stores at a time
-
-
-def window_run(conv: Conv2d, tile: PersistentTile) -> int:
-    """Neighbouring outputs that one store takes, with channels first: two that a thread holds, where they are aligned."""
-    even = all(size % 2 == 0 for size in (Field(conv, tile).pitch, tile.cols, conv.output_size[1]))
-    return 2 if even else 1
 
 
 def two_outputs(conv: Conv2d, pair: list[Expr]) -> Expr:

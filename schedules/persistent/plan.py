@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from im2win.schedules.cuda_family import OneKernel, Parts
+from im2win.schedules.persistent.kernel import persistent_kernel
+from im2win.schedules.persistent.legality import problems, unable
+from im2win.schedules.persistent.model import estimate
+from im2win.schedules.persistent.space import space
+from im2win.schedules.persistent.tile import PersistentTile
 
 
 @dataclass(frozen=True)
@@ -14,12 +19,6 @@ class PersistentPlan(OneKernel):
 
     def parts(self) -> Parts:
         """Its tiles and what is known of them."""
-        from im2win.schedules.persistent.kernel import persistent_kernel
-        from im2win.schedules.persistent.legality import problems, unable
-        from im2win.schedules.persistent.model import estimate
-        from im2win.schedules.persistent.space import space
-        from im2win.schedules.persistent.tile import PersistentTile
-
         return Parts(PersistentTile, unable, problems, space, estimate, persistent_kernel)
 
     def shape(self, tile: Any) -> tuple[Any, ...]:

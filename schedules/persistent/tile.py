@@ -244,3 +244,9 @@ class Field:
     def sum_registers(self) -> int:
         """Registers of a thread for sums."""
         return self.tile.block_m // M * self.columns // 2
+
+
+def window_run(conv: Conv2d, tile: PersistentTile) -> int:
+    """Neighbouring outputs that one store takes, with channels first: two that a thread holds, where they are aligned."""
+    even = all(size % 2 == 0 for size in (Field(conv, tile).pitch, tile.cols, conv.output_size[1]))
+    return 2 if even else 1

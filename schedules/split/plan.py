@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from im2win.numerics.reference import Accuracy
+from im2win.device.gpu import Gpu
+from im2win.packing.codec import Pack
+from im2win.packing.split_k import parts_problem
+from im2win.schedules.cuda import legality, model
+from im2win.schedules.cuda import space as cuda_space
+from im2win.schedules.cuda.model import Estimate
+from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.split.kernel import split_kernel
+from im2win.schedules.split.tile import SplitTile
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
-
-if TYPE_CHECKING:
-    import tvm
-
-    from im2win.device.gpu import Gpu
-    from im2win.packing.codec import Pack
-    from im2win.schedules.cuda.model import Estimate
-    from im2win.schedules.split.tile import SplitTile
+from im2win.spec.symbols import SYMBOL
 
 SPLITS = (2, 4, 8, 16)
 LEAST_CHANNELS = 32  # of a part
@@ -46,32 +48,21 @@ class SplitPlan(CudaFamily):
 
     def tile(self, values: Mapping[str, Any]) -> SplitTile:
         """A tile from its plain values; ValueError if they are none."""
-        from im2win.schedules.split.tile import SplitTile
-
         return SplitTile.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu) -> list[SplitTile]:
         """Every tile worth a trial."""
-        from im2win.packing.split_k import parts_problem
-        from im2win.schedules.cuda.plan import CudaPlan
-        from im2win.schedules.cuda.space import products, space
-        from im2win.schedules.split.tile import SplitTile
-
         found = []
         for split in SPLITS if self.unable(conv, "winograd") is None else ():
             if conv.in_channels % split == 0 and conv.in_channels // split >= LEAST_CHANNELS:
-                for product in products(conv, gpu):
-                    whole = space(parts_problem(conv, split), gpu, CudaPlan(), [product])
+                for product in cuda_space.products(conv, gpu):
+                    whole = cuda_space.space(parts_problem(conv, split), gpu, CudaPlan(), [product])
                     tiles = [SplitTile(**asdict(tile), split=split) for tile in whole]
                     found += sorted(tiles, key=lambda tile: self.estimate(conv, tile, gpu).seconds)[:MOST]
         return found
 
     def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.packing.split_k import parts_problem
-        from im2win.schedules.cuda import legality
-        from im2win.schedules.cuda.plan import CudaPlan
-
         reason = self.unable(conv, "winograd")
         if reason is not None:
             return [reason]
@@ -81,10 +72,6 @@ class SplitPlan(CudaFamily):
 
     def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
         """The model's estimate: of the parts' products, and of adding them up from level-2 cache, or from memory."""
-        from im2win.packing.split_k import parts_problem
-        from im2win.schedules.cuda import model
-        from im2win.schedules.cuda.plan import CudaPlan
-
         products = model.estimate(parts_problem(conv, tile.split), tile.inner, gpu, CudaPlan())
         stored = self.made_bytes(conv, tile)
         passing = max(2 * stored - model.L2_SHARE, 0) / gpu.dram_bytes_s
@@ -100,10 +87,6 @@ class SplitPlan(CudaFamily):
         """What makes two tiles alike enough that one of them is enough to begin with."""
         return tile.split, tile.product, tile.warp_m, tile.warp_n
 
-    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
-        """The kernels to compile."""
-        from im2win.codegen.cuda import kernel_module
-        from im2win.codegen.llvm import SYMBOL
-        from im2win.schedules.split.kernel import split_kernel
-
-        return kernel_module({SYMBOL: split_kernel(conv, tile, SYMBOL)})
+    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+        """The kernels, in one function by its name."""
+        return {SYMBOL: split_kernel(conv, tile, SYMBOL)}

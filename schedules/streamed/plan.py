@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from im2win.schedules.cuda_family import OneKernel, Parts
+from im2win.schedules.streamed.kernel import streamed_kernel
+from im2win.schedules.streamed.legality import problems, unable
+from im2win.schedules.streamed.model import estimate
+from im2win.schedules.streamed.space import space
+from im2win.schedules.streamed.tile import StreamedTile
 
 
 @dataclass(frozen=True)
@@ -14,12 +19,6 @@ class StreamedPlan(OneKernel):
 
     def parts(self) -> Parts:
         """Its tiles and what is known of them."""
-        from im2win.schedules.streamed.kernel import streamed_kernel
-        from im2win.schedules.streamed.legality import problems, unable
-        from im2win.schedules.streamed.model import estimate
-        from im2win.schedules.streamed.space import space
-        from im2win.schedules.streamed.tile import StreamedTile
-
         return Parts(StreamedTile, unable, problems, space, estimate, streamed_kernel)
 
     def shape(self, tile: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from im2win.packing.mma_fragments import row
 from im2win.schedules.cuda.matrix import Place, TensorProduct
 from im2win.schedules.cuda.shared import CHUNK, Expr, call, pointer
 from im2win.schedules.persistent.epilogue import Outputs
-from im2win.schedules.persistent.kernel import SharedProduct
+from im2win.schedules.persistent.product import SharedProduct
 from im2win.schedules.persistent.tile import LANES, M, channel_run
 from im2win.schedules.streamed.tile import StreamedField, StreamedTile
 from im2win.spec.conv2d import Conv2d

@@ -7,7 +7,8 @@ from dataclasses import fields
 
 from im2win.compute.winograd import tiles
 from im2win.device.cpu import Machine
-from im2win.numerics.winograd_error import TRUSTED, expected, trusted
+from im2win.numerics.tolerance import TRUSTED, trusted
+from im2win.numerics.winograd_error import expected
 from im2win.numerics.winograd_tiling import spread
 from im2win.packing.winograd import WinogradPack
 from im2win.schedules.tile import VECTORS

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from im2win.compute.winograd import tiles
 from im2win.device.cpu import Machine
-from im2win.numerics.winograd_error import trusted
+from im2win.numerics.tolerance import trusted
 from im2win.schedules.space import MAX_PASS, divisors, even_tiles
 from im2win.schedules.tile import VECTORS
 from im2win.schedules.winograd.legality import LARGEST, problems

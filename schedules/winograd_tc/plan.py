@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from im2win.numerics.reference import Accuracy, allows
+from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_error import quantised_forms
 from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
+from im2win.packing.codec import Pack
+from im2win.schedules.cuda.model import Estimate
 from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.winograd_tc import kernel
+from im2win.schedules.winograd_tc.legality import problems
+from im2win.schedules.winograd_tc.model import estimate
+from im2win.schedules.winograd_tc.space import space
+from im2win.schedules.winograd_tc.tile import Sizes, TensorCoreTile
+from im2win.schedules.winograd_tc.whole import whole_kernel
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
-
-if TYPE_CHECKING:
-    import tvm
-
-    from im2win.device.gpu import Gpu
-    from im2win.packing.codec import Pack
-    from im2win.schedules.cuda.model import Estimate
-    from im2win.schedules.winograd_tc.tile import TensorCoreTile
-
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
 DTYPES = ("float16", "int8")
 
@@ -47,8 +48,6 @@ class TensorCorePlan(CudaFamily):
 
     def made_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes between the kernels: what is not in shared memory of V, and M."""
-        from im2win.schedules.winograd_tc.tile import Sizes
-
         return Sizes(conv, tile).made_bytes
 
     def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
@@ -65,27 +64,19 @@ class TensorCorePlan(CudaFamily):
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
         """A tile from its plain values; ValueError if they are none."""
-        from im2win.schedules.winograd_tc.tile import TensorCoreTile
-
         return TensorCoreTile.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
         """Every tile worth a trial."""
-        from im2win.schedules.winograd_tc.space import space
-
         return space(conv, gpu)
 
     def problems(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.schedules.winograd_tc.legality import problems
-
         reason = self.unable(conv, "winograd")
         return problems(conv, tile, gpu) if reason is None else [reason]
 
     def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
         """The model's estimate."""
-        from im2win.schedules.winograd_tc.model import estimate
-
         return estimate(conv, tile, gpu)
 
     def pack(self, conv: Conv2d, tile: Any) -> Pack:
@@ -97,14 +88,12 @@ class TensorCorePlan(CudaFamily):
         """What makes two tiles alike enough that one of them is enough to begin with."""
         return tile.outputs, tile.mapping, tile.fusion
 
-    def lower(self, conv: Conv2d, tile: Any, gpu: Gpu) -> tvm.IRModule:
-        """The kernels to compile, reconstructed; ReconstructError if a rule of the tile's does not match."""
-        from im2win.codegen import winograd_tc as cuda_fused
+    def reconstructed(self, tile: Any) -> bool:
+        """Whether the reconstructor makes of its kernels what the tile says; without it, one kernel computes the whole."""
+        return bool(tile.fusion != "whole")
 
-        if tile.fusion == "whole":
-            from im2win.codegen.cuda import kernel_module
-            from im2win.codegen.llvm import SYMBOL
-            from im2win.schedules.winograd_tc.whole import whole_kernel
-
-            return kernel_module({SYMBOL: whole_kernel(conv, tile, SYMBOL)})
-        return cuda_fused.lower(conv, tile, gpu)
+    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+        """The kernels of a legal tile by name, as they are before reconstruction."""
+        if self.reconstructed(tile):
+            return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)
+        return {SYMBOL: whole_kernel(conv, tile, SYMBOL)}

@@ -9,8 +9,9 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.numerics.matvec_program import Program, program
+from im2win.numerics.winograd_int8 import LARGEST, STEP
 from im2win.numerics.winograd_matrices import transform
-from im2win.packing.winograd_int8 import LARGEST, STEP, QuantisedPack
+from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.shared import Expr, local, named
 from im2win.schedules.winograd_tc.tile import THREADS, WARP, WORD, Sizes

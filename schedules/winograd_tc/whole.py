@@ -14,9 +14,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from im2win.numerics.matvec_program import program
+from im2win.numerics.winograd_int8 import LARGEST
 from im2win.numerics.winograd_matrices import transform
 from im2win.packing.mma_fragments import column
-from im2win.packing.winograd_int8 import LARGEST, QuantisedPack
+from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.schedules.cuda.epilogue import activated
 from im2win.schedules.cuda.kernel import arguments
 from im2win.schedules.cuda.shared import CHUNK, Arena, Expr, barrier, call, local, named, pointer

@@ -9,15 +9,16 @@ from im2win.spec.conv2d import Conv2d, ConvError
 
 if TYPE_CHECKING:
     from im2win.builder.build import build as build
+    from im2win.export.c_abi import export_c as export_c
     from im2win.frontends.models.compiler import compile_model as compile_model
     from im2win.frontends.onnxruntime.operators import for_onnxruntime as for_onnxruntime
     from im2win.frontends.torch.capturing import capture as capture
     from im2win.registry.ranking import default_tile as default_tile
+    from im2win.runtime.load import load as load
+    from im2win.runtime.load import load_model as load_model
     from im2win.runtime.model import Model as Model
-    from im2win.runtime.model import load_model as load_model
     from im2win.runtime.op import Layer as Layer
     from im2win.runtime.op import Op as Op
-    from im2win.runtime.op import load as load
     from im2win.schedules.tile import Tile as Tile
     from im2win.tuner import tune as tune
 
@@ -29,19 +30,20 @@ _LAZY = {
     "capture": "frontends.torch.capturing",
     "compile_model": "frontends.models.compiler",
     "default_tile": "registry.ranking",
+    "export_c": "export.c_abi",
     "for_onnxruntime": "frontends.onnxruntime.operators",
     "Layer": "runtime.op",
     "Op": "runtime.op",
-    "load": "runtime.op",
-    "load_model": "runtime.model",
+    "load": "runtime.load",
+    "load_model": "runtime.load",
     "Model": "runtime.model",
     "Tile": "schedules.tile",
     "tune": "tuner",
 }
 
 __all__ = [
-    "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "for_onnxruntime", "load",
-    "load_model", "tune",
+    "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "export_c",
+    "for_onnxruntime", "load", "load_model", "tune",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What the machine could do at best, measured: FMA peak and copy bandwidth, the two sides of the roofline.
 
-Both run as contenders do (contest.py): in a process of their own, warmed up by time, on the same number of threads.
+Both run as contenders do (bench/harness.py): in a process of their own, warmed up by time, on the same number of threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from im2win.bench.harness import Worker
-from im2win.bench.peers.cpu import Contender, Tensors, Trial
+from im2win.bench.peers.contender import Contender, Tensors, Trial
 from im2win.device.cpu import Machine
 from im2win.spec.conv2d import Conv2d
 

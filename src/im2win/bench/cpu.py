@@ -1,7 +1,7 @@
 """The benchmark: us and every peer on the same layers, in one run, in interleaved rounds.
 
 Fairness: every contender has a process of its own, the same inputs, the same number of threads, and is checked against one float64
-reference before it is timed. How rounds are interleaved, and why in processes: contest.py. Filter packing, session building and layout
+reference before it is timed. How rounds are interleaved, and why in processes: harness.py. Filter packing, session building and layout
 changes of the input are outside the time for everyone; everything a user waits for (our transform included) is inside.
 """
 
@@ -20,15 +20,18 @@ from typing import Any
 
 import numpy as np
 
+import im2win
 from im2win.bench import ceilings
 from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_bytes
-from im2win.bench.peers.cpu import Array, Contender, PeerError, Tensors, Trial, peers
+from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
+from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.results import Result, Row, Spread
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import Accuracy, tolerance
 from im2win.numerics.reference import error as error_of
+from im2win.numerics.tolerance import tolerance
 from im2win.runtime.op import Op
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 
@@ -61,8 +64,6 @@ class Ours:
         Raises:
             PeerError: only a tuned layer is wanted, and this one is not.
         """
-        import im2win
-
         if self.tuned is False:
             name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads), self.accuracy)
             op = im2win.build(conv, algorithm=name, tile=tile, threads=threads, accuracy=self.accuracy)

@@ -28,9 +28,10 @@ from im2win.bench.cuda_harness import (
 )
 from im2win.bench.results import Result, Row, peak_name
 from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import Accuracy, tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.tuner.runners.cuda import Bench

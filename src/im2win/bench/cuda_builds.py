@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from im2win.builder.build import cuda_manifest, looked_up
 from im2win.common.messages import brief
 from im2win.common.worker_pool import Worker, WorkerError, in_order, serve
 from im2win.device.gpu import Gpu
-from im2win.numerics.reference import Accuracy
+from im2win.registry.algorithms import algorithm
+from im2win.registry.backends import backend_for
+from im2win.registry.ranking import default_tile
+from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -52,8 +57,6 @@ def load(library: Library | str) -> CudaOp:
     Raises:
         BuildError: there is none, for the reason in its place.
     """
-    from im2win.runtime.cuda import CudaOp
-
     if isinstance(library, str):
         raise BuildError(library)
     return CudaOp(library.manifest, library.path)
@@ -77,10 +80,6 @@ class TileRecipe:
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
-        from im2win.builder.build import cuda_manifest, looked_up
-        from im2win.registry.algorithms import algorithm
-        from im2win.registry.backends import backend_for
-        from im2win.registry.ranking import default_tile
 
         rung = ""
         if self.tile is not None:

@@ -14,11 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.bench.peers.contender import PeerError
 from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
+from im2win.bench.peers.cudnn import Cudnn, CudnnError, output_dtype, supports
 from im2win.common.messages import brief
 from im2win.device.gpu import Gpu
-from im2win.numerics.reference import Accuracy, allows, tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.runtime.op import Op
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.runners.cuda import Bench, reference, sample, verify
 
@@ -94,7 +97,6 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapp
     Raises:
         WrongError: it is wrong, or its definition has no such convolution. PeerError: the search failed, or no candidate of it ran.
     """
-    from im2win.bench.peers.cpu import PeerError
     from im2win.bench.peers.tvm_default import compiled, refused
 
     conv = bench.conv
@@ -117,8 +119,6 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
     its algorithms writes what the problem asks for.
     """
     import torch
-
-    from im2win.bench.peers.cudnn import Cudnn, CudnnError, output_dtype, supports
 
     conv = bench.conv
     math = cudnn_math(conv, accuracy)

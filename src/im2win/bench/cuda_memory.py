@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+import im2win
 from im2win.bench.cpu import commit, versions
+from im2win.bench.memory_result import LayerMemory, MemoryResult
 from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
+from im2win.bench.peers.cudnn import Cudnn, CudnnError
 from im2win.device.gpu import device_gpu
-from im2win.numerics.reference import Accuracy, allows
 from im2win.registry.algorithms import ALGORITHMS, Algorithm
-from im2win.reports.memory import LayerMemory, MemoryResult
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 
@@ -50,8 +52,6 @@ def device_zeros(conv: Conv2d) -> dict[str, Any]:
 
 def _ours(row: Algorithm, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> tuple[int, int]:
     """Bytes by formula, measured."""
-    import im2win
-
     op = im2win.build(conv, "cuda", logs=logs, algorithm=row.name, accuracy=accuracy)
     bound = {name: np.zeros(conv.out_channels, conv.dtypes[name]) for name in ("bias", "scale") if name in conv.arguments}
     layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), **bound)
@@ -65,8 +65,6 @@ def _torch(conv: Conv2d, tensors: dict[str, Any], layout: str) -> int:
 
 
 def _note_cudnn(found: LayerMemory, conv: Conv2d, accuracy: Accuracy) -> None:
-    from im2win.bench.peers.cudnn import Cudnn, CudnnError
-
     try:
         with Cudnn() as library:
             math = cudnn_math(conv, accuracy)

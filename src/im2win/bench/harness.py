@@ -35,7 +35,8 @@ from typing import Any
 
 import numpy as np
 
-from im2win.bench.peers.cpu import Array, Contender
+from im2win.bench.peers.contender import Contender
+from im2win.bench.peers.cpu import Array
 from im2win.spec.conv2d import Conv2d
 
 LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so all threads on their own core give nearly 1

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.bench.peers.cpu import Contender, Tensors, Trial
+from im2win.bench.peers.contender import Contender, Tensors, Trial
 from im2win.device.affinity import leave_bound_cpus
 from im2win.spec.conv2d import Conv2d
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from im2win.runtime.libraries import runtime_library
-from im2win.runtime.op import Op, load
+from im2win.runtime.load import load
+from im2win.runtime.op import Op
 
 _THP_DISABLE = 41  # PR_SET_THP_DISABLE
 _STATUS = Path("/proc/self/status")

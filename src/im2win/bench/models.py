@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from im2win.bench.harness import Worker, WorkerError, interleaved
-from im2win.bench.peers.cpu import Contender, PeerError, Tensors, Trial
+from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
 from im2win.bench.results import Spread
+from im2win.frontends.models.source import at_batch, read
 from im2win.frontends.onnx.graph import attributes_of
 from im2win.frontends.onnx.layers import import_onnx
+from im2win.runtime.load import load_model
+from im2win.runtime.manifest import manifest_path
+from im2win.runtime.model_manifest import ModelManifest
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -60,9 +64,6 @@ class ModelRow:
 
 def images(path: Path, seed: int) -> dict[str, Array]:
     """Random normal inputs of a compiled model's largest batch, the same in every process."""
-    from im2win.runtime.manifest import manifest_path
-    from im2win.runtime.model_manifest import ModelManifest
-
     manifest = ModelManifest.read(manifest_path(path))
     random = np.random.default_rng(seed)
     batch = max(bucket.batch for bucket in manifest.buckets)
@@ -78,8 +79,6 @@ class Ours:
     name: str = "ours"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        from im2win.runtime.model import load_model
-
         model = load_model(self.library)
         inputs = list(images(self.library, self.seed).values())
         first = model(*inputs)
@@ -135,7 +134,6 @@ class TorchModel:
             import torch
         except ImportError as error:
             raise PeerError(f"{self.name}: PyTorch is not installed; pip install 'im2win[bench]'.") from error
-        from im2win.frontends.models.source import at_batch, read
 
         torch.set_num_threads(threads)
         label, model = read(self.source)
@@ -236,9 +234,6 @@ def measure(
     Raises:
         ValueError: an unknown peer.
     """
-    from im2win.runtime.manifest import manifest_path
-    from im2win.runtime.model_manifest import ModelManifest
-
     unknown = [peer for peer in against if peer not in PEERS]
     if unknown:
         raise ValueError(f"`against` (={unknown[0]!r}) must be one of {', '.join(PEERS)}.")

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from im2win.builder.cache import Artefacts, artefact_name
 from im2win.common.messages import brief
-from im2win.numerics.reference import Accuracy
+from im2win.common.worker_pool import Worker, in_order, serve
+from im2win.device.cpu import usable_cpus
+from im2win.device.gpu import Gpu
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, rung_for
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -113,8 +116,6 @@ def build(job: Job) -> int | str:
 
 def main(job_fd: int, result_fd: int) -> None:
     """Entry of the worker process."""
-    from im2win.common.worker_pool import serve
-
     serve(build, job_fd, result_fd)
 
 
@@ -126,10 +127,6 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     Args:
         processes: at a time; None: as many as CPUs may be used.
     """
-    from im2win.common.worker_pool import Worker, in_order
-    from im2win.device.cpu import usable_cpus
-    from im2win.device.gpu import Gpu
-
     if len(layers) < LEAST or not _keeps(chooser.folder):
         return 0
     wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device)]

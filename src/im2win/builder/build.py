@@ -13,17 +13,20 @@ from typing import Any
 import tvm
 
 from im2win import __version__
-from im2win.codegen.llvm import Compiled, compile_module, lower
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen.llvm import Compiled, compile_module
 from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu
-from im2win.numerics.reference import Accuracy
 from im2win.packing.codec import Pack
 from im2win.records.lookup import choose
+from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.algorithms import algorithm, candidates
 from im2win.registry.backends import Device, Tile, backend_for, device_for
 from im2win.registry.ranking import default_tile
+from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Op
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 
@@ -37,17 +40,14 @@ def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: boo
     if isinstance(device, Gpu):
         return _build_cuda(conv, name, tile, device, tuned)
     row = algorithm(name)
-    compiled = compile_module(lower(conv, row, tile, device), device)
+    compiled = compile_module(cpu_lowering.lower(conv, row, tile, device), device)
     compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
     return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
 
 
 def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
-    from im2win.codegen import cuda as cuda_codegen
-    from im2win.runtime.cuda import CudaOp
-
     row, backend = algorithm(name), backend_for(gpu)
-    compiled = cuda_codegen.compile_module(cuda_codegen.lower(conv, row, tile, gpu), gpu)
+    compiled = cuda_codegen.compile_module(cuda_lowering.lower(conv, row, tile, gpu), gpu)
     made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
     manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
     return _in_library(compiled, lambda path: CudaOp(manifest, path))

@@ -18,10 +18,11 @@ from typing import Any
 
 from im2win import __version__
 from im2win.common.files import default_folder, replace_text
-from im2win.records.log import LogError, locked
+from im2win.common.locking import LogError, locked
 from im2win.registry.sources import code_digest
+from im2win.runtime.load import load
 from im2win.runtime.manifest import ArtefactError
-from im2win.runtime.op import Op, load
+from im2win.runtime.op import Op
 from im2win.spec.conv2d import Conv2d
 
 _log = logging.getLogger("im2win")

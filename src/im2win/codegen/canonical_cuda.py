@@ -1,7 +1,7 @@
 """A CUDA source in a form that only what it computes changes: comments, layout, names and unused device functions do not.
 
-Kernels are compared by this form (`im2win.records.emission`), so that renaming a variable of the generator, moving a device function to another
-header or adding one that a kernel does not call leaves every record of that kernel valid.
+Kernels are compared by this form (`im2win.records.emission`), so that renaming a variable of the generator, moving a device function to
+another header or adding one that a kernel does not call leaves every record of that kernel valid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a problem, an algorithm and a tile to CUDA: definition, schedule, TVM's code generator, the reconstructor, nvcc or nvrtc."""
+"""From a scheduled module to CUDA: TVM's code generator, the reconstructor, nvcc or nvrtc."""
 
 from __future__ import annotations
 
@@ -17,29 +17,20 @@ import tvm
 from im2win.codegen import nvrtc
 from im2win.codegen.canonical_cuda import canonical
 from im2win.codegen.cuda_source import Generated, Launches, generate
-from im2win.codegen.llvm import SYMBOL, Compiled, TileError, ToolchainError, digest
+from im2win.codegen.llvm import Compiled, ToolchainError, digest
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
 from im2win.reconstruct import Rule, reconstruct
-from im2win.registry.algorithms import Algorithm
 from im2win.schedules.cuda import kernel
 from im2win.schedules.cuda.cluster import cluster_functions, with_clusters
 from im2win.schedules.cuda.instructions import warpgroup_products
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
-from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
 from im2win.schedules.cuda.requantise import requantisation
-from im2win.schedules.cuda.transform import transform_kernel
-from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
-from im2win.schedules.cuda_family import CudaFamily
 from im2win.schedules.persistent.instructions import shared_products
 from im2win.schedules.streamed.instructions import slot_functions, with_residents
 from im2win.schedules.winograd_tc.instructions import tile_transforms
-from im2win.spec.conv2d import Conv2d
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
-TRANSFORM, TRANSFORM_PARTS = "transform", "transform_parts"  # see `runtime.cuda.Kernels`
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
 
@@ -52,41 +43,6 @@ def cuda_target(gpu: Gpu) -> Any:
         },
         host="llvm",
     )  # fmt: skip
-
-
-def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModule:
-    """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
-
-    Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";
-    `transform_parts` (data, lowered) then is for measuring.
-
-    Raises:
-        TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
-    """
-    plan = algorithm.cuda
-    if plan is None:
-        raise TileError(f"{algorithm.name} has no CUDA schedule.")
-    broken = plan.problems(conv, tile, gpu) if isinstance(plan, CudaFamily) else problems(conv, tile, gpu, plan)
-    if broken:
-        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    return emit(conv, plan, tile, gpu)
-
-
-def emit(conv: Conv2d, plan: CudaPlan, tile: Any, gpu: Gpu) -> tvm.IRModule:
-    """The kernels of `lower`; whether the tile is legal is not asked."""
-    if isinstance(plan, CudaFamily):
-        return plan.lower(conv, tile, gpu)
-    if tile.in_rows:
-        functions = {SYMBOL: kernel.product_kernel(conv, tile, CudaPlan(staged="rows"), SYMBOL)}
-    elif isinstance(plan, WinogradPlan):
-        functions = {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}
-    elif isinstance(plan, InParts):
-        functions = {SYMBOL: parts_kernel(conv, tile, plan, SYMBOL), TRANSFORM_PARTS: parts_transform(conv, plan, TRANSFORM_PARTS)}
-    else:
-        functions = {SYMBOL: kernel.product_kernel(conv, tile, plan, SYMBOL)}
-        if plan.axes:
-            functions[TRANSFORM] = transform_kernel(conv, plan.oriented(conv), TRANSFORM)
-    return kernel_module(functions)
 
 
 def _made(module: tvm.IRModule) -> str | None:

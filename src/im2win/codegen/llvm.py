@@ -1,4 +1,4 @@
-"""From a problem, an algorithm and a tile to a shared library: definition, schedule, LLVM, linker."""
+"""From a scheduled module to a shared library for a CPU: LLVM, linker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from tvm_ffi import structural_hash
 
 from im2win.codegen.workspace import Allocations
 from im2win.device.cpu import Machine
-from im2win.registry.algorithms import Algorithm
 from im2win.schedules.registers import LAST_PASS, PIPELINE
 from im2win.schedules.tails import CONFIG, mark_tails
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
 
-SYMBOL = "conv2d"
 DIGITS = 16  # of a fingerprint
 
 
@@ -56,19 +55,6 @@ def llvm_target(machine: Machine, options: Sequence[str] = ()) -> Any:
     """TVM's target for a machine; `options` are LLVM's own."""
     extra = {"cl-opt": list(options)} if options else {}
     return tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **extra})
-
-
-def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, machine: Machine) -> tvm.IRModule:
-    """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`.
-
-    Raises:
-        TileError: the tile is not legal.
-    """
-    broken = algorithm.scheduler.problems(conv, tile, machine)
-    if broken:
-        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
-    module: tvm.IRModule = algorithm.scheduler.module(conv, algorithm, tile)
-    return module
 
 
 def kernel_module(conv: Conv2d, scheduled: Any) -> tvm.IRModule:

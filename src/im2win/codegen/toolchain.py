@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from im2win.common.files import default_folder
-from im2win.records.log import LogError, locked
+from im2win.common.locking import LogError, locked
 
 _log = logging.getLogger("im2win")
 _NAMES = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}

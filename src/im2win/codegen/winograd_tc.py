@@ -5,8 +5,7 @@ from __future__ import annotations
 import tvm
 
 from im2win.codegen import rewritten as cuda_reconstruct
-from im2win.codegen.cuda import SOURCE, TRANSFORM_PARTS, kernel_module
-from im2win.codegen.llvm import SYMBOL
+from im2win.codegen.cuda import SOURCE, kernel_module
 from im2win.codegen.rewritten import Function
 from im2win.device.gpu import Gpu
 from im2win.reconstruct.rules import ReconstructError
@@ -16,6 +15,7 @@ from im2win.schedules.winograd_tc import kernel
 from im2win.schedules.winograd_tc.pipeline import PIPELINE
 from im2win.schedules.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
 MADE = "data"  # the kernel's tensor that holds what lies between its launches, see `runtime.cuda.Kernels`
 

@@ -1,9 +1,8 @@
-"""The float64 reference that every kernel is checked against before it is timed, and how far from it a kernel may be."""
+"""The float64 reference that every kernel is checked against before it is timed."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,27 +10,6 @@ import numpy.typing as npt
 from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
-Accuracy = Literal["exact", "float32", "tf32", "winograd"]
-"""From the most accurate to the least. "winograd": Winograd's form in the element type's own precision, transformed tiles rounded to it."""
-
-
-def checked_accuracy(value: str) -> Accuracy:
-    """A word as an accuracy.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if value not in get_args(Accuracy):
-        raise ValueError(f"`accuracy` (={value!r}) must be one of {', '.join(get_args(Accuracy))}.")
-    return value  # type: ignore[return-value]
-
-
-def allows(accuracy: Accuracy, needed: Accuracy) -> bool:
-    """Whether a user who asks for an accuracy accepts a kernel that has another."""
-    order = get_args(Accuracy)
-    return bool(order.index(needed) <= order.index(accuracy))
-
-
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
     rng = np.random.default_rng(seed)
@@ -91,40 +69,6 @@ def _activate(name: str, y: Array) -> Array:
     if name == "silu":
         return np.asarray(y / (1 + np.exp(-y)))
     return np.ascontiguousarray(y)
-
-
-def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
-    """Largest error that rounding alone explains, relative to the largest output, for normally distributed inputs.
-
-    int8 products and their int32 sums are exact. So is what is requantised, where every operation rounds as the reference does, but for
-    silu, which is off by some units in its last place.
-
-    A float16 output is off by half a unit in its last place, 2^-11; sums of float16 products are kept in float32. TF32 inputs have 10 bits
-    of fraction: a product is off by up to 2^-10, and sums by less than that of the largest.
-
-    A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
-    eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
-    few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
-
-    With accuracy "winograd" a float16 or int8 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`
-    and `quantised_tolerance`. int8 tensors are normally distributed with a spread of 32.
-    """
-    if conv.dtype == "int8":
-        from im2win.numerics.winograd_error import quantised_tolerance
-
-        if conv.requantised:
-            eps = float(np.finfo(conv.out_dtype).eps) if conv.activation == "silu" else 0.0
-            return eps + 16 * float(np.finfo(np.float32).eps) if eps else 0.0
-        return quantised_tolerance(conv) if accuracy == "winograd" else 0.0
-    if conv.dtype == "float16":
-        from im2win.numerics.winograd_error import half_tolerance
-
-        direct = 1.5 * 2.0**-11
-        return max(direct, half_tolerance(conv)) if accuracy == "winograd" else direct
-    if allows(accuracy, "tf32"):
-        return 2.0**-10
-    depth = math.prod(conv.filter_shape[1:])
-    return float(np.finfo(np.float32).eps * (4 * math.sqrt(depth) + 16))
 
 
 def error(y: Array, expected: Array) -> float:

@@ -19,10 +19,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from im2win.numerics.matvec_program import dyadic
 
 Matrix = tuple[tuple[Fraction, ...], ...]
+Array = npt.NDArray[Any]
 
 # Found by search over 0, pairs of opposite fractions and at most one more, all up to 4 with denominators up to 4: the least `noise` with
 # three taps. Such fractions multiply exactly in binary, and opposite points share most of a transform's operations.
@@ -182,3 +187,8 @@ def transform(outputs: int, taps: int, points: Iterable[Fraction | int | str] | 
         shown = ", ".join(map(str, given))
         raise WinogradError(f"F({outputs}, {taps}): `points` (={shown}) must be {count} different numbers.")
     return _transform(outputs, taps, given)
+
+
+def floats(matrix: Matrix) -> Array:
+    """A matrix of rationals in float64."""
+    return np.array([[float(value) for value in row] for row in matrix])

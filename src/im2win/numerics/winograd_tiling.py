@@ -6,8 +6,8 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from im2win.numerics.reference import Accuracy, allows
 from im2win.numerics.winograd_error import half_forms
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 
 FORMS = {3: (2, 4, 6), 5: (2, 4)}

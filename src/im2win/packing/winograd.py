@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from im2win.numerics.winograd_matrices import Matrix, transform
+from im2win.numerics.winograd_matrices import floats, transform
 from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
 
 AXES = "bkcij"
-
-
-def floats(matrix: Matrix) -> Array:
-    """A matrix of rationals in float64."""
-    return np.array([[float(value) for value in row] for row in matrix])
 
 
 def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:

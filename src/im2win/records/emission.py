@@ -11,10 +11,13 @@ import functools
 import json
 from collections.abc import Mapping
 
+from im2win.codegen import cuda, llvm
 from im2win.common.messages import brief
 from im2win.device.gpu import H200, KNOWN, Gpu
 from im2win.records.record import Record, TileValue, parse_key
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.spec.conv2d import Conv2d
 
 
@@ -40,22 +43,17 @@ def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target:
 
 
 def _of_cpu(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue]) -> str:
-    from im2win.codegen.llvm import fingerprint
-
     row = ALGORITHMS[algorithm]
-    return fingerprint(row.scheduler.module(conv, row, row.scheduler.tile(values)))
+    return llvm.fingerprint(row.scheduler.module(conv, row, row.scheduler.tile(values)))
 
 
 def _of_cuda(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue], gpu: Gpu) -> str:
-    from im2win.codegen import cuda as cuda_codegen
-    from im2win.registry.backends import backend_for
-
     row = ALGORITHMS[algorithm]
     if row.cuda is None:
         raise EmissionError(f"{algorithm} has no CUDA schedule")
     tile = backend_for(gpu).tile(row, values)
-    module = cuda_codegen.emit(conv, row.cuda, tile, gpu)
-    return cuda_codegen.fingerprint(cuda_codegen.generate_source(module, gpu))
+    module = cuda_lowering.emit(conv, row.cuda, tile, gpu)
+    return cuda.fingerprint(cuda.generate_source(module, gpu))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -12,13 +12,13 @@ from typing import Any
 
 import tvm
 
-from im2win.numerics.reference import Accuracy
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Device, Tile, backend_for
 from im2win.registry.sources import code_digest
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]

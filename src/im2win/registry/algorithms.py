@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from im2win.compute import direct, im2col, im2win, implicit_gemm, mcfa, mec, winograd
-from im2win.numerics.reference import Accuracy
 from im2win.numerics.winograd_tiling import refusal
 from im2win.registry.schedules import CudaOnly, Scheduler, Windows, Winograd
 from im2win.schedules.cpu import Plan, Where
@@ -19,6 +18,7 @@ from im2win.schedules.persistent.plan import PersistentPlan
 from im2win.schedules.split.plan import SplitPlan
 from im2win.schedules.streamed.plan import StreamedPlan
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
 Define = Callable[..., list[Any]]

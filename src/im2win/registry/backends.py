@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from im2win.codegen import cuda as codegen_cuda
+from im2win.codegen import llvm
 from im2win.device.cpu import Machine
-from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import Accuracy, allows
-from im2win.numerics.winograd_error import trusted
+from im2win.device.gpu import Gpu, alike_gpus, device_gpu
+from im2win.numerics.tolerance import trusted
+from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS, Algorithm
+from im2win.schedules.cuda.kernel import pack_of
+from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.model import estimate
+from im2win.schedules.cuda.space import products, space
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
 from im2win.schedules.cuda_family import CudaFamily
+from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 
 Device = Machine | Gpu
@@ -143,9 +153,7 @@ class CpuBackend:
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
-        from im2win.codegen.llvm import compile_module, lower
-
-        compiled = compile_module(lower(conv, row, tile, self.machine), self.machine)
+        compiled = llvm.compile_module(cpu_lowering.lower(conv, row, tile, self.machine), self.machine)
         compiled.export(path)
         return Kernel(compiled.allocated + row.scheduler.held_bytes(conv, tile), compiled.fingerprint)
 
@@ -178,44 +186,28 @@ class CudaBackend:
     threads = 1
 
     def __init__(self, gpu: Gpu, accuracy: Accuracy = "float32") -> None:
-        import os
-
         self.gpu, self._accuracy = gpu, accuracy
         self.name = gpu.name
         self.workers = max(1, (os.cpu_count() or 1) - 1)
 
     def check_tools(self) -> None:
         """Raises ToolchainError unless kernels can be compiled and measured here: without, every trial would fail for the same reason."""
-        import importlib.util
-
-        from im2win.codegen.cuda import compiler
-        from im2win.codegen.llvm import ToolchainError
-
-        compiler()
+        codegen_cuda.compiler()
         if importlib.util.find_spec("torch") is None:
-            raise ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
+            raise llvm.ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
 
     def places(self) -> list[dict[str, str]]:
         """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
-        from im2win.device.gpu import alike_gpus
-
         return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
 
     def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
-        from im2win.schedules.cuda.tile import CudaTile
-
         return row.cuda.tile(values) if isinstance(row.cuda, CudaFamily) else CudaTile.from_dict(values)
 
     def _products(self, conv: Conv2d) -> list[str]:
-        from im2win.schedules.cuda.space import products
-        from im2win.schedules.cuda.tile import PRODUCTS
-
         return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
 
     def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
-        from im2win.schedules.cuda.model import estimate
-
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
             return row.cuda.estimate(conv, tile, self.gpu)
@@ -227,8 +219,6 @@ class CudaBackend:
 
     def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
-        from im2win.schedules.cuda.space import space
-
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
             tiles: list[Tile] = list(row.cuda.space(conv, self.gpu))
@@ -239,8 +229,6 @@ class CudaBackend:
 
     def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
         """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
-        from im2win.schedules.cuda.tile import PRODUCTS
-
         parts = self._estimate(conv, row, tile)
         shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
         sizes = [
@@ -262,8 +250,6 @@ class CudaBackend:
 
     def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
         """Every rule that a tile breaks, this device's accuracy among them."""
-        from im2win.schedules.cuda.legality import problems
-
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
             if (reason := row.cuda.unable(conv, self._accuracy)) is not None:
@@ -280,17 +266,12 @@ class CudaBackend:
 
     def pack(self, conv: Conv2d, tile: Tile) -> Any:
         """How filters are packed for a tile."""
-        from im2win.schedules.cuda.kernel import pack_of
-        from im2win.schedules.cuda.tile import CudaTile
-
         return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
 
     def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
-        from im2win.codegen.cuda import compile_module, lower
-
         assert row.cuda is not None
-        compiled = compile_module(lower(conv, row, tile, self.gpu), self.gpu)
+        compiled = codegen_cuda.compile_module(cuda_lowering.lower(conv, row, tile, self.gpu), self.gpu)
         compiled.export(path)
         return Kernel(row.cuda.made_bytes(conv, tile), compiled.fingerprint)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import Accuracy
 from im2win.registry.algorithms import Algorithm, candidates
 from im2win.registry.backends import Backend, Device, backend_for
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 

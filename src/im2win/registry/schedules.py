@@ -9,9 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from im2win.codegen.llvm import any_alignment, kernel_module
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu import Plan
+from im2win.schedules import legality, model
+from im2win.schedules import space as windows_space
+from im2win.schedules.cpu import Plan, schedule
+from im2win.schedules.tile import Tile
+from im2win.schedules.winograd import cpu as winograd_cpu
+from im2win.schedules.winograd import legality as winograd_legality
+from im2win.schedules.winograd import model as winograd_model
+from im2win.schedules.winograd import space as winograd_space
+from im2win.schedules.winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
 
 
 class Scheduler(Protocol):
@@ -55,35 +65,24 @@ class Windows:
 
     def tile(self, values: Mapping[str, Any]) -> Any:
         """A tile from its plain values; ValueError if they are none."""
-        from im2win.schedules.tile import Tile
-
         return Tile.from_dict(values)
 
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
         """Every tile worth a trial."""
-        from im2win.schedules.space import space
-
-        return list(space(conv, machine, matrix=self.plan(conv).matrix))
+        return list(windows_space.space(conv, machine, matrix=self.plan(conv).matrix))
 
     def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.schedules.legality import problems
-
-        return problems(conv, tile, machine, matrix=self.plan(conv).matrix)
+        return legality.problems(conv, tile, machine, matrix=self.plan(conv).matrix)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
-        from im2win.schedules.model import estimate
-
         plan = self.plan(conv)
         staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
-        return estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+        return model.estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
-        """The scheduled module; whether the tile is legal for a machine is not asked."""
-        from im2win.codegen.llvm import kernel_module
-        from im2win.schedules.cpu import schedule
-
+        """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`; whether the tile is legal is not asked."""
         return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.strip), tile, self.plan(conv)))
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
@@ -117,43 +116,28 @@ class Winograd:
 
     def unable(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem; None if one does."""
-        from im2win.schedules.winograd.legality import unable
-
-        return unable(conv)
+        return winograd_legality.unable(conv)
 
     def tile(self, values: Mapping[str, Any]) -> Any:
         """A tile from its plain values; ValueError if they are none."""
-        from im2win.schedules.winograd.tile import WinogradTile
-
         return WinogradTile.from_dict(values)
 
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
         """Every tile worth a trial."""
-        from im2win.schedules.winograd.space import space
-
-        return list(space(conv, machine))
+        return list(winograd_space.space(conv, machine))
 
     def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
         """Every rule that a tile breaks."""
-        from im2win.schedules.winograd.legality import problems
-
-        return problems(conv, tile, machine)
+        return winograd_legality.problems(conv, tile, machine)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`."""
-        from im2win.schedules.winograd.model import estimate
-
-        return estimate(conv, tile, machine)
+        return winograd_model.estimate(conv, tile, machine)
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
         """The scheduled module; whether the tile is legal for a machine is not asked."""
-        from im2win.codegen.llvm import SYMBOL, any_alignment
-        from im2win.schedules.winograd.cpu import module
-
-        return any_alignment(module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
+        return any_alignment(winograd_cpu.module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""
-        from im2win.schedules.winograd.cpu import held_bytes
-
-        return held_bytes(conv, tile)
+        return winograd_cpu.held_bytes(conv, tile)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from im2win.common import markdown
+from im2win.studies.entries import ROWS, STAYS, TAPS
 
-STUDY = "clusters"  # the study's name in its file
-TAPS, ROWS, STAYS = "taps", "rows", "stays"
 FAMILIES = {TAPS: "tiles of taps", ROWS: "tiles of rows", STAYS: "blocks that stay"}
 SIZES = (2, 4)  # thread blocks of a cluster
 WORTH = 1.03  # a gain that is more than the spread of a measurement

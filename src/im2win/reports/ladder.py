@@ -12,9 +12,8 @@ from im2win.common import markdown
 from im2win.schedules.cuda import ladder as cuda_ladder
 from im2win.schedules.ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import LADDER_TRANSFORM as TRANSFORM
 
-SUITE = "ladder-"  # starts the suite's name in a ladder's result
-TRANSFORM = "transform"  # the transform alone, beside a GPU's rungs
 ALGORITHM_9 = "prefetch"  # the GPU's rung with all techniques of the thesis
 
 Rungs = Mapping[str, Rung | cuda_ladder.CudaRung]
@@ -28,11 +27,6 @@ def on_gpu(result: Result) -> bool:
 def rungs_of(result: Result) -> Rungs:
     """The ladder of a result's device, lowest rung first."""
     return cuda_ladder.RUNGS if on_gpu(result) else RUNGS
-
-
-def last_rung(names: Sequence[str], rungs: Rungs) -> str:
-    """The highest of a ladder's rungs among names; where there is none, the last name."""
-    return next((name for name in reversed(names) if name in rungs), names[-1])
 
 
 def rates(row: Row) -> dict[str, float]:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from im2win.common import markdown
+from im2win.studies.entries import DEFAULT, IM2COL
 
-STUDY = "sliding-window"  # the study's name in its file
-IM2COL, DEFAULT = "im2col", "default"  # forms of ours that have no thread block to vary
 BLOCKS_OF = 4096  # the image whose thread blocks are shown, as in the source; the largest if it is not there
 
 Entry = Mapping[str, Any]

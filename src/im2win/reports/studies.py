@@ -16,14 +16,15 @@ from im2win.reports import deploy as deploy_report
 from im2win.reports import search as search_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import winograd_tc as fused_report
+from im2win.studies.entries import CLUSTERS, SLIDING, WINOGRAD_TC
 
 Study = Mapping[str, Any]
 
 TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     search_report.STUDY: search_report.table,
-    sliding_report.STUDY: sliding_report.table,
-    fused_report.STUDY: fused_report.table,
-    cluster_report.STUDY: cluster_report.table,
+    SLIDING: sliding_report.table,
+    WINOGRAD_TC: fused_report.table,
+    CLUSTERS: cluster_report.table,
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,

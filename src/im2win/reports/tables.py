@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from im2win.bench.memory_result import PREFIX, MemoryResult
 from im2win.bench.results import Result, Row, peak_name, summarise
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
@@ -23,8 +24,8 @@ from im2win.reports import memory as memory_report
 from im2win.reports import roofline, studies
 from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
-from im2win.reports.memory import MemoryResult
 from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import LADDER, WINOGRAD_TC
 
 TITLES = {
     "torch_nchw": "PyTorch NCHW",
@@ -61,7 +62,7 @@ class ReportError(ValueError):
 
 def load_all(folder: Path) -> dict[str, Result]:
     """Every result of times under `folder`, by its path without suffix, sorted."""
-    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(memory_report.PREFIX)]
+    paths = [path for path in sorted(folder.rglob("*.json")) if not path.name.startswith(PREFIX)]
     return {path.relative_to(folder).with_suffix("").as_posix(): Result.load(path) for path in paths}
 
 
@@ -106,7 +107,7 @@ def fill(
 
 
 def _is_ladder(result: Result) -> bool:
-    return result.suite.startswith(ladder_report.SUITE)
+    return result.suite.startswith(LADDER)
 
 
 def _table(result: Result) -> str:
@@ -255,8 +256,8 @@ def plot_all(folder: Path) -> list[Path]:
         if _on_gpu(result):
             paths.append(roofline.plot(result, folder / f"{name}-roofline.png"))
     for study in studies.load_all(folder):
-        if study.get("study") == fused_report.STUDY:
-            path = folder.parent / "studies" / study["device"] / f"{fused_report.STUDY}.png"
+        if study.get("study") == WINOGRAD_TC:
+            path = folder.parent / "studies" / study["device"] / f"{WINOGRAD_TC}.png"
             paths.append(fused_report.plot(study, path))
     return paths
 

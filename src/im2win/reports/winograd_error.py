@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from im2win.common import markdown
-from im2win.numerics.reference import tolerance
-from im2win.numerics.winograd_error import HALVES, SPREAD, measure, measure_quantised
+from im2win.numerics.tolerance import tolerance
+from im2win.numerics.winograd_error import HALVES, SPREAD
+from im2win.numerics.winograd_int8 import FORMS as QUANTISED
+from im2win.numerics.winograd_int8 import SCALES
 from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_measured import measure, measure_quantised
 from im2win.numerics.winograd_tiling import FORMS
-from im2win.packing.winograd_int8 import FORMS as QUANTISED
-from im2win.packing.winograd_int8 import SCALES
 from im2win.spec.conv2d import Conv2d
 
 CHANNELS = (16, 64, 512)

@@ -9,13 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from im2win.common import markdown
+from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
 
-STUDY = "winograd-tensor-cores"  # the study's name in its file
-PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"
-FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
-REQUANTISED = "requantised"  # int8 to int8, without Winograd's form
-REQUANTISED_PEER = f"{REQUANTISED}-cudnn_"  # and so on: cuDNN's algorithms by name on the same problem
-INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED, WHOLE))  # Winograd's form in int8
 CUDNN_WINOGRAD = ("cudnn_winograd", "cudnn_winograd_nonfused")
 _OURS = (SYNCHRONOUS, PROTOTYPE, *FUSED, WHOLE, OTHERS, INTEGERS)
 _STAGES = {PROTOTYPE: "unfused", "pkf-shmem-16": "PKF-Shmem-16", "pkf-shmem-32": "PKF-Shmem-32", "pkf-llc-16": "PKF-LLC-16",

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from im2win.runtime.libraries import SYMBOL, cuda_runtime_library
+from im2win.runtime.libraries import cuda_runtime_library
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Launch, Op
 from im2win.runtime.tensors import ArgumentError, is_torch
+from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 ALIGNMENT = 16  # bytes: of the widest copies, and of boxes
 _DLPACK_CUDA = 2
@@ -30,8 +31,8 @@ class Kernels:
 
     def __init__(self, module: Any, made: bool) -> None:
         self.product = module[SYMBOL]
-        self.in_parts = made and not module.implements_function("transform")
-        name = "transform_parts" if self.in_parts else "transform"
+        self.in_parts = made and not module.implements_function(TRANSFORM)
+        name = TRANSFORM_PARTS if self.in_parts else TRANSFORM
         self.transform = module[name] if made and module.implements_function(name) else None
 
     def __call__(self, data: Any, made: Any, *others: Any) -> None:

@@ -15,8 +15,6 @@ import tvm_ffi
 
 from im2win.runtime.manifest import ArtefactError
 
-SYMBOL = "conv2d"  # of the kernel
-
 
 @functools.cache
 def runtime_library() -> ctypes.CDLL:

@@ -7,15 +7,16 @@ import mmap
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
-from im2win.runtime.libraries import cpu_flags, load_kernel
+from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, manifest_path
-from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, check, weights_path
+from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, weights_path
 from im2win.runtime.tensors import ArgumentError, is_torch, view
 
 ALIGNMENT = 64  # bytes; so that no vector load from a tensor's begin crosses a cache line
@@ -206,8 +207,6 @@ class Model:
 
 def write_manifest(manifest: ModelManifest, library: Path) -> ModelManifest:
     """Writes a manifest beside a library, under the names that library and weights have there; returns it so."""
-    from dataclasses import replace
-
     named = replace(manifest, library=library.name, weights=weights_path(library).name)
     manifest_path(library).write_text(named.to_json())
     return named
@@ -231,25 +230,3 @@ def _array(name: str, value: Any) -> Array:
         raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")
     shared: Array = np.from_dlpack(value)
     return shared
-
-
-def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:
-    """Loads a compiled model. Needs the TVM runtime only; nothing is compiled, and weights are read when they are first used.
-
-    Args:
-        verify: check the weights' digest, too, which reads them all; else only their size is checked.
-
-    Raises:
-        ArtefactError: a file is missing, truncated or foreign, or built for instructions that this CPU lacks.
-    """
-    library = Path(path).resolve()
-    manifest = ModelManifest.read(manifest_path(library))
-    weights = check(library, manifest, verify=verify)
-    if manifest.target == "cuda":
-        from im2win.runtime.cuda_model import CudaModel
-
-        return CudaModel(manifest, library, weights)
-    flags = cpu_flags()
-    if flags and manifest.isa and manifest.isa not in flags:
-        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; compile it for this machine.")
-    return Model(manifest, library, weights)

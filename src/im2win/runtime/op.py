@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -12,15 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import tvm_ffi
 
+import im2win
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd_int8 import QuantisedPack
-from im2win.runtime.libraries import SYMBOL, cpu_flags, load_kernel
+from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
 from im2win.runtime.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 from im2win.runtime.weights import weights_file, weights_path
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
 
 
 class Op:
@@ -113,9 +114,7 @@ class Op:
             ArtefactError: built for another device, or the folder cannot be written. ValueError: `name` is no part of a C name.
             ToolchainError: no C compiler. ImportError: only TVM's runtime is installed.
         """
-        from im2win.export.c_abi import export_manifest
-
-        return export_manifest(self.manifest, Path(folder), name)
+        return im2win.export_c(self, folder, name)
 
 
 class Launch(NamedTuple):
@@ -221,27 +220,3 @@ class Layer:
     def _overlaps(self, output: Any, tensor: Any, port: Any) -> bool:
         start, first = output.data_ptr(), tensor.data_ptr()
         return bool(start < first + port.nbytes and first < start + self._out.nbytes)
-
-
-def load(path: str | os.PathLike[str]) -> Op:
-    """Loads an exported convolution. Needs the TVM runtime only.
-
-    Raises:
-        ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
-    """
-    library = Path(path).resolve()  # a bare name would be searched on the library path
-    manifest, digest = Manifest.read(manifest_path(library))
-    try:
-        content = library.read_bytes()
-    except OSError as error:
-        raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
-    if manifest.target == "cuda":
-        from im2win.runtime.cuda import CudaOp
-
-        return CudaOp(manifest, library)
-    flags = cpu_flags()
-    if flags and manifest.isa and manifest.isa not in flags:
-        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
-    return Op(manifest, library)

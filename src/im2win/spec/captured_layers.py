@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from im2win.records.log import locked, write_lines, writing
+from im2win.common.locking import locked, write_lines, writing
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 

@@ -2,7 +2,7 @@
 
 Blocks of a cluster share copies of filters (`schedules.cuda.cluster`) and wait for each other before a slot is written again. One stage
 more may hide that, and may help blocks that are alone: all are timed with the recorded tile's stages and with one more. Every variant is
-checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_contest.py).
+checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_harness.py).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from im2win.bench.cuda_builds import Library, TileRecipe, build_all
 from im2win.bench.cuda_harness import Contender, interleaved, prepared
 from im2win.bench.results import Spread
 from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import PACKAGED, superseded, tile_problems
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
-from im2win.reports.clusters import ROWS, STAYS, STUDY, TAPS
 from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.suites import Layer, suite
+from im2win.studies.entries import CLUSTERS as STUDY
+from im2win.studies.entries import ROWS, STAYS, TAPS
 from im2win.studies.gpu_study import head, kernel_contender, timed
 from im2win.tuner.runners.cuda import Bench, verify
 

@@ -1,7 +1,7 @@
 """The GPU's ladder measured: every rung of schedules/cuda/ladder.py, and Alg. 9 without each technique, on the same layers in one run.
 
 Each kernel is compiled beforehand, checked against the float64 reference before it is timed and again behind, and timed as in the benchmark
-(cuda_contest.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
+(cuda_harness.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
 the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all the others.
 """
 
@@ -23,12 +23,12 @@ from im2win.bench.cuda_harness import Contender, interleaved, op_contender, prep
 from im2win.bench.results import Result, Row
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.llvm import SYMBOL, TileError
+from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
-from im2win.reports.ladder import SUITE, TRANSFORM, last_rung
+from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import Manifest
 from im2win.schedules.cuda import ladder
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT, CudaRung
@@ -36,6 +36,9 @@ from im2win.schedules.cuda.ladder_kernel import ladder_kernel
 from im2win.schedules.cuda.transform import transform_kernel
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
+from im2win.spec.symbols import SYMBOL, TRANSFORM
+from im2win.studies.entries import LADDER as SUITE
+from im2win.studies.entries import LADDER_TRANSFORM, last_rung
 from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
@@ -52,8 +55,8 @@ def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
     reason = ladder.supports(conv) or ALGORITHMS["im2win"].supports(conv, "cuda")
     if reason is not None:
         raise TileError(f"the ladder on {conv}: {reason}.")
-    transform = transform_kernel(conv, ladder.PLAN.axes, cuda_codegen.TRANSFORM)
-    return cuda_codegen.kernel_module({SYMBOL: ladder_kernel(conv, rung, SYMBOL), cuda_codegen.TRANSFORM: transform})
+    transform = transform_kernel(conv, ladder.PLAN.axes, TRANSFORM)
+    return cuda_codegen.kernel_module({SYMBOL: ladder_kernel(conv, rung, SYMBOL), TRANSFORM: transform})
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[
         if message:
             failed[name] = f"after timing: {message}"
             del samples[name]
-    names = {**twins, TRANSFORM: TRANSFORM}
+    names = {**twins, LADDER_TRANSFORM: LADDER_TRANSFORM}
     found = spreads(samples)
     row.spread = {name: found[twin] for name, twin in names.items() if twin in found}
     row.peers = {name: spread.median for name, spread in row.spread.items()}
@@ -164,11 +167,9 @@ def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Co
     """The transform alone, which is the same in every library; nothing where there is none."""
     import torch
 
-    from im2win.runtime.libraries import load_kernel
-
     for library in libraries:
         if isinstance(library, Library):
-            kernel = load_kernel(library.path)[cuda_codegen.TRANSFORM]
+            kernel = load_kernel(library.path)[TRANSFORM]
             windows = torch.empty(library.manifest.made, dtype=torch.float32, device="cuda")
-            return {TRANSFORM: Contender(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
+            return {LADDER_TRANSFORM: Contender(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
     return {}

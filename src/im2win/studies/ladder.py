@@ -1,6 +1,6 @@
 """The ladder measured: every rung of schedules/ladder.py on the same layers, in one run.
 
-Each rung is a contender as in the benchmark (contest.py): a process of its own, checked against the float64 reference, warmed up by time,
+Each rung is a contender as in the benchmark (harness.py): a process of its own, checked against the float64 reference, warmed up by time,
 timed in interleaved rounds. Rungs without `parallel` have one thread, in the transform too. A result is a benchmark result whose "ours" is
 the last rung and whose "peers" are the rungs before it; there is no ratio in it, since nobody else takes part.
 """
@@ -18,20 +18,20 @@ import numpy as np
 from im2win.bench import ceilings
 from im2win.bench.cpu import checked, new_result, spreads
 from im2win.bench.harness import SAMPLE_SECONDS, Worker, WorkerError
-from im2win.bench.peers.cpu import Tensors, Trial
+from im2win.bench.peers.contender import Tensors, Trial
 from im2win.bench.results import Result, Row
 from im2win.builder.build import build_tile, load_compiled
 from im2win.codegen.llvm import Compiled, compile_module, kernel_module
 from im2win.compute import im2win
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.ranking import default_tile
-from im2win.reports.ladder import SUITE
 from im2win.runtime.op import Op
 from im2win.schedules import ladder
 from im2win.schedules.ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
+from im2win.studies.entries import LADDER as SUITE
 
 SEED = 0
 

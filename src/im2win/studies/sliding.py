@@ -1,7 +1,7 @@
 """The sliding-window study: a thread a pixel from global and from shared memory, against im2col, our default and cuDNN, in one run.
 
 Source: the sliding-window document, which varies the image, the stride and the thread block. Every form is checked against the float64
-reference before it is timed and ours again behind, as in the benchmark (cuda_contest.py). What cannot be launched has a reason and no time.
+reference before it is timed and ours again behind, as in the benchmark (cuda_harness.py). What cannot be launched has a reason and no time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_p
 from im2win.bench.results import Spread
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.llvm import SYMBOL, TileError
+from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
-from im2win.reports.sliding import DEFAULT, IM2COL, STUDY
 from im2win.runtime.manifest import Manifest
 from im2win.schedules.cuda import sliding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
+from im2win.spec.symbols import SYMBOL
+from im2win.studies.entries import DEFAULT, IM2COL
+from im2win.studies.entries import SLIDING as STUDY
 from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.tuner.runners.cuda import Bench, verify
 

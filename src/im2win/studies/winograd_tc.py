@@ -2,7 +2,7 @@
 
 Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
 Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
-as in the benchmark (cuda_contest.py). A form whose kernel is refused has the rule's reason and no time.
+as in the benchmark (cuda_harness.py). A form whose kernel is refused has the rule's reason and no time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers, tvm_searched
 from im2win.device.gpu import Gpu, device_gpu
-from im2win.numerics.reference import Accuracy, tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
-from im2win.reports.winograd_tc import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, STUDY, SYNCHRONOUS, TVM, WHOLE
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
+from im2win.studies.entries import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
+from im2win.studies.entries import WINOGRAD_TC as STUDY
 from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.tuner.runners.cuda import Bench, verify
 

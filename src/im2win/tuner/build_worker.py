@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from im2win.codegen.llvm import TileError
 from im2win.common.messages import brief
 from im2win.common.worker_pool import serve
-from im2win.numerics.reference import Accuracy
-from im2win.registry.backends import Device, Kernel, Tile
+from im2win.registry.algorithms import algorithm
+from im2win.registry.backends import Device, Kernel, Tile, backend_for
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 
@@ -44,10 +46,6 @@ class Built:
 
 def build(job: BuildJob) -> Built:
     """Compiles; what the compiler raises is an outcome like any other."""
-    from im2win.codegen.llvm import TileError
-    from im2win.registry.algorithms import algorithm
-    from im2win.registry.backends import backend_for
-
     try:
         kernel = backend_for(job.device).build(job.conv, algorithm(job.algorithm), job.tile, job.path)
     except TileError as error:
@@ -59,9 +57,6 @@ def build(job: BuildJob) -> Built:
 
 def rank(job: RankJob) -> list[tuple[float, Tile]]:
     """The model's estimates with their tiles, best first."""
-    from im2win.registry.algorithms import algorithm
-    from im2win.registry.backends import backend_for
-
     return backend_for(job.device, job.accuracy).ranked(job.conv, algorithm(job.algorithm))
 
 

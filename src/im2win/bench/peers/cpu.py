@@ -1,8 +1,4 @@
-"""Who we are compared with: each peer runs one convolution the fastest way its public interface offers, on given threads.
-
-A contender has a `name` and `prepare(conv, tensors, threads) -> Trial`. Everything that a deployed model does once (session building,
-filter packing, tuning, layout change of the input) happens in `prepare`; `Trial.call` is what a user waits for.
-"""
+"""Who we are compared with on a CPU: each peer runs one convolution the fastest way its public interface offers, on given threads."""
 
 from __future__ import annotations
 
@@ -10,74 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial, from_nchw, to_nchw
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import random_tensors, reference
 from im2win.spec.conv2d import Conv2d
 
 Array = NDArray[Any]
-
-
-class PeerError(RuntimeError):
-    """A peer that cannot run here (not installed, layer not supported); the message says why."""
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """The arguments of one layer, in the layout and dtype of its `Conv2d`."""
-
-    data: Array
-    filter: Array
-    bias: Array | None = None
-    residual: Array | None = None
-
-    @classmethod
-    def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
-        """Random normal tensors (never zeros or ones: some libraries and some CPUs are faster on those)."""
-        named = {name: array.astype(conv.dtype, copy=False) for name, array in random_tensors(conv, seed).items()}
-        return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
-
-    def expected(self, conv: Conv2d) -> Array:
-        """The layer's output in float64."""
-        return reference(conv, self.data, self.filter, self.bias, self.residual)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A prepared contender: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`."""
-
-    call: Callable[[], object]
-    read: Callable[[], Array]
-    algorithm: str = ""
-    tuned: bool = False
-    extra_bytes: int = 0
-
-
-class Contender(Protocol):
-    """Anything that can be timed on a layer."""
-
-    @property
-    def name(self) -> str:
-        """How results call it."""
-        ...
-
-    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        """Everything done once a layer; raises PeerError (or whatever the library raises) when it cannot."""
-        ...
-
-
-def to_nchw(array: Array, conv: Conv2d) -> Array:
-    """A view of an input, residual or output of `conv` as [batch, channels, height, width]."""
-    return array if conv.layout == "NCHW" else array.transpose(0, 3, 1, 2)
-
-
-def from_nchw(array: Array, conv: Conv2d) -> Array:
-    """The inverse of `to_nchw`."""
-    return array if conv.layout == "NCHW" else array.transpose(0, 2, 3, 1)
 
 
 def _need_float32(conv: Conv2d, peer: str) -> None:
@@ -137,7 +75,7 @@ class Torch:
 class OnnxRuntime:
     """ONNX Runtime, CPU provider, all graph optimizations, input and output bound ahead (I/O binding), filters as initializers.
 
-    Its threads spin between calls, as by default: up to 12 % faster than without, measured, and no harm to others (see contest.py).
+    Its threads spin between calls, as by default: up to 12 % faster than without, measured, and no harm to others (see harness.py).
     """
 
     name: str = "onnxruntime"

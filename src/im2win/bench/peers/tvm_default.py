@@ -14,9 +14,11 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
-from im2win.bench.peers.cpu import PeerError
+from im2win.bench.peers.contender import PeerError
+from im2win.bench.peers.tvm_candidates import Builder, runner
+from im2win.codegen.cuda import cuda_target
+from im2win.common.locking import locked
 from im2win.device.cpu import Machine, usable_cpus
-from im2win.records.log import locked
 from im2win.registry.backends import Device
 from im2win.spec.conv2d import Conv2d
 
@@ -85,8 +87,6 @@ def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) ->
 
 
 def _search_anew(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) -> float:
-    from im2win.bench.peers.tvm_candidates import Builder, runner
-
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
     errors = list[str]()
     folder, target, builds = _folder(conv, trials, device, cache), _target(device), Builder(cpus, errors)
@@ -111,8 +111,6 @@ def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> A
     Raises:
         PeerError: no candidate ran, or the best does not compile again.
     """
-    from im2win.bench.peers.tvm_candidates import Builder
-
     with contextlib.ExitStack() as stack:
         root = cache if cache is not None else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="im2win-tvm-")))
         if lacks(conv, trials, device, root):
@@ -164,6 +162,5 @@ def _target(device: Device) -> Any:
     """TVM's target, with what its default space asks of one."""
     if isinstance(device, Machine):
         return tvm.target.Target({"kind": "llvm", "mcpu": device.mcpu, "num-cores": device.threads})
-    from im2win.codegen.cuda import cuda_target
 
     return cuda_target(device)

@@ -10,6 +10,8 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables, workload
+from im2win.studies.entries import LADDER_TRANSFORM as TRANSFORM
+from im2win.studies.entries import last_rung
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +102,7 @@ COLUMNS = ("rung", "what changes", "source", "ms", "samples", "GFLOPS", "gain", 
 
 def _rows(row: Row, rungs: Rungs) -> list[list[str]]:
     """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
-    from im2win.reports.ladder import ALGORITHM_9, TRANSFORM, last_rung, rates
+    from im2win.reports.ladder import ALGORITHM_9, rates
     from im2win.schedules.cuda.ladder import WITHOUT
 
     ladder = {name: rung for name, rung in rungs.items() if name not in WITHOUT}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from im2win.bench.results import summarise
 from im2win.cli.commands import options, tables, workload
+from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +60,6 @@ def bench(
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     from im2win.bench import cpu as benchmark
-    from im2win.numerics.reference import checked_accuracy
 
     names = _names(algorithms)
     for name in names:
@@ -103,7 +104,6 @@ def _on_gpu(
     tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
 ) -> Result:
     from im2win.bench import cuda as cuda_bench
-    from im2win.numerics.reference import checked_accuracy
 
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
@@ -151,8 +151,6 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
 
 
 def _summary(console: Console, result: Result) -> None:
-    from im2win.bench.results import summarise
-
     facts = summarise(result)
     if facts["geomean_ratio"] is None:
         return

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables, workload
+from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
     from im2win.builder.build import Kernel
@@ -34,7 +35,6 @@ def build(
     """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler. Or for C and C++, without TVM."""
     wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     from im2win.builder.build import chosen
-    from im2win.numerics.reference import checked_accuracy
 
     out.mkdir(parents=True, exist_ok=True)
     console = tables.console()

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from im2win.bench.peers.cpu import Array, PeerError, Tensors, Trial
+import im2win
+from im2win.bench.peers.contender import PeerError, Tensors, Trial
+from im2win.bench.peers.cpu import Array
 from im2win.cli.commands import options, tables, tune, workload
 from im2win.spec.conv2d import Conv2d
 
@@ -29,8 +31,6 @@ class Exported:
     name: str = "ours"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        import im2win
-
         op = im2win.load(self.folder / f"{conv}.so")
         layer = op.bind(tensors.filter, tensors.bias)
         output = np.full(conv.output_shape, np.nan, conv.dtype)
@@ -93,8 +93,6 @@ def demo(
 
 
 def _export(chosen: list[Layer], logs: Path, libraries: Path, threads: int | None) -> None:
-    import im2win
-
     for layer in chosen:
         im2win.build(layer.conv, logs=str(logs), threads=threads).export(libraries / f"{layer.conv}.so")
 

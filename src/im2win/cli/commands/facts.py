@@ -8,7 +8,8 @@ import typer
 
 from im2win.cli.commands import tables
 from im2win.common.markdown import table
-from im2win.numerics.reference import Accuracy
+from im2win.device.gpu import KNOWN, NoGpuError, device_gpu
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ def device(
 ) -> None:
     """What schedules know of this CPU and GPU, and the names that their records are kept under."""
     from im2win.device.cpu import Machine
-    from im2win.device.gpu import NoGpuError, device_gpu
     from im2win.registry.backends import check_target
 
     if target is not None:
@@ -123,8 +123,6 @@ def _cpu(machine: Machine) -> list[tuple[str, object]]:
 
 
 def _gpu(gpu: Gpu) -> list[tuple[str, object]]:
-    from im2win.device.gpu import KNOWN
-
     how = "measured" if gpu.name in KNOWN else "estimated"
     return [
         ("name", gpu.name),

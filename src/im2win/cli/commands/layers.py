@@ -9,11 +9,12 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables, workload
+from im2win.reports.memory import mebibytes, ours
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from im2win.reports.memory import LayerMemory
+    from im2win.bench.memory_result import LayerMemory
     from im2win.spec.suites import Layer
 
 MEMORY = "Also what a built kernel allocates (each algorithm's default tile); on a GPU what a call holds, and what its peers do."
@@ -36,7 +37,7 @@ def layers(
     if json is not None and not (memory and target == "cuda"):
         raise typer.BadParameter("`--json` is for what `--memory --target cuda` measures.")
     if json is not None:
-        from im2win.reports.memory import check_path
+        from im2win.bench.memory_result import check_path
 
         check_path(json)
     chosen, skipped = workload.read(what, batch, only, dtype, layout, out_dtype=out_dtype)
@@ -64,7 +65,6 @@ def layers(
 def _on_gpu(layers: list[Layer], suite: str, json: Path | None, console: Console) -> None:
     """Measures and prints what calls hold, ours and the peers'."""
     from im2win.bench import cuda_memory
-    from im2win.reports.memory import mebibytes, ours
 
     def report(done: int, total: int, row: LayerMemory) -> None:
         choice = row.cudnn_choice or "none"
@@ -94,8 +94,9 @@ def _allocated(conv: Any, name: str) -> str:
 
     if ALGORITHMS[name].supports(conv):
         return "unsupported"
-    from im2win.codegen.llvm import compile_module, lower
+    from im2win.codegen.llvm import compile_module
     from im2win.device.cpu import Machine
+    from im2win.registry.cpu_lowering import lower
     from im2win.registry.ranking import default_tile
 
     machine = Machine.host()

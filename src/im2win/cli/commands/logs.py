@@ -20,7 +20,8 @@ Device = Annotated[str | None, typer.Option(help="Only this device's records.")]
 
 
 def _open(folder: Path) -> Log:
-    from im2win.records.log import Log, LogError
+    from im2win.common.locking import LogError
+    from im2win.records.log import Log
 
     if not folder.is_dir():
         raise LogError(f"{str(folder)!r} must be a folder of tuning records.")

@@ -12,6 +12,8 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables
+from im2win.device.affinity import off_bound_cpus
+from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
     from im2win.runtime.model import Model
@@ -35,7 +37,6 @@ def compile_(
 ) -> None:
     """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
     from im2win.frontends.models.compiler import compile_model
-    from im2win.numerics.reference import checked_accuracy
 
     batches = _batches(batch)
     console = tables.console()
@@ -78,7 +79,7 @@ def run(
 ) -> None:
     """Run a compiled model on tensors from files; nothing is compiled."""
     begin = time.perf_counter()
-    from im2win.runtime.model import load_model
+    from im2win.runtime.load import load_model
 
     model = load_model(library, verify=verify)
     loaded = time.perf_counter() - begin
@@ -122,8 +123,6 @@ def _on_host(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
-    from im2win.device.affinity import off_bound_cpus
-
     seconds = []
     with off_bound_cpus():
         for _ in range(repeat):

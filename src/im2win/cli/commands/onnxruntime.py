@@ -11,6 +11,8 @@ from rich.markup import escape
 
 from im2win.cli.commands import options, tables
 from im2win.cli.commands.models import RUNGS
+from im2win.records.tiers import checked_untuned
+from im2win.spec.accuracy import checked_accuracy
 
 
 def onnxruntime(
@@ -27,8 +29,6 @@ def onnxruntime(
 ) -> None:
     """Put a model's convolutions on im2win's kernels inside ONNX Runtime, which runs the rest and lends its threads."""
     from im2win.frontends.onnxruntime.operators import for_onnxruntime
-    from im2win.numerics.reference import checked_accuracy
-    from im2win.records.tiers import checked_untuned
 
     console = tables.console()
     folder = str(logs) if logs.is_dir() else None

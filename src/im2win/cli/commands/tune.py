@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.markup import escape
 
+import im2win
 from im2win.cli.commands import options, tables, workload
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def tune(
 
 def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
     """Tune the layers with live progress and a line for each, one after another on each device; False if the user stopped it."""
-    import im2win
     from im2win.registry.backends import device_for
     from im2win.tuner import crews
 

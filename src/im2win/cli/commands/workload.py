@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from im2win.spec.captured_layers import read_layers
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ def read(
         model = layers_of(what, batch=batch, epilogues=deployed, products=deployed)
         layers, skipped = list(model.layers), [f"{one.name}: {one.reason}" for one in model.skipped]
     elif what.endswith(".jsonl"):
-        from im2win.spec.captured_layers import read_layers
-
         layers, skipped = read_layers(what, batch)
     elif what in suites.suite_names():
         layers = list(suites.suite(what, batch=batch))

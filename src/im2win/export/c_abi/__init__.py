@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from im2win.builder.build import Kernel
@@ -12,6 +13,7 @@ from im2win.export.c_abi.header import Interface, checked, identifier
 from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for, device_for
 from im2win.runtime.manifest import ArtefactError, Manifest
+from im2win.runtime.op import Op
 
 
 def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tuple[Path, Interface]:
@@ -34,6 +36,11 @@ def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tupl
         return cpu.export(kernel.conv, kernel.algorithm, kernel.tile, kernel.device, folder, called)
     except OSError as error:
         raise ArtefactError(f"{folder}: cannot export there ({error.strerror or error}).") from None
+
+
+def export_c(op: Op, folder: str | os.PathLike[str], name: str | None = None) -> Path:
+    """Compiles an operator anew for programs in C and C++; see `Op.export_c`."""
+    return export_manifest(op.manifest, Path(folder), name)
 
 
 def export_manifest(manifest: Manifest, folder: Path, name: str | None = None) -> Path:

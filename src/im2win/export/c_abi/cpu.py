@@ -14,17 +14,19 @@ from typing import Any
 import tvm
 
 from im2win.codegen import toolchain as compilers
-from im2win.codegen.llvm import SYMBOL, ToolchainError, llvm_target, lower
+from im2win.codegen.llvm import ToolchainError, llvm_target
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.header import SOURCES, Interface
 from im2win.export.c_abi.workspace import ALIGNMENT, Workspace
-from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_matrices import floats, transform
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.packing.winograd import AXES, WinogradPack, floats
+from im2win.packing.winograd import AXES, WinogradPack
+from im2win.registry import cpu_lowering
 from im2win.registry.algorithms import algorithm
 from im2win.schedules.registers import PIPELINE
 from im2win.schedules.tails import CONFIG
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
 
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
 KERNEL_PREFIX = "__tvm_ffi_"  # of a symbol in object code
@@ -65,7 +67,7 @@ def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -
         TileError: the tile is not legal.
     """
     row = algorithm(name)
-    return tvm.IRModule({symbol: lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
+    return tvm.IRModule({symbol: cpu_lowering.lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
 
 
 def compiled(module: tvm.IRModule, machine: Machine) -> tuple[Any, Workspace]:

@@ -13,23 +13,25 @@ import numpy as np
 import tvm
 
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.cuda import SOURCE, TRANSFORM, TRANSFORM_PARTS
+from im2win.codegen.cuda import SOURCE
 from im2win.codegen.cuda_source import Generated
-from im2win.codegen.llvm import SYMBOL
 from im2win.device.gpu import Gpu
 from im2win.emulator import Launch, TensorMap
 from im2win.export.c_abi.header import SOURCES, Interface
-from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_int8 import LARGEST, SCALES, STEP
+from im2win.numerics.winograd_matrices import floats, transform
 from im2win.numerics.winograd_tiling import row_problem, tiles_of
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import CudaPack, row
 from im2win.packing.split_k import SplitPack, parts_problem
 from im2win.packing.wgmma_smem import ChunkPack
-from im2win.packing.winograd import WinogradPack, floats
-from im2win.packing.winograd_int8 import LARGEST, SCALES, STEP, QuantisedPack
+from im2win.packing.winograd import WinogradPack
+from im2win.packing.winograd_int8 import QuantisedPack
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 ALIGNMENT = 256  # bytes, of the workspace
 
@@ -57,7 +59,7 @@ def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: s
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{called}.h").write_text(interface.header())
     path = folder / f"{called}.cu"
-    path.write_text(source(interface, _generated(cuda_codegen.lower(conv, row, tile, gpu), gpu), pack, gpu, bool(made)))
+    path.write_text(source(interface, _generated(cuda_lowering.lower(conv, row, tile, gpu), gpu), pack, gpu, bool(made)))
     return path, interface
 
 

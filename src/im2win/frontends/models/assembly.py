@@ -20,9 +20,9 @@ from im2win.frontends.models.program import Call, Copy, Program
 from im2win.frontends.models.rest import add_rest
 from im2win.frontends.models.source import Array, Source, Tensor
 from im2win.frontends.onnx.layers import ModelError, import_onnx
-from im2win.numerics.reference import Accuracy
 from im2win.runtime.model import ALIGNMENT
 from im2win.runtime.model_manifest import Bucket, ModelLayer, Port
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 

@@ -16,14 +16,16 @@ from im2win import __version__
 from im2win.device.gpu import Gpu
 from im2win.frontends.models import driver
 from im2win.frontends.models.assembly import Assembly
+from im2win.frontends.models.cuda import CudaKernels
 from im2win.frontends.models.forms import HALF
 from im2win.frontends.models.host import CpuKernels, Kernels
 from im2win.frontends.models.precision import chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
-from im2win.numerics.reference import Accuracy
 from im2win.registry.backends import Device, device_for
-from im2win.runtime.model import Model, load_model, write_manifest
+from im2win.runtime.load import load_model
+from im2win.runtime.model import Model, write_manifest
 from im2win.runtime.model_manifest import ModelManifest, digest, weights_path
+from im2win.spec.accuracy import Accuracy
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -131,8 +133,6 @@ def write_model(
 def kernels_for(device: Device) -> Kernels:
     """An empty collection of kernels for a device."""
     if isinstance(device, Gpu):
-        from im2win.frontends.models.cuda import CudaKernels
-
         return CudaKernels(device)
     return CpuKernels(device)
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from im2win.builder.build import looked_up
 from im2win.common.worker_pool import Worker, WorkerError, serve
 from im2win.device.cpu import Machine
-from im2win.frontends.models.program import Shape
-from im2win.numerics.reference import Accuracy
+from im2win.export.c_abi.cpu import compiled, lowered
+from im2win.frontends.models.program import Shape, tensors_of
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 _ALONE, _FEW = 8, 4  # convolutions, and CPUs, for which starting worker processes takes longer than it saves
@@ -52,10 +54,6 @@ class Built:
 
 def build(job: Job) -> Built:
     """Does a job."""
-    from im2win.builder.build import looked_up
-    from im2win.export.c_abi.cpu import compiled, lowered
-    from im2win.frontends.models.host import tensors_of
-
     name, tile, rung = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
     module = lowered(job.conv, name, tile, job.machine, job.symbol)
     executable, demand = compiled(module, job.machine)

@@ -10,17 +10,19 @@ import tvm
 
 from im2win.builder.build import looked_up
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen.llvm import SYMBOL, ToolchainError
+from im2win.codegen.llvm import ToolchainError
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
 from im2win.frontends.models import gpu_loops
-from im2win.frontends.models.host import Arguments, Chosen, Made, same_name, tensors_of
-from im2win.frontends.models.program import Call, Program
-from im2win.numerics.reference import Accuracy
+from im2win.frontends.models.host import Chosen, Made, same_name
+from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
+from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
 from im2win.runtime.model import ALIGNMENT
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM
 
 
 class CudaKernels:
@@ -46,8 +48,8 @@ class CudaKernels:
         assert row.cuda is not None
         if key not in self._names:
             symbol = self._names[key] = f"conv_{len(self._names)}"
-            functions = cuda_codegen.lower(conv, row, tile, self.gpu)
-            wanted = {SYMBOL: symbol, cuda_codegen.TRANSFORM: f"{symbol}_transform"}
+            functions = cuda_lowering.lower(conv, row, tile, self.gpu)
+            wanted = {SYMBOL: symbol, TRANSFORM: f"{symbol}_transform"}
             for variable, function in functions.functions.items():
                 if variable.name_hint in wanted:
                     self.convolutions[wanted[variable.name_hint]] = function

@@ -19,11 +19,9 @@ from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.device.cpu import Machine
 from im2win.frontends.models import loops
 from im2win.frontends.models.convolutions import Built, Job, build_all
-from im2win.frontends.models.program import Call, Program, Shape
-from im2win.numerics.reference import Accuracy
+from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
-
-Arguments = list[tuple[Shape, str]]
 
 
 @dataclass(frozen=True)
@@ -136,12 +134,6 @@ def same_name(known: dict[str, Any], name: str, function: Any) -> str:
     while symbol in known and not tvm_ffi.structural_equal(known[symbol], function):
         symbol, number = f"{plain}_{number}", number + 1
     return symbol
-
-
-def tensors_of(function: Any) -> Arguments:
-    """Shape and dtype of every tensor that a function takes."""
-    types = (parameter.ty for parameter in function.params)
-    return [(tuple(int(extent) for extent in one.shape), str(one.dtype)) for one in types]
 
 
 def _shared_out(functions: dict[str, Any], count: int) -> list[dict[str, Any]]:

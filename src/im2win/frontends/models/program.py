@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Shape = tuple[int, ...]
+Arguments = list[tuple[Shape, str]]
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,9 @@ class Program:
     def bytes(self, name: str) -> int:
         """Size of a value."""
         return math.prod(self.shapes[name]) * np.dtype(self.dtypes[name]).itemsize
+
+
+def tensors_of(function: Any) -> Arguments:
+    """Shape and dtype of every tensor that a function takes."""
+    types = (parameter.ty for parameter in function.params)
+    return [(tuple(int(extent) for extent in one.shape), str(one.dtype)) for one in types]

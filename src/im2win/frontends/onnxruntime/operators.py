@@ -16,13 +16,13 @@ from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.source import read
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
-from im2win.numerics.reference import Accuracy, checked_accuracy
 from im2win.records.lookup import search
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, rung_for
 from im2win.registry.algorithms import candidates
 from im2win.registry.backends import device_for
 from im2win.runtime.manifest import ArtefactError
 from im2win.runtime.model_manifest import ModelLayer
+from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from im2win.frontends.torch.planning import Dynamic, Planner
 from im2win.frontends.torch.report import LayerReport, Report
 from im2win.frontends.torch.site import Site, by_place
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
-from im2win.numerics.reference import Accuracy
 from im2win.records.tiers import Untuned
+from im2win.spec.accuracy import Accuracy
 
 HOLDER = "_im2win"
 Graph = Callable[[Mapping[str, Call]], Callable[..., Any]]  # a module's graph with these calls for its sites

@@ -11,9 +11,9 @@ from im2win.builder.batch import Chooser, build_ahead
 from im2win.builder.cache import Artefacts
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
-from im2win.numerics.reference import Accuracy, checked_accuracy
 from im2win.records.tiers import TUNED, Untuned, checked_untuned
 from im2win.runtime.op import Op
+from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:

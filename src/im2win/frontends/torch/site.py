@@ -13,7 +13,7 @@ from im2win.frontends.torch import conv_op, native
 from im2win.frontends.torch.bound import Bound, note
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
 from im2win.frontends.torch.planning import Decision, Planner
-from im2win.numerics.reference import tolerance
+from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d, ConvError
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)

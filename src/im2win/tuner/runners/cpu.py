@@ -15,8 +15,13 @@ import numpy as np
 
 from im2win.common.worker_pool import serve
 from im2win.device.affinity import leave_bound_cpus
-from im2win.numerics.reference import Accuracy, error, random_tensors, reference, tolerance
+from im2win.numerics.reference import error, random_tensors, reference
+from im2win.numerics.tolerance import tolerance
+from im2win.runtime.libraries import load_kernel
+from im2win.runtime.tensors import aligned
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
 
 GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
@@ -64,8 +69,6 @@ class Bench:
     """The tensors and the reference of one problem."""
 
     def __init__(self, conv: Conv2d, seed: int) -> None:
-        from im2win.runtime.tensors import aligned
-
         self.conv, self.seed = conv, seed
         self.inputs = {name: aligned(tensor) for name, tensor in random_tensors(conv, seed).items()}
         given = {"bias": self.inputs.get("bias"), "residual": self.inputs.get("residual")}
@@ -80,9 +83,6 @@ class Kernel:
 
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
         import tvm_ffi
-
-        from im2win.runtime.libraries import SYMBOL, load_kernel
-        from im2win.runtime.tensors import aligned
 
         conv, pack, inputs = bench.conv, candidate.pack, dict(bench.inputs)
         inputs["filter"] = aligned(pack.filter(conv, inputs["filter"]))

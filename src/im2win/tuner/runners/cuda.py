@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import serve
-from im2win.numerics.reference import random_tensors, tolerance
+from im2win.numerics.reference import random_tensors
+from im2win.numerics.tolerance import tolerance
+from im2win.runtime.cuda import Kernels
+from im2win.runtime.libraries import cuda_runtime_library, load_kernel
+from im2win.runtime.manifest import ArtefactError
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 
@@ -118,9 +122,6 @@ class Kernel:
     def __init__(self, bench: Bench, candidate: Candidate) -> None:
         import torch
 
-        from im2win.runtime.cuda import Kernels
-        from im2win.runtime.libraries import load_kernel
-
         conv, inputs = bench.conv, dict(bench.inputs)
         packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
         inputs["filter"] = torch.from_numpy(packed).cuda()
@@ -192,9 +193,6 @@ class Measurer:
 
     def _prepared(self, conv: Conv2d, seed: int) -> Bench:
         import torch
-
-        from im2win.runtime.libraries import cuda_runtime_library
-        from im2win.runtime.manifest import ArtefactError
 
         if not torch.cuda.is_available():
             raise ArtefactError("measuring on a GPU needs PyTorch with CUDA.")

@@ -1,0 +1,82 @@
+"""What a run of `bench.cuda_memory` found, as data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from im2win.bench.results import ResultError
+from im2win.common.files import replace_json
+
+SCHEMA = 1
+PREFIX = "memory-"  # starts the names of its files
+
+
+@dataclass
+class LayerMemory:
+    """One layer; bytes beside input, filters and output, by name of algorithm.
+
+    tensor_bytes: input, filters and output. formula_bytes, measured_bytes: ours. cudnn_bytes: workspaces of cuDNN's algorithms that accept
+    the layer; cudnn_choice: the one that its heuristics name. torch_bytes: PyTorch's, in both layouts.
+    failed: why there is no number, or what is wrong with a measured one.
+    """
+
+    layer: str
+    conv: str
+    tensor_bytes: int
+    formula_bytes: dict[str, int] = field(default_factory=dict)
+    measured_bytes: dict[str, int] = field(default_factory=dict)
+    torch_bytes: dict[str, int] = field(default_factory=dict)
+    cudnn_bytes: dict[str, int] = field(default_factory=dict)
+    cudnn_choice: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class MemoryResult:
+    """One run: the machine, the versions and a row a layer."""
+
+    suite: str
+    dtype: str
+    batch: int | None
+    device: str
+    brand: str
+    versions: dict[str, str]
+    commit: str
+    date: str
+    layers: list[LayerMemory] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def save(self, path: Path) -> Path:
+        """Writes JSON, making the folder; returns the path.
+
+        Raises:
+            ResultError: see `check_path`.
+        """
+        check_path(path)
+        return replace_json(path, asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> MemoryResult:
+        """Reads what `save` wrote.
+
+        Raises:
+            ResultError: no such file, not JSON, another schema, or missing or unknown fields.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
+        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+            raise ResultError(f"{path}: `schema` must be {SCHEMA}.")
+        try:
+            return cls(**{**values, "layers": [LayerMemory(**row) for row in values["layers"]]})
+        except (TypeError, KeyError) as error:
+            raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+
+
+def check_path(path: Path) -> None:
+    """Raises ResultError if reports would not find a result of memory under this name."""
+    if not (path.name.startswith(PREFIX) and path.suffix == ".json"):
+        raise ResultError(f"{path}: the name of a result of memory must begin with {PREFIX!r} and end with '.json'.")

@@ -1,0 +1,57 @@
+"""Loading what was built: single convolutions and whole models."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from im2win.runtime.cuda import CudaOp
+from im2win.runtime.cuda_model import CudaModel
+from im2win.runtime.libraries import cpu_flags
+from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
+from im2win.runtime.model import Model
+from im2win.runtime.model_manifest import ModelManifest, check
+from im2win.runtime.op import Op
+
+
+def load(path: str | os.PathLike[str]) -> Op:
+    """Loads an exported convolution. Needs the TVM runtime only.
+
+    Raises:
+        ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
+    """
+    library = Path(path).resolve()  # a bare name would be searched on the library path
+    manifest, digest = Manifest.read(manifest_path(library))
+    try:
+        content = library.read_bytes()
+    except OSError as error:
+        raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    if manifest.target == "cuda":
+        return CudaOp(manifest, library)
+    flags = cpu_flags()
+    if flags and manifest.isa and manifest.isa not in flags:
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; build it for this machine.")
+    return Op(manifest, library)
+
+
+def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:
+    """Loads a compiled model. Needs the TVM runtime only; nothing is compiled, and weights are read when they are first used.
+
+    Args:
+        verify: check the weights' digest, too, which reads them all; else only their size is checked.
+
+    Raises:
+        ArtefactError: a file is missing, truncated or foreign, or built for instructions that this CPU lacks.
+    """
+    library = Path(path).resolve()
+    manifest = ModelManifest.read(manifest_path(library))
+    weights = check(library, manifest, verify=verify)
+    if manifest.target == "cuda":
+        return CudaModel(manifest, library, weights)
+    flags = cpu_flags()
+    if flags and manifest.isa and manifest.isa not in flags:
+        raise ArtefactError(f"{library}: built for {manifest.isa} ({manifest.machine}), which this CPU lacks; compile it for this machine.")
+    return Model(manifest, library, weights)

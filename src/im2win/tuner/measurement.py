@@ -1,0 +1,77 @@
+"""A session's candidates, built in parallel and measured alone, in the processes of a crew."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from im2win.common.worker_pool import WorkerError, in_order
+from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import Kernel
+from im2win.spec.accuracy import Accuracy
+from im2win.tuner.build_worker import BuildJob, Built
+from im2win.tuner.cost_model import Choice
+from im2win.tuner.pool import Crew
+from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
+from im2win.tuner.session import Session
+
+BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
+
+
+class Measurement:
+    """A session's work for its crew, and the folder of its libraries."""
+
+    def __init__(self, session: Session, crew: Crew) -> None:
+        self.session, self.builders, self.runner = session, crew.builders, crew.runner
+        self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
+        self.libraries: dict[Any, Path] = {}
+        self.kernels: dict[Any, Kernel | None] = {}
+        self._serial = 0
+
+    def close(self) -> None:
+        """Removes the libraries."""
+        self.folder.cleanup()
+
+    def _job(self, choice: Choice) -> BuildJob:
+        self._serial += 1
+        path = self.libraries[choice.key] = Path(self.folder.name) / f"{self._serial}.so"
+        return BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path)
+
+    def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
+        """The outcome of a build, if it failed."""
+        if isinstance(built, WorkerError):
+            built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
+        self.kernels[choice.key] = built.kernel
+        return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
+
+    def each_built(self, batch: list[Choice]) -> Iterator[tuple[Choice, Outcome | None]]:
+        """Candidates in order as they are built, with the outcome of those that failed.
+
+        A GPU measures while the CPUs build the rest. Where the CPU measures, everything is built before anything is handed out.
+        """
+        answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
+        pairs = ((choice, self._failed(choice, built)) for choice, built in zip(batch, answers, strict=True))
+        yield from pairs if self.session.backend.target == "cuda" else list(pairs)
+
+    def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
+        """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
+        backend, row = self.session.backend, ALGORITHMS[choice.algorithm]
+        made = row.cuda.made_bytes(self.session.conv, choice.tile) if backend.target == "cuda" and row.cuda else 0
+        return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
+
+    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        """Checks and times built candidates in the measuring process."""
+        session = self.session
+        job = RunJob(
+            session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed, **how
+        )
+        slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
+        limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference runs on numpy in float64
+        try:
+            outcomes: list[Outcome] = self.runner.call(job, limit)
+        except WorkerError as error:
+            return [Outcome(error.kind, f"running: {error}")] * len(choices)
+        return outcomes
