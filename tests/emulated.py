@@ -18,8 +18,8 @@ from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
 from im2win.numerics.reference import reference
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.schedules.cuda.parts import InParts
 from im2win.schedules.cuda.space import products, space
 from im2win.schedules.cuda.tile import CudaTile
@@ -29,9 +29,9 @@ from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
-ROWS = {**ALGORITHMS, "mcfa": replace(ALGORITHMS["mcfa"], cuda=SMALL_PARTS)}
+ROWS = {**SCHEDULES, "mcfa": replace(schedule_of("mcfa"), cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
-OWN = ("direct_persistent", "direct_streamed", "implicit_gemm_split", "winograd", "winograd_tc")  # with tests of their own
+OWN = ("direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd", "winograd/tensor_cores")  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile | TensorCoreTile | PersistentTile]
 """(algorithm, tile)"""

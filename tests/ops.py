@@ -13,8 +13,8 @@ from oracle import Array, Tensors
 from im2win.builder.build import build_tile
 from im2win.device.cpu import Machine
 from im2win.numerics.winograd_matrices import transform
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.op import Op
 from im2win.schedules.tile import AXES, Tile
 from im2win.schedules.winograd.tile import WinogradTile
@@ -36,7 +36,7 @@ def tiled(conv: Conv2d, algorithm: str, tile: Tile | WinogradTile) -> Op:
 def default(conv: Conv2d | str, algorithm: str = "direct") -> Op:
     """An operator with the tile that the model ranks first: of Winograd's among those that are exact on integers, if there are any."""
     problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    row = ALGORITHMS[algorithm]
+    row = schedule_of(algorithm)
     if row.scheduler.exact:
         return tiled(problem, algorithm, default_tile(problem, algorithm, host())[1])
     ranked = [tile for _, tile in ranked_tiles(problem, row, host())]
@@ -56,7 +56,7 @@ def run(op: Op, tensors: Tensors, out: Array | None = None) -> Any:
 def supported(conv: Conv2d | str) -> list[str]:
     """Names of the algorithms that compute this problem."""
     problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
-    return [name for name, row in ALGORITHMS.items() if row.supports(problem) is None]
+    return [name for name, row in SCHEDULES.items() if row.supports(problem) is None]
 
 
 def computing(conv: Conv2d | str) -> pytest.MarkDecorator:
@@ -71,7 +71,7 @@ def pairs(convs: Iterable[Conv2d]) -> pytest.MarkDecorator:
 
 def sampled_tiles(conv: Conv2d, algorithm: str, per_axis: int) -> list[Any]:
     """The default tile and tiles drawn from the space, `per_axis` of each axis that it has; the same ones every time."""
-    ranked = [tile for _, tile in ranked_tiles(conv, ALGORITHMS[algorithm], host())]
+    ranked = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host())]
     draw = random.Random(f"{conv} {algorithm}")
     tiles = [ranked[0]]
     for axis in AXES:

@@ -9,12 +9,12 @@ from emulated import Made
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.streamed.legality import problems
 from im2win.schedules.streamed.tile import StreamedTile
 from im2win.spec.conv2d import Conv2d
 
-ROW, S8 = ALGORITHMS["direct_streamed"], "wg_s8"
+ROW, S8 = schedule_of("direct/warp_specialized"), "wg_s8"
 SMALL = replace(H200, multiprocessors=2, threads=384)  # so few that blocks of small problems stay
 
 

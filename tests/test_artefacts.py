@@ -13,8 +13,8 @@ from im2win.builder import cache as artefacts
 from im2win.builder.cache import Artefacts, artefact_name, conv_of
 from im2win.common.files import default_folder
 from im2win.device.gpu import KNOWN
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c5x7x9-k8x3x3-p1.0.2.1-bias")
@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: py
 
 def test_names_say_what_was_built() -> None:
     """The problem can be read back; another tile, algorithm or device has another name."""
-    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, ALGORITHMS["direct"], host())[:2]]
+    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, schedule_of("direct"), host())[:2]]
     h200, h100 = KNOWN.values()
     names = {artefact_name(CONV, "direct", tile, device) for tile in tiles for device in (host(), h200, h100)}
     names.add(artefact_name(CONV, "im2win", tiles[0], host()))

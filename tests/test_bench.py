@@ -289,10 +289,10 @@ def test_memory_of_a_missing_library(tmp_path: Path) -> None:
 def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
     from im2win.bench.memory import peak_bytes
     from im2win.builder.build import build
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import schedule_of
 
     conv = Conv2d(4, 32, 40, 40, 32, 3)
-    expected = conv.bytes_moved + stored * ALGORITHMS[algorithm].transform_bytes(conv)
+    expected = conv.bytes_moved + stored * schedule_of(algorithm).transform_bytes(conv)
     assert expected <= peak_bytes(build(conv, algorithm=algorithm)) <= expected + (1 << 20)  # pool stacks and strips: well under a megabyte
 
 

@@ -27,8 +27,8 @@ from im2win.export.c_abi import cpu
 from im2win.export.c_abi.header import identifier
 from im2win.numerics.tolerance import tolerance
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.ranking import ranked_tiles
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.manifest import ArtefactError
 from im2win.spec.conv2d import Conv2d
 
@@ -44,7 +44,7 @@ PATTERN = 0xA5
 
 def kernel(conv: Conv2d, algorithm: str, machine: Machine | None = None) -> Kernel:
     """An algorithm's kernel with the best tile that is exact on integers, if there is one."""
-    tiles = [tile for _, tile in ranked_tiles(conv, ALGORITHMS[algorithm], machine or host())]
+    tiles = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), machine or host())]
     return Kernel(conv, algorithm, next((tile for tile in tiles if exact(conv, tile)), tiles[0]), machine or host())
 
 
@@ -82,7 +82,7 @@ def exported(folder: Path, conv: Conv2d, algorithm: str, name: str = "layer", ma
 
 
 @pytest.mark.parametrize("conv", (GROUPS, UNEVEN), ids=str)
-@pytest.mark.parametrize("algorithm", [name for name, row in ALGORITHMS.items() if row.supports(UNEVEN) is None])
+@pytest.mark.parametrize("algorithm", [name for name, row in SCHEDULES.items() if row.supports(UNEVEN) is None])
 def test_exact(conv: Conv2d, algorithm: str, tmp_path: Path) -> None:
     library, one = exported(tmp_path, conv, algorithm), kernel(conv, algorithm)
     tensors = exact_tensors(conv)
@@ -102,7 +102,7 @@ def test_other_problems(key: str, tmp_path: Path) -> None:
 def test_winograds_filters_of_any_form(tmp_path: Path) -> None:
     """Forms with divisions that round, rows unlike columns: filters are those of Python up to the last digit."""
     conv = Conv2d.parse("n1-c5x12x13-k18x3x3-p1")
-    tiles = [tile for _, tile in ranked_tiles(conv, ALGORITHMS["winograd"], host())]
+    tiles = [tile for _, tile in ranked_tiles(conv, schedule_of("winograd"), host())]
     tile = next(tile for tile in tiles if not exact(conv, tile))
     library = Library(c_abi.export_kernel(Kernel(conv, "winograd", tile, host()), tmp_path, "layer")[0])
     tensors = normal_tensors(conv)

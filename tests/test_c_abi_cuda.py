@@ -31,8 +31,8 @@ from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import SCHEDULES
 from im2win.runtime.manifest import ArtefactError
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
@@ -53,7 +53,7 @@ PLAIN = Conv2d.parse("n1-c16x8x8-k16x3x3-p1-float16")
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of MCFA so small that there are several."""
-    monkeypatch.setitem(ALGORITHMS, "mcfa", ROWS["mcfa"])
+    monkeypatch.setitem(SCHEDULES, "mcfa", ROWS["mcfa"])
 
 
 def exported(folder: Path, conv: Conv2d, kernel: Kernel, name: str = "layer") -> Path:
@@ -89,20 +89,20 @@ REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu"
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
 CASES = [
-    (FULL, "direct", "fma"), (WIDE, "im2win_fused", "f16"), (FULL, "mcfa", "tf32x3"), (NHWC, "im2win", "f16"), (NHWC, "im2col", "f16"),
+    (FULL, "direct", "fma"), (WIDE, "im2win/fused", "f16"), (FULL, "mcfa", "tf32x3"), (NHWC, "im2win", "f16"), (NHWC, "im2col", "f16"),
     (WIDE, "direct", "wg_f16"), (GROUPS, "implicit_gemm", "f16"), (GROUPS, "mec", "f16"), (WHOLE, "mcfa", "s8"),
     (WHOLE, "implicit_gemm", "s8"), (PLAIN, "winograd", CudaTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
     (WIDE, "winograd", CudaTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
-    (WIDE, "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
-    (WIDE.with_(layout="NCHW"), "direct_persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
-    (WIDE.with_(dtype="int8", bias=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
-    (WIDE, "direct_streamed", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
-    (REQUANTISED.with_(out_channels=128), "direct_streamed", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
+    (WIDE, "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
+    (WIDE.with_(layout="NCHW"), "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
+    (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (WIDE, "direct/warp_specialized", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
+    (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
-    (WIDE, "implicit_gemm_split", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
-    (REQUANTISED, "direct_persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
+    (WIDE, "implicit_gemm/split_k", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
+    (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm", "s8"),
-    (PLAIN, "winograd_tc", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
+    (PLAIN, "winograd/tensor_cores", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
 ]  # fmt: skip
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""
 
@@ -132,7 +132,7 @@ QUANTISED = [
 def test_quantised_winograd(tile: TensorCoreTile, tmp_path: Path) -> None:
     """Its filters are packed with their scales, to the last bit."""
     tensors = quantised.random_tensors(SUMS, 0)
-    device = Device(Library(exported(tmp_path, SUMS, ("winograd_tc", tile))), SUMS, tensors)
+    device = Device(Library(exported(tmp_path, SUMS, ("winograd/tensor_cores", tile))), SUMS, tensors)
     np.testing.assert_array_equal(device.packed, tile.pack(SUMS).filter(SUMS, tensors["filter"]).ravel())
     assert device.call() == 0, device.library.failure
     np.testing.assert_array_equal(device.y, quantised.expected(SUMS, tensors))

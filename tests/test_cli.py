@@ -27,8 +27,9 @@ from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import reference
 from im2win.records.log import Log
-from im2win.registry.algorithms import Algorithm
+from im2win.registry.schedules import Schedule
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import shown
 
 SMALL = "n1-c8x10x10-k16x3x3-p1"  # builds and runs in no time; its row of 10 divides by no vector
 
@@ -140,33 +141,34 @@ def test_version(command: Callable[..., Any]) -> None:
 
 
 def test_algorithms_are_those_of_the_registry(command: Callable[..., Any]) -> None:
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import SCHEDULES
 
     first, second, _ = command("algorithms").out.split("\n\n")
     for lines in (first.splitlines(), second.splitlines()):
-        assert [line.split()[0] for line in lines] == ["algorithm", *ALGORITHMS]
+        assert [line.split("  ")[0] for line in lines] == ["algorithm / schedule", *map(shown, SCHEDULES)]
 
 
 def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """yes, no, or the targets; and the layouts of each target and element type."""
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import SCHEDULES, Schedule
 
     def named(columns: list[str], rows: list[list[str]], name: str) -> dict[str, str]:
         return dict(zip(columns, next(row for row in rows if row[0] == name), strict=True))
 
-    monkeypatch.setitem(ALGORITHMS, "mec", dataclasses.replace(ALGORITHMS["mec"], cuda=None))
-    assert named(*facts.properties(), "direct")["1x1"] == "cpu" and named(*facts.properties(), "im2col")["1x1"] == "yes"
-    assert named(*facts.properties(), "mec")["stride"] == "cpu"
+    monkeypatch.setitem(SCHEDULES, "mec/tiled", dataclasses.replace(SCHEDULES["mec/tiled"], cuda=None))
+    assert named(*facts.properties(), "direct / tiled")["1x1"] == "cpu" and named(*facts.properties(), "im2col / tiled")["1x1"] == "yes"
+    assert named(*facts.properties(), "mec / tiled")["stride"] == "cpu"
 
-    def first_only(row: Algorithm, conv: Conv2d, target: str, accuracy: str) -> str | None:
+    def first_only(row: Schedule, conv: Conv2d, target: str, accuracy: str) -> str | None:
         return "it is last" if conv.layout == "NHWC" or conv.groups > 1 else None
 
-    monkeypatch.setattr(Algorithm, "supports", first_only)
-    assert named(*facts.properties(), "mec")["groups"] == "no" and named(*facts.types(), "mec")["cuda int8"] == "NCHW"
+    monkeypatch.setattr(Schedule, "supports", first_only)
+    assert named(*facts.properties(), "mec / tiled")["groups"] == "no" and named(*facts.types(), "mec / tiled")["cuda int8"] == "NCHW"
     monkeypatch.undo()
-    types = named(*facts.types(), "direct")
+    assert "no" not in named(*facts.properties(), "implicit_gemm / split_k")["stride"], "sums in parts compute what has channels enough"
+    types = named(*facts.types(), "direct / tiled")
     assert types == {
-        "algorithm": "direct", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
+        "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
         "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda int8": "NCHW, NHWC",
     }  # fmt: skip
 
@@ -331,7 +333,7 @@ def test_demo(command: Callable[..., Any]) -> None:
     done = command("demo", "--layers", "conv12", "--trials", 2)
     assert done.status == 0 and "failed" not in done.out, done.out
     table = next(line for line in done.out.splitlines() if line.startswith("layer") and "numpy ms" in line)
-    assert "GFLOPS" in table and "extra memory" in table and "im2win_fused" in done.out
+    assert "GFLOPS" in table and "extra memory" in table and "im2win/fused" in done.out
 
 
 # --- how numbers are printed ---------------------------------------------------------------------------------------

@@ -71,15 +71,15 @@ def test_of_every_family_the_best_record_of_blocks_alone(tmp_path: Path) -> None
         record(9, "implicit_gemm", fastest, trial=9),
         record(1, "implicit_gemm", replace(TILE, cluster=2)),
         record(1, "implicit_gemm", CudaTile("f16", 64, 64, 32, 32, 1, 3, "uvc")),
-        record(1, "implicit_gemm_split", SplitTile(**vars(TILE), split=2)),
+        record(1, "implicit_gemm/split_k", SplitTile(**vars(TILE), split=2)),
         record(1, "implicit_gemm", replace(TILE, stages=2)),
         record(1, "forgotten", TILE),
         bad(conv=str(CONV), algorithm="direct", tile=ROW_TILE.as_dict(), device=H200.name, target="cuda", threads=1),
         record(3, "winograd", ROW_TILE),
-        record(2, "direct_persistent", STAYING),
+        record(2, "direct/persistent", STAYING),
     )
     found = cuda_clusters.chosen(CONV, H200, taken)
-    assert found == {TAPS: ("im2win", TILE), ROWS: ("winograd", ROW_TILE), STAYS: ("direct_persistent", STAYING)}
+    assert found == {TAPS: ("im2win", TILE), ROWS: ("winograd", ROW_TILE), STAYS: ("direct/persistent", STAYING)}
     assert cuda_clusters.chosen(CONV.with_(batch=8), H200, taken) == {}
 
 

@@ -19,8 +19,8 @@ from im2win.records.log import Log
 from im2win.records.lookup import PACKAGED, tile_problems
 from im2win.records.proofs import current_proof, proven, verdict
 from im2win.records.record import Record
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.streamed import model
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
@@ -83,7 +83,7 @@ def best_streamed(key: str, **of_tile: str) -> dict[bool, float]:
     best = {True: math.inf, False: math.inf}
     last = {(one.algorithm, str(one.tile)): one for one in LOG.read(Conv2d.parse(key), "nvidia-h200")}
     for record in last.values():
-        streamed = record.algorithm == "direct_streamed"
+        streamed = record.algorithm == "direct/warp_specialized"
         if streamed or not of_tile:
             own = streamed and all(record.tile.get(name) == value for name, value in of_tile.items())
             best[own] = min(best[own], record.seconds or math.inf)
@@ -118,7 +118,7 @@ def streamed_records() -> dict[Conv2d, list[Record]]:
     """Right records of filters in steps, of every tile the last."""
     found: dict[Conv2d, list[Record]] = {}
     for conv in LOG.convs("nvidia-h200"):
-        records = (one for one in LOG.read(conv, "nvidia-h200") if one.algorithm == "direct_streamed" and one.seconds)
+        records = (one for one in LOG.read(conv, "nvidia-h200") if one.algorithm == "direct/warp_specialized" and one.seconds)
         last = {str(one.tile): one for one in records}
         found |= {conv: list(last.values())} if last else {}
     return found
@@ -137,7 +137,7 @@ def test_what_shared_filters_gained() -> None:
 
 def test_how_well_the_model_of_filters_in_steps_fits() -> None:
     """As it says."""
-    backend, row = backend_for(H200, "exact"), ALGORITHMS["direct_streamed"]
+    backend, row = backend_for(H200, "exact"), schedule_of("direct/warp_specialized")
     off = [
         [math.log(one.cost / backend.cost(conv, row, backend.tile(row, one.tile))) for one in records]
         for conv, records in streamed_records().items()
@@ -173,6 +173,6 @@ def test_tuned_layers_are_right_on_this_machine() -> None:
     for conv in layers:
         best = min((r for d in DEVICES for r in LOG.read(conv, d) if r.seconds and r.target == "cpu"), key=lambda record: record.cost)
         tensors = random_tensors(conv, 0)
-        tile = ALGORITHMS[best.algorithm].scheduler.tile(best.tile)
+        tile = schedule_of(best.algorithm).scheduler.tile(best.tile)
         y = build_tile(conv, best.algorithm, tile, machine)(tensors["data"], tensors["filter"])
         assert error(y, reference(conv, tensors["data"], tensors["filter"])) <= tolerance(conv)

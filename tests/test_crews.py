@@ -17,8 +17,8 @@ from im2win.common.worker_pool import Worker, WorkerError, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 
@@ -101,7 +101,7 @@ def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatc
         monkeypatch.setattr(crew.builders[0], "result", _dies)
         found = crew.ranked(conv, names, machine, "float32")
         assert list(found) == names
-        assert found["direct"] == backend_for(machine).ranked(conv, ALGORITHMS["direct"]) and found["im2win"] and found["im2col"]
+        assert found["direct"] == backend_for(machine).ranked(conv, schedule_of("direct")) and found["im2win"] and found["im2col"]
         again = crew.ranked(conv, names[1:], machine, "float32")
         assert again == {name: found[name] for name in names[1:]}
         for worker in crew.builders:

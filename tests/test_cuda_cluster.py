@@ -12,8 +12,8 @@ from oracle import exact_tensors
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.cluster import with_clusters
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.tile import CudaTile
@@ -39,7 +39,7 @@ EXACT: tuple[tuple[str, str, CudaTile, str], ...] = (
     ("n2-c64x9x16-k32x3x3-p1-float16", "direct", tile("wg_f16", 32, 64, "Cuvc", 1, 8, 8, cluster=2), "a patch, fetched"),
     ("n2-c128x8x8-k32x1x1-int8-NHWC", "implicit_gemm", tile("wg_s8", 32, 64, "uvc", cluster=2, slabs=2), "bytes, two steps"),
     ("n2-c36x8x16-k16x3x3-p1-g2-NHWC-relu6", "im2win", tile("wg_tf32", 8, 64, "uvc", cluster=2), "groups, a stored tensor"),
-    ("n1-c128x8x16-k24x3x3-p1", "implicit_gemm_split", in_parts(tile("wg_tf32x3", 24, 64, "uvc", cluster=2), 2), "parts of sums"),
+    ("n1-c128x8x16-k24x3x3-p1", "implicit_gemm/split_k", in_parts(tile("wg_tf32x3", 24, 64, "uvc", cluster=2), 2), "parts of sums"),
     ("n1-c40x9x32-k40x3x3-p1", "winograd", tile("wg_tf32x3", 24, 64, "Cuvc", 1, 8, 8, cluster=4, outputs=2), "tiles of rows"),
     ("n2-c96x9x13-k64x3x3-p1-float16-NHWC-bias-add-relu", "winograd",
      tile("wg_f16", 64, 64, "Cuvc", 1, 8, 7, cluster=2, outputs=2, slabs=2), "tiles of rows, halves"),
@@ -49,7 +49,7 @@ EXACT: tuple[tuple[str, str, CudaTile, str], ...] = (
 @pytest.mark.parametrize(("key", "algorithm", "one"), [row[:3] for row in EXACT], ids=[row[3] for row in EXACT])
 def test_outputs_are_exact(key: str, algorithm: str, one: CudaTile) -> None:
     conv, kernel = Conv2d.parse(key), (algorithm, one)
-    assert backend_for(H200, "winograd").problems(conv, ALGORITHMS[algorithm], one) == []
+    assert backend_for(H200, "winograd").problems(conv, schedule_of(algorithm), one) == []
     tensors = typed(conv, exact_tensors(conv))
     right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
     for seed in range(3):
@@ -66,7 +66,7 @@ STAYING = {
 
 
 def staying(conv: Conv2d, one: PersistentTile) -> Made:
-    row = ALGORITHMS["direct_persistent"]
+    row = schedule_of("direct/persistent")
     return Made(str(one), cuda_codegen.generate_source(cuda_lowering.lower(conv, row, one, FEW), FEW), one.pack(conv))
 
 
@@ -129,7 +129,7 @@ def test_a_slot_is_given_back_behind_the_barrier() -> None:
     ],
 )
 def test_rules(key: str, changes: dict[str, object], message: str | None) -> None:
-    conv, plan = Conv2d.parse(key), ALGORITHMS["implicit_gemm"].cuda
+    conv, plan = Conv2d.parse(key), schedule_of("implicit_gemm").cuda
     assert plan is not None
     one = replace(tile("wg_f16", 64, 64, "uvc", cluster=1), **changes)  # type: ignore[arg-type]
     assert problems(conv, one, H200, plan) == ([message] if message else [])

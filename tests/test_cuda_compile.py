@@ -41,7 +41,7 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
     windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
     kernels = [
         ("implicit_gemm", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
-        ({"NCHW": "direct", "NHWC": "im2win_fused"}[layout], CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
+        ({"NCHW": "direct", "NHWC": "im2win/fused"}[layout], CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
         ("im2win", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
         ("mcfa", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
     ]

@@ -15,8 +15,8 @@ from im2win.bench import cuda as cuda_bench
 from im2win.bench.cuda_builds import Library, Recipe, load
 from im2win.bench.cuda_memory import measure_layer
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.tensors import ArgumentError
 from im2win.schedules.cuda import sliding
 from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
@@ -44,7 +44,7 @@ LAYERS = [
 CASES = [
     (f"{key}-{dtype}-{layout}" if dtype != "float32" else f"{key}-{layout}", name)
     for key in LAYERS
-    for name, row in ALGORITHMS.items()
+    for name, row in SCHEDULES.items()
     for dtype in ("float32", "float16", "int8")
     for layout in ("NCHW", "NHWC")
     if row.cuda is not None
@@ -53,7 +53,7 @@ CASES = [
 
 def tiles(conv: Conv2d, name: str) -> list[Any]:
     """The model's order of an algorithm's tiles that are legal here; none where it does not compute the problem."""
-    row = ALGORITHMS[name]
+    row = schedule_of(name)
     if row.supports(conv, "cuda", "winograd") is not None:
         return []
     return [tile for _, tile in backend_for(GPU, "winograd").ranked(conv, row)]
@@ -99,15 +99,15 @@ REQUANTISED = [
 ]
 
 
-EXACT = ["direct_persistent", "direct_streamed", "direct", "implicit_gemm", "implicit_gemm_split", "im2win", "mcfa"]
+EXACT = ["direct/persistent", "direct/warp_specialized", "direct", "implicit_gemm", "implicit_gemm/split_k", "im2win", "mcfa"]
 
 
 @pytest.mark.parametrize(
-    ("key", "name"), [(key, name) for key in REQUANTISED for name in EXACT if ALGORITHMS[name].supports(Conv2d.parse(key), "cuda") is None]
+    ("key", "name"), [(key, name) for key in REQUANTISED for name in EXACT if schedule_of(name).supports(Conv2d.parse(key), "cuda") is None]
 )
 def test_requantised_outputs_are_exact(key: str, name: str) -> None:
     """To the last bit, with every kind of product, as often as it is run; other scales take the place of those bound."""
-    conv, row = Conv2d.parse(key), ALGORITHMS[name]
+    conv, row = Conv2d.parse(key), schedule_of(name)
     tensors = device_tensors(conv, 5)
     want, _ = reference(conv, tensors)
     other = {**tensors, "scale": -0.5 * tensors["scale"]}
@@ -127,7 +127,7 @@ def test_requantised_outputs_are_exact(key: str, name: str) -> None:
 @pytest.mark.parametrize("out", ["int8", "float16"])
 def test_requantised_layers_are_timed_beside_cudnn(out: str) -> None:
     layer = Layer("layer", Conv2d.parse(f"n4-c64x56x56-k64x3x3-p1-int8-out.{out}-NHWC"))
-    result = cuda_bench.run([layer], algorithm="direct_persistent", rounds=3)
+    result = cuda_bench.run([layer], algorithm="direct/persistent", rounds=3)
     [row] = result.layers
     assert row.failed is None and row.error == 0 and result.dtype == f"int8-out.{out}"
     assert any(name.startswith("cudnn_") for name in [*row.peers, *row.peers_failed])
@@ -148,7 +148,7 @@ QUANTISED = [
 def test_winograd_in_int8_is_its_arithmetic_to_the_last_bit(tile: TensorCoreTile, layout: str) -> None:
     """Over the whole range of int8, and where inputs are as large as they can be."""
     conv = Conv2d.parse(f"n2-c68x37x30-k56x3x3-p1-int8-{layout}-bias-add-relu")
-    op = im2win.build(conv, "cuda", algorithm="winograd_tc", tile=tile, accuracy="winograd")
+    op = im2win.build(conv, "cuda", algorithm="winograd/tensor_cores", tile=tile, accuracy="winograd")
     for largest in (False, True):
         host = quantised.random_tensors(conv, 0, largest)
         tensors = {name: torch.from_numpy(array).cuda() for name, array in host.items()}
@@ -165,7 +165,7 @@ def test_export_and_load(name: str, tmp_path: object) -> None:
     tensors = device_tensors(conv, 2)
     arguments = tensors["data"], tensors["filter"], tensors["bias"]
     assert torch.equal(loaded(*arguments), op(*arguments))
-    plan = ALGORITHMS[name].cuda
+    plan = schedule_of(name).cuda
     assert plan is not None and loaded.extra_bytes == plan.transform_bytes(conv) > 0
 
 
@@ -199,8 +199,8 @@ def test_calls_hold_what_the_formula_says(key: str) -> None:
     """Within the rounding of PyTorch's allocator; PyTorch and cuDNN are asked as well."""
     conv = Conv2d.parse(key)
     row = measure_layer(Layer("layer", conv))
-    possible = {name for name, one in ALGORITHMS.items() if one.supports(conv, "cuda") is None}
-    assert row.measured_bytes.keys() == possible and row.measured_bytes["im2win_fused"] == 0
+    possible = {name for name, one in SCHEDULES.items() if one.supports(conv, "cuda") is None}
+    assert row.measured_bytes.keys() == possible and row.measured_bytes["im2win/fused"] == 0
     assert not row.failed.keys() & possible, row.failed
     assert row.torch_bytes.keys() == {"torch_nchw", "torch_nhwc"}
     assert bool(row.cudnn_bytes) != conv.bias

@@ -15,7 +15,7 @@ from oracle import exact_tensors
 
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.epilogue import run_length
 from im2win.schedules.cuda.kernel import operand_of
 from im2win.schedules.cuda.patch import chunks
@@ -104,7 +104,7 @@ def test_transforms_of_two_halves_at_a_time() -> None:
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, activation=activation)
     if (dtype, activation) == ("int8", "silu"):
-        assert ALGORITHMS["direct"].supports(conv, "cuda") == "int8 sums are integers, which have no silu"
+        assert schedule_of("direct").supports(conv, "cuda") == "int8 sums are integers, which have no silu"
         return
     for algorithm, made in in_turn(conv):
         assert generated(conv, algorithm, made).launches
@@ -130,7 +130,7 @@ DEPTHS = {
         tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_tf32x3", (32, 64), (16, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
-    "patch fetched": ("im2win_fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+    "patch fetched": ("im2win/fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_f16", (32, 64), (32, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
@@ -172,7 +172,7 @@ def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
     kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
     made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *patch) for product, (wide, stages) in kinds.items()]
-    check(conv, [(algorithm, one) for algorithm in ("direct", "im2win_fused") for one in made])
+    check(conv, [(algorithm, one) for algorithm in ("direct", "im2win/fused") for one in made])
 
 
 def test_patches_take_turns() -> None:
@@ -194,7 +194,7 @@ RUNS = (
     ("n1-c8x8x8-k16x3x3-p1-float16", "direct", "f16", (16, 32), (1, 4, 8), 8),
     ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm", "s8", (16, 32), (), 4),
     ("n1-c12x5x8-k16x3x3-p1", "direct", "tf32x3", (16, 32), (1, 4, 6), 2),
-    ("n1-c12x8x5-k16x3x3-p1", "im2win_fused", "tf32", (16, 32), (1, 4, 5), 1),
+    ("n1-c12x8x5-k16x3x3-p1", "im2win/fused", "tf32", (16, 32), (1, 4, 5), 1),
     ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32x3", (32, 16), (), 4),
     ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 2),
     ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 1),

@@ -21,7 +21,7 @@ from im2win.bench.peers.cudnn import CudnnError, Forward
 from im2win.bench.results import ResultError
 from im2win.device import gpu
 from im2win.numerics.winograd_tiling import ALIGNMENT, FORMS
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.reports import memory as memory_report
 from im2win.reports import tables as report
 from im2win.reports.memory import mebibytes
@@ -29,12 +29,12 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
 
-STORED = ("im2win", "im2col", "mec", "winograd_tc")  # as whole tensors
+STORED = ("im2win", "im2col", "mec", "winograd/tensor_cores")  # as whole tensors
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_formulas(name: str, dtype: str, layout: str) -> None:
     """The papers', whatever the layout; MCFA's is im2col's of a part, and of the whole where that is one part; Winograd's a row of tiles.
 
@@ -44,7 +44,7 @@ def test_formulas(name: str, dtype: str, layout: str) -> None:
         conv = layer.conv.with_(dtype=dtype, layout=layout)
         if name == "winograd" and conv.kernel[0] not in FORMS:
             continue
-        plan, stored = ALGORITHMS[name].cuda, ALGORITHMS[name].stored_bytes(conv, "cuda")
+        plan, stored = schedule_of(name).cuda, schedule_of(name).stored_bytes(conv, "cuda")
         whole = FORMULAS["im2col"](**letters(conv)) * conv.itemsize
         if isinstance(plan, InParts):
             parts = plan.parts(conv)
@@ -53,9 +53,9 @@ def test_formulas(name: str, dtype: str, layout: str) -> None:
             taps, width, channels = conv.kernel[0], conv.output_size[1], conv.in_channels + conv.out_channels
             least = conv.itemsize * min(math.ceil(width / m) * (m + taps - 1) ** 2 * channels for m in FORMS[taps])
             assert least <= stored < least + ALIGNMENT
-        elif name == "implicit_gemm_split":
+        elif name == "implicit_gemm/split_k":
             assert stored == 4 * FORMULAS[name](**letters(conv)), "sums take four bytes, whatever the element type"
-        elif name == "winograd_tc" and dtype == "int8":
+        elif name == "winograd/tensor_cores" and dtype == "int8":
             tiles = conv.batch * math.prod(-(-extent // 2) for extent in conv.output_size)
             assert stored == 16 * tiles * conv.in_channels, "tiles of int8 have two outputs along a side"
         else:
@@ -105,7 +105,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         assert target == "cuda"
         if algorithm == "mec":
             raise RuntimeError("first line\nit does not build")
-        formula = ALGORITHMS[algorithm].stored_bytes(conv, "cuda")
+        formula = schedule_of(algorithm).stored_bytes(conv, "cuda")
         held = other.get(algorithm, formula)
 
         def bind(w: Any, bias: Any = None) -> Callable[..., Any]:
@@ -144,15 +144,15 @@ def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
     result = cuda_memory.measure(layers, suite="demo", progress=lambda done, total, row: seen.append(done))
     plain, one = result.layers
     assert seen == [1, 2] and (result.device, result.batch, result.dtype) == ("nvidia-h200", 4, "float32")
-    able = [name for name, row in ALGORITHMS.items() if row.supports(layers[0].conv, "cuda") is None]
-    assert plain.formula_bytes == {name: ALGORITHMS[name].stored_bytes(layers[0].conv, "cuda") for name in able}
+    able = [name for name, row in SCHEDULES.items() if row.supports(layers[0].conv, "cuda") is None]
+    assert plain.formula_bytes == {name: schedule_of(name).stored_bytes(layers[0].conv, "cuda") for name in able}
     assert plain.measured_bytes == {name: 4096 if name == "direct" else plain.formula_bytes[name] for name in able if name != "mec"}
     assert plain.failed == {
         "direct": "measured 4096 bytes, where the formula says 0", "mec": "it does not build",
         "torch_nhwc": "PyTorch has no such convolution.",
-        "direct_persistent": "blocks that stay multiply float16 or int8, not float32",
-        "direct_streamed": "filters in steps are multiplied in float16 or int8, not float32",
-        "winograd_tc": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
+        "direct/persistent": "blocks that stay multiply float16 or int8, not float32",
+        "direct/warp_specialized": "filters in steps are multiplied in float16 or int8, not float32",
+        "winograd/tensor_cores": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}
     assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm": 0, "fft": 3 << 20}, "fft")

@@ -12,7 +12,7 @@ from oracle import exact_tensors
 from test_cuda_exact import REGIMES
 
 from im2win.device.gpu import H200
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import Kernels
 from im2win.schedules.cuda.model import estimate
 from im2win.schedules.cuda.parts import InParts
@@ -20,7 +20,7 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 
-PLAN = ALGORITHMS["mcfa"].cuda
+PLAN = schedule_of("mcfa").cuda
 assert isinstance(PLAN, InParts)
 CONVS = [Conv2d.parse(key) for key, _ in REGIMES]
 LARGE = [layer.conv for name in ("papers12", "resnet50") for batch in (1, 128) for layer in suite(name, batch)]

@@ -14,15 +14,15 @@ from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.persistent.kernel import grid
 from im2win.schedules.persistent.legality import problems, unable
 from im2win.schedules.persistent.space import patches, space
 from im2win.schedules.persistent.tile import Field, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
-ROW = ALGORITHMS["direct_persistent"]
+ROW = schedule_of("direct/persistent")
 SMALL = replace(H200, multiprocessors=3)  # so few that blocks of small problems stay
 GOOD = PersistentTile("wg_f16", 64, 3, 5, 1, 2, 2)
 

@@ -46,7 +46,7 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
         "n1-c60x5x6-k32x3x3-p1", ("direct", CudaTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
     "patch, tensor cores": (
-        "n1-c60x5x6-k32x3x3-p1-NHWC", ("im2win_fused", CudaTile("tf32x3", 32, 32, 16, 16, 1, 2, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
+        "n1-c60x5x6-k32x3x3-p1-NHWC", ("im2win/fused", CudaTile("tf32x3", 32, 32, 16, 16, 1, 2, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
     "patch fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct", CudaTile("f16", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),

@@ -29,14 +29,14 @@ CASES: dict[str, tuple[str, str, CudaTile | PersistentTile]] = {
     "one step": ("n8-c32x28x28-k64x1x1-float16-NHWC", "implicit_gemm", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "uvc")),
     "promoted": ("n128-c512x7x7-k512x3x3", "implicit_gemm", CudaTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")),
     "parts": ("n8-c64x112x112-k128x3x3-bias-relu", "direct", CudaTile("wg_tf32x3", 128, 128, 128, 128, 1, 3, "Cuvc", 1, 11, 10)),
-    "resident": ("n1-c64x56x56-k64x3x3-p1-float16-NHWC-bias", "direct_persistent", PersistentTile("wg_f16", 64, 4, 56, 1, 2, 2)),
-    "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct_persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
+    "resident": ("n1-c64x56x56-k64x3x3-p1-float16-NHWC-bias", "direct/persistent", PersistentTile("wg_f16", 64, 4, 56, 1, 2, 2)),
+    "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct/persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
     "in steps": (
-        "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct_streamed",
+        "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct/warp_specialized",
         StreamedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
     ),
     "in steps, in turn": (
-        "n32-c512x28x28-k256x1x1-float16-NHWC", "direct_streamed", StreamedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
+        "n32-c512x28x28-k256x1x1-float16-NHWC", "direct/warp_specialized", StreamedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
     ),
     "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm", CudaTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
 }

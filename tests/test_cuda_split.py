@@ -12,15 +12,15 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.packing import codec as packs
 from im2win.packing.split_k import parts_problem
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.split.plan import SplitPlan
 from im2win.schedules.split.tile import SplitTile
 from im2win.spec.conv2d import Conv2d
 
-NAME, PLAN = "implicit_gemm_split", SplitPlan()
+NAME, PLAN = "implicit_gemm/split_k", SplitPlan()
 LAST = "n1-c512x7x7-k512x3x3-p1"  # of a network for one image: 49 windows, and sums of 4608 products
 
 
@@ -66,7 +66,7 @@ def test_bytes_between_the_kernels() -> None:
         conv = Conv2d.parse(LAST).with_(dtype=dtype)
         one = tile({"float32": "tf32x3", "float16": "f16", "int8": "s8"}[dtype], 4)
         assert PLAN.made_bytes(conv, one) == 4 * 4 * math.prod(conv.output_shape)
-        assert ALGORITHMS[NAME].stored_bytes(conv, "cuda") == 2 * 4 * math.prod(conv.output_shape)
+        assert schedule_of(NAME).stored_bytes(conv, "cuda") == 2 * 4 * math.prod(conv.output_shape)
 
 
 def test_filters_of_a_part_are_its_channels() -> None:
@@ -95,12 +95,12 @@ def test_rules(key: str, one: SplitTile, reason: str) -> None:
 def test_who_takes_them() -> None:
     """Layers whose outputs are few, tuned or not, and only with the accuracy that is asked for."""
     conv, backend = Conv2d.parse(LAST), backend_for(H200)
-    cost, best = backend.ranked(conv, ALGORITHMS[NAME])[0]
-    assert cost < 0.5 * backend.ranked(conv, ALGORITHMS["implicit_gemm"])[0][0] and best.split > 2
+    cost, best = backend.ranked(conv, schedule_of(NAME))[0]
+    assert cost < 0.5 * backend.ranked(conv, schedule_of("implicit_gemm"))[0][0] and best.split > 2
     assert default_tile(conv, machine=H200)[0] == NAME != default_tile(conv.with_(batch=64), machine=H200)[0]
-    assert {one.product for _, one in backend_for(H200, "exact").ranked(conv, ALGORITHMS[NAME])} == {"fma"}
-    [refused] = backend_for(H200, "exact").problems(conv, ALGORITHMS[NAME], best)
+    assert {one.product for _, one in backend_for(H200, "exact").ranked(conv, schedule_of(NAME))} == {"fma"}
+    [refused] = backend_for(H200, "exact").problems(conv, schedule_of(NAME), best)
     assert refused == f"`product` (={best.product}) needs `accuracy` float32, not exact"
-    assert backend.tile(ALGORITHMS[NAME], best.as_dict()) == best and type(best.inner) is CudaTile
+    assert backend.tile(schedule_of(NAME), best.as_dict()) == best and type(best.inner) is CudaTile
     large = Conv2d.parse("n128-c256x56x56-k256x3x3-p1")
-    assert backend.ranked(large, ALGORITHMS[NAME])[0][0] > backend.ranked(large, ALGORITHMS["implicit_gemm"])[0][0]
+    assert backend.ranked(large, schedule_of(NAME))[0][0] > backend.ranked(large, schedule_of("implicit_gemm"))[0][0]

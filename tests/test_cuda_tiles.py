@@ -18,7 +18,7 @@ from im2win.codegen.llvm import TileError
 from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.kernel import shared_bytes
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts
@@ -42,7 +42,7 @@ PLANS = {"gather": (CONV, GATHER, "implicit_gemm"), "matrix": (CONV, MATRIX, "im
 
 
 def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:
-    plan = ALGORITHMS[algorithm].cuda
+    plan = schedule_of(algorithm).cuda
     assert plan is not None
     return problems(conv, tile, H200, plan)
 
@@ -108,7 +108,7 @@ def test_every_rule_by_itself(kind: str, changes: dict[str, Any], message: str) 
 
 def test_warpgroups_need_a_gpu_that_has_them() -> None:
     older = replace(H200, arch="sm_80")
-    plan = ALGORITHMS["implicit_gemm"].cuda
+    plan = schedule_of("implicit_gemm").cuda
     assert plan is not None
     assert problems(LONG, GROUPS, older, plan) == ["`product` (=wg_tf32x3) needs compute capability 9.0, not sm_80"]
     assert products(LONG, older) == ["fma", "tf32", "tf32x3"]
@@ -117,9 +117,9 @@ def test_warpgroups_need_a_gpu_that_has_them() -> None:
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
-        cuda_lowering.lower(CONV, ALGORITHMS["direct"], replace(PATCH, images=9, rows=1), H200)
+        cuda_lowering.lower(CONV, schedule_of("direct"), replace(PATCH, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
-        cuda_lowering.lower(CONV, replace(ALGORITHMS["mcfa"], cuda=None), GATHER, H200)
+        cuda_lowering.lower(CONV, replace(schedule_of("mcfa"), cuda=None), GATHER, H200)
 
 
 @st.composite
@@ -167,7 +167,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     conv = Conv2d.parse(key).with_(dtype=dtype)
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
-        plan = ALGORITHMS[algorithm].cuda
+        plan = schedule_of(algorithm).cuda
         for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
             assert len(set(found)) == len(found)

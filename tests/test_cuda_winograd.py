@@ -23,9 +23,9 @@ from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.winograd import transformed
 from im2win.records.log import Log
 from im2win.records.lookup import search
-from im2win.registry.algorithms import candidates
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import candidates
 from im2win.registry.sources import code_digest
 from im2win.schedules.cuda.kernel import pack_of, product_of
 from im2win.schedules.cuda.legality import problems
@@ -253,7 +253,7 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
     bounded = HALF.with_(activation="relu6")
     tile = kernel("wg_f16", 4)[1]
     for accuracy in ("exact", "float32", "tf32"):
-        assert "winograd" not in [row.name for row in candidates("auto", bounded, "cuda", accuracy)]
+        assert "winograd" not in [row.key for row in candidates("auto", bounded, "cuda", accuracy)]
         assert all(one.in_rows for _, one in backend_for(H200, accuracy).ranked(HALF, ROWS["winograd"]))
         assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd"], tile) == [
             f"`outputs` (=4) of float16 needs `accuracy` winograd, not {accuracy}"
@@ -263,7 +263,7 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
         with pytest.raises(ValueError, match=re.escape(reason)):
             candidates("winograd", bounded, "cuda", accuracy)
     lax = backend_for(H200, "winograd")
-    assert [row.name for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd"]
+    assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd"]
     assert lax.problems(HALF, ROWS["winograd"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
     assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
     assert ROWS["winograd"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"

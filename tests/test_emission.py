@@ -19,9 +19,9 @@ from im2win.records.emission import EmissionError, emitted, emitted_now
 from im2win.records.log import Log
 from im2win.records.lookup import PACKAGED
 from im2win.records.record import Record
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.spec.conv2d import Conv2d
 
 CONV = Conv2d.parse("n1-c8x14x14-k16x3x3-p1-bias-relu")
@@ -36,11 +36,11 @@ def cpu_tile(name: str) -> dict[str, int | str | bool]:
     return default_tile(CONV, name, host())[1].as_dict()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.supports(CONV) is None])
+@pytest.mark.parametrize("name", [name for name, row in SCHEDULES.items() if row.supports(CONV) is None])
 def test_compiling_gives_the_fingerprint_that_emitting_gives(name: str) -> None:
     """Though one is for this CPU, and the other for none."""
     _, tile = default_tile(CONV, name, host())
-    compiled = codegen.compile_module(lower(CONV, ALGORITHMS[name], tile, host()), host())
+    compiled = codegen.compile_module(lower(CONV, schedule_of(name), tile, host()), host())
     assert re.fullmatch(r"[0-9a-f]{16}", compiled.fingerprint) and compiled.fingerprint == emitted(CONV, name, tile.as_dict(), "cpu")
 
 

@@ -16,12 +16,12 @@ from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
 
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
-from im2win.registry.schedules import CudaOnly
+from im2win.registry.cpu_schedules import CudaOnly
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.op import Op
 from im2win.spec.conv2d import Conv2d
 
-ON_CPUS = [name for name, row in ALGORITHMS.items() if not isinstance(row.scheduler, CudaOnly)]
+ON_CPUS = [name for name, row in SCHEDULES.items() if not isinstance(row.scheduler, CudaOnly)]
 GUARD = 61  # elements on each side; odd, so that what lies between is not aligned to a vector
 
 
@@ -41,7 +41,7 @@ def check(op: Op) -> None:
     out, buffer = between_guards(np.full(conv.output_shape, np.nan, np.float32))
     guarded = {name: between_guards(array)[0] for name, array in tensors.items()}
     run(op, guarded, out)
-    if exact(conv, ALGORITHMS[op.algorithm].scheduler.tile(op.tile)):
+    if exact(conv, schedule_of(op.algorithm).scheduler.tile(op.tile)):
         assert_equal(conv, out, expected)
     else:
         assert_close(conv, out, expected, tolerance(conv))

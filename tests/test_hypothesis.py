@@ -16,7 +16,7 @@ from oracle import assert_close, assert_equal, exact_tensors, oracle
 
 import im2win
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import ACTIVATIONS, LAYOUTS, Conv2d
 
 
@@ -68,7 +68,7 @@ def test_random_problems(conv: Conv2d, data: st.DataObject) -> None:
     tensors = exact_tensors(conv)
     expected = oracle(conv, **tensors)
     y = run(op, tensors, np.full(conv.output_shape, np.nan, np.float32))
-    if conv.activation == "silu" or not exact(conv, ALGORITHMS[algorithm].scheduler.tile(op.tile)):  # rounds even on integers
+    if conv.activation == "silu" or not exact(conv, schedule_of(algorithm).scheduler.tile(op.tile)):  # rounds even on integers
         assert_close(conv, y, expected, tolerance(conv))
     else:
         assert_equal(conv, y, expected)

@@ -18,7 +18,7 @@ from im2win import Conv2d, ConvError, Tile
 from im2win.codegen.llvm import TileError
 from im2win.device.cpu import Machine
 from im2win.packing import codec as packs
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.manifest import ArtefactError, manifest_path
 from im2win.runtime.tensors import ArgumentError
 
@@ -384,5 +384,5 @@ def test_there_are_enough_bad_inputs() -> None:
 def test_packing_takes_only_what_fits() -> None:
     """The manifest's pack alone says how filters are packed; the algorithm's tile says the same."""
     for name in supported(CONV):
-        op, row = default(CONV, name), ALGORITHMS[name]
+        op, row = default(CONV, name), schedule_of(name)
         assert op.manifest.pack == row.scheduler.tile(op.tile).pack == packs.from_dict(packs.as_dict(op.manifest.pack))

@@ -18,7 +18,7 @@ from im2win.codegen.llvm import llvm_target
 from im2win.compute import im2col, lowered, mec
 from im2win.compute.lowered import Strides
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 AXES = ("ncyk", "ncmku", "ncuvmx", "ncxyv")
@@ -132,7 +132,7 @@ def _mec(conv: Conv2d, x: Array) -> Array:
 @pytest.mark.parametrize(("name", "by_definition"), [("im2win", _im2win), ("im2col", _im2col), ("mec", _mec)])
 def test_the_same_tensors_as_on_the_cpu(name: str, by_definition: Callable[[Conv2d, Array], Array], conv: Conv2d) -> None:
     """In NCHW, element by element in memory; and their sizes are those of the papers' formulas."""
-    row, x = ALGORITHMS[name], numbered(conv)
+    row, x = schedule_of(name), numbered(conv)
     assert row.cuda is not None
     y = transformed(conv, row.cuda.axes, x)
     assert np.array_equal(y.ravel(), by_definition(conv, x).ravel())

@@ -15,9 +15,9 @@ from tvm.ir.instrument import pass_instrument
 
 from im2win.codegen.llvm import llvm_target
 from im2win.codegen.workspace import Allocations, buffer_bytes, children
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.cpu_lowering import lower
-from im2win.registry.schedules import Windows
+from im2win.registry.cpu_schedules import Windows
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.schedules.registers import PIPELINE
 from im2win.schedules.tails import CONFIG
 from im2win.schedules.tile import Tile
@@ -27,19 +27,19 @@ from im2win.spec.suites import suite
 # Elements of the whole transformed tensor, in the letters of the papers; Wi and Hi count the padding. Thesis eq. 2-4, 2-5; MEC section 3.
 FORMULAS: dict[str, Callable[..., int]] = {
     "direct": lambda **_: 0,
-    "direct_persistent": lambda **_: 0,
-    "direct_streamed": lambda **_: 0,
+    "direct/persistent": lambda **_: 0,
+    "direct/warp_specialized": lambda **_: 0,
     "im2col": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
     "im2win": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
-    "im2win_fused": lambda **_: 0,
+    "im2win/fused": lambda **_: 0,
     "implicit_gemm": lambda **_: 0,
-    "implicit_gemm_split": lambda N, Co, Ho, Wo, **_: 2 * N * Co * Ho * Wo,
+    "implicit_gemm/split_k": lambda N, Co, Ho, Wo, **_: 2 * N * Co * Ho * Wo,
     "mec": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
     "mcfa": lambda **_: 0,
     "winograd": lambda **_: 0,
-    "winograd_tc": lambda N, Ci, Ho, Wo, **_: N * Ci * 36 * -(-Ho // 4) * -(-Wo // 4),
+    "winograd/tensor_cores": lambda N, Ci, Ho, Wo, **_: N * Ci * 36 * -(-Ho // 4) * -(-Wo // 4),
 }
-WINDOWS = [name for name, row in ALGORITHMS.items() if isinstance(row.scheduler, Windows)]
+WINDOWS = [name for name, row in SCHEDULES.items() if isinstance(row.scheduler, Windows)]
 
 
 def letters(conv: Conv2d) -> dict[str, int]:
@@ -54,17 +54,17 @@ def letters(conv: Conv2d) -> dict[str, int]:
 
 def stored(name: str, conv: Conv2d) -> int:
     """Elements of an algorithm's transformed tensor."""
-    return ALGORITHMS[name].transform_bytes(conv) // conv.itemsize
+    return schedule_of(name).transform_bytes(conv) // conv.itemsize
 
 
 def test_worked_example() -> None:
     """Thesis fig. 2-5: a 1x3x3x3 input and a 2x2 filter: 48 elements for im2col, 36 for im2win."""
     conv = Conv2d(1, 3, 3, 3, 1, 2)
     assert (stored("im2col", conv), stored("im2win", conv)) == (48, 36)
-    assert ALGORITHMS["im2win"].transform_bytes(conv) == 4 * 36
+    assert schedule_of("im2win").transform_bytes(conv) == 4 * 36
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_formulas(name: str) -> None:
     for conv in [*REGIMES.values(), *(layer.conv for layer in suite("papers12"))]:
         assert stored(name, conv) == FORMULAS[name](**letters(conv)), str(conv)
@@ -107,7 +107,7 @@ class Buffers:
 def allocated(conv: Conv2d, name: str, tile: Tile) -> tuple[dict[str, int], int]:
     """Bytes of a kernel's buffers by name, and what `Allocations` says that a call allocates: of one compilation."""
     watch, said = Buffers(), Allocations(host().threads)
-    module = lower(conv, ALGORITHMS[name], tile, host())
+    module = lower(conv, schedule_of(name), tile, host())
     with tvm.transform.PassContext(config=CONFIG, instruments=[watch, said]):
         tvm.compile(module, llvm_target(host()), tir_pipeline=PIPELINE)
     return watch.bytes, said.bytes
@@ -135,7 +135,7 @@ CASES = [
 @pytest.mark.parametrize("conv", [REGIMES[key] for key in CASES], ids=str)
 def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> None:
     """A stored transform is exactly the formula's; a strip has its rows, or windows up to whole tiles; the rest are outputs held back."""
-    row = ALGORITHMS[name]
+    row = schedule_of(name)
     assert isinstance(row.scheduler, Windows)
     plan = row.plan(conv)
     for tile in sampled_tiles(conv, name, 1):
@@ -163,6 +163,6 @@ def test_an_op_says_what_it_allocates(algorithm: str) -> None:
     """Who stores a tensor allocates at least the formula's bytes, and who does not, far less than im2col."""
     conv = Conv2d.parse("n16-c8x28x30-k16x3x3")
     said = default(conv, algorithm).extra_bytes
-    assert said >= ALGORITHMS[algorithm].transform_bytes(conv)
-    if not ALGORITHMS[algorithm].transform_bytes(conv):
-        assert said < ALGORITHMS["im2col"].transform_bytes(conv) * host().threads / conv.batch * 2
+    assert said >= schedule_of(algorithm).transform_bytes(conv)
+    if not schedule_of(algorithm).transform_bytes(conv):
+        assert said < schedule_of("im2col").transform_bytes(conv) * host().threads / conv.batch * 2

@@ -26,7 +26,7 @@ from im2win.reconstruct import ReconstructError
 from im2win.reconstruct.judges import poisoned
 from im2win.reconstruct.rulesets import Settings
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.spec.conv2d import Conv2d
@@ -83,7 +83,7 @@ def test_a_rule_that_does_not_fit_leaves_the_kernels_unfused(caplog: pytest.LogC
 def test_our_own_kernels_come_back_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     """Two functions in a module, our own pipeline: nothing to fuse within a function, and no barrier too many."""
     conv = Conv2d.parse("n1-c20x5x6-k32x3x3-p1")
-    module = cuda_lowering.lower(conv, ALGORITHMS["im2win"], CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
+    module = cuda_lowering.lower(conv, schedule_of("im2win"), CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
     before = cuda_codegen.generate_source(module, H200)
     with caplog.at_level(logging.INFO, "im2win.reconstruct"):
         made = reconstruct_module(module, H200, ["barriers", "pkf-shmem"], pipeline=PIPELINE)

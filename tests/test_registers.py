@@ -8,15 +8,15 @@ import pytest
 from ops import host
 
 from im2win.codegen.llvm import compile_module
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.cpu_lowering import lower
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
 
 def source(key: str, tile: Tile) -> str:
     conv = Conv2d.parse(key)
-    row = ALGORITHMS["direct"]
+    row = schedule_of("direct")
     return str(compile_module(lower(conv, row, tile, host()), host()).executable.mod.inspect_source("ll"))
 
 

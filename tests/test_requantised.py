@@ -22,8 +22,8 @@ from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import parts_problem
 from im2win.records import record as records
 from im2win.records.log import Log
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import CudaLayer
 from im2win.runtime.tensors import ArgumentError
 from im2win.schedules.cuda.epilogue import run_length
@@ -91,8 +91,8 @@ def test_what_there_is_not(fields: dict[str, Any], message: str) -> None:
 
 def test_who_computes_it() -> None:
     conv = PLAIN.with_(out_dtype="float16", activation="silu")
-    assert ALGORITHMS["direct"].supports(conv, "cuda") is None and "float32, not int8" in str(ALGORITHMS["direct"].supports(conv))
-    assert "int32 outputs, not float16" in str(ALGORITHMS["winograd_tc"].supports(PLAIN.with_(out_dtype="float16"), "cuda", "winograd"))
+    assert schedule_of("direct").supports(conv, "cuda") is None and "float32, not int8" in str(schedule_of("direct").supports(conv))
+    assert "int32 outputs, not float16" in str(schedule_of("winograd/tensor_cores").supports(PLAIN.with_(out_dtype="float16"), "cuda", "winograd"))
     assert parts_problem(conv.with_(in_channels=64), 2).out_dtype == "int32"
     assert tolerance(PLAIN.with_(out_dtype="int8")) == 0 < tolerance(conv) < 2e-3
 
@@ -154,14 +154,14 @@ PERSISTENT = (
 
 @pytest.mark.parametrize("key, shapes", PERSISTENT, ids=[row[0] for row in PERSISTENT])
 def test_blocks_that_stay(key: str, shapes: Sequence[tuple[int, int, int]]) -> None:
-    check(Conv2d.parse(key), [("direct_persistent", PersistentTile("wg_s8", *shape, 1, 2, 2)) for shape in shapes])
+    check(Conv2d.parse(key), [("direct/persistent", PersistentTile("wg_s8", *shape, 1, 2, 2)) for shape in shapes])
 
 
 def test_blocks_that_stay_store_words() -> None:
     conv = Conv2d.parse(PERSISTENT[0][0])
-    source = generated(conv, "direct_persistent", PersistentTile("wg_s8", 64, 3, 5, 1, 2, 2)).source
+    source = generated(conv, "direct/persistent", PersistentTile("wg_s8", 64, 3, 5, 1, 2, 2)).source
     assert "im2win::store_word" in source and "im2win::exchanged<4>" in source
-    plain = generated(conv.with_(out_dtype=None), "direct_persistent", PersistentTile("wg_s8", 64, 3, 5, 1, 2, 2)).source
+    plain = generated(conv.with_(out_dtype=None), "direct/persistent", PersistentTile("wg_s8", 64, 3, 5, 1, 2, 2)).source
     assert "__fmul_rn" in source and "__fmul_rn" not in plain
 
 
@@ -173,7 +173,7 @@ SPLIT = (
 
 @pytest.mark.parametrize("key", SPLIT)
 def test_sums_in_parts(key: str) -> None:
-    check(Conv2d.parse(key), [("implicit_gemm_split", SplitTile("s8", 32, 64, 32, 32, 1, 2, "uvc", split=2))])
+    check(Conv2d.parse(key), [("implicit_gemm/split_k", SplitTile("s8", 32, 64, 32, 32, 1, 2, "uvc", split=2))])
 
 
 def test_roundings() -> None:
@@ -213,7 +213,7 @@ def test_machine_code(layout: str) -> None:
     conv = Conv2d.parse("n2-c64x12x16-k64x3x3-p1-int8-out.int8-bias-add-relu").with_(layout=layout)
     made = [generated(conv, "implicit_gemm", _tile("wg_s8", (64, 64)))]
     if layout == "NHWC":
-        made.append(generated(conv.with_(residual=False), "direct_persistent", PersistentTile("wg_s8", 64, 4, 16, 1, 2, 2)))
+        made.append(generated(conv.with_(residual=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 16, 1, 2, 2)))
     for one in made:
         assert cuda_codegen.cubin(one.source, H200).startswith(b"\x7fELF")
 
@@ -297,7 +297,7 @@ def test_records_of_the_same_sums_are_hints(tmp_path: Path) -> None:
 
     plain = Conv2d.parse("n4-c64x28x28-k64x3x3-p1-int8-NHWC")
     backend = backend_for(H200)
-    ranked = backend.ranked(plain, ALGORITHMS["implicit_gemm"])
+    ranked = backend.ranked(plain, schedule_of("implicit_gemm"))
     best = ranked[len(ranked) // 2][1]
     log = Log(tmp_path)
     log.append(_record(plain, best))
@@ -350,8 +350,8 @@ def test_command_line(command: Callable[..., Any]) -> None:
 def test_models_count_the_bytes_of_outputs() -> None:
     """A layer whose output is most of its traffic is estimated to be faster with smaller outputs."""
     whole = Conv2d.parse("n16-c64x224x224-k64x1x1-int8-NHWC")
-    for name in ("implicit_gemm", "direct_persistent"):
-        backend, row = backend_for(H200), ALGORITHMS[name]
+    for name in ("implicit_gemm", "direct/persistent"):
+        backend, row = backend_for(H200), schedule_of(name)
         tile = backend.ranked(whole, row)[0][1]
         costs = [backend.cost(whole.with_(out_dtype=out), row, tile) for out in ("int32", "float16", "int8")]
         assert costs == sorted(costs, reverse=True) and costs[0] > 1.5 * costs[-1]

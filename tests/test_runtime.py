@@ -375,6 +375,6 @@ def test_build_takes_keys_and_says_what_it_chose() -> None:
 
 def test_build_for_one_thread_computes_the_same() -> None:
     x, w, expected = integers(CONV)
-    op = im2win.build(CONV, algorithm="im2win_fused", threads=1)
+    op = im2win.build(CONV, algorithm="im2win/fused", threads=1)
     assert op.manifest.threads == 1
     assert_equal(CONV, op(x, w), expected)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.reports.summary import summary_rows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
@@ -31,10 +31,10 @@ def test_row_by_hand() -> None:
 def test_every_algorithm_has_its_bytes_or_its_reason(dtype: str) -> None:
     conv = suite("mobilenet_v2")[1].conv.with_(dtype=dtype)
     [row] = summary_rows([Layer("depthwise", conv)])
-    assert list(row["algorithms"]) == list(ALGORITHMS)
+    assert list(row["algorithms"]) == list(SCHEDULES)
     for name, value in row["algorithms"].items():
-        reason = ALGORITHMS[name].supports(conv)
-        assert value == (ALGORITHMS[name].transform_bytes(conv) if reason is None else reason)
+        reason = schedule_of(name).supports(conv)
+        assert value == (schedule_of(name).transform_bytes(conv) if reason is None else reason)
         assert type(value) is (int if reason is None else str)
 
 

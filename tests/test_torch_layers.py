@@ -28,9 +28,9 @@ from im2win.frontends.torch import conv_op, site  # noqa: E402
 from im2win.frontends.torch.bound import Bound  # noqa: E402
 from im2win.frontends.torch.planning import Planner  # noqa: E402
 from im2win.records.log import Log  # noqa: E402
-from im2win.registry.algorithms import ALGORITHMS  # noqa: E402
 from im2win.registry.backends import backend_for  # noqa: E402
 from im2win.registry.ranking import default_tile  # noqa: E402
+from im2win.registry.schedules import schedule_of  # noqa: E402
 from im2win.runtime import cuda as cuda_runtime  # noqa: E402
 from im2win.spec.captured_layers import read_layers  # noqa: E402
 from im2win.spec.conv2d import Conv2d  # noqa: E402
@@ -160,7 +160,7 @@ def test_the_ladder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call hands to the kernels, in their order; filters bound anew lie where the old ones were."""
     conv = Conv2d.parse("n1-c32x14x14-k64x3x3-bias-add-float16")
-    row, backend = ALGORITHMS[algorithm], backend_for(H200)
+    row, backend = schedule_of(algorithm), backend_for(H200)
     _, tile = backend.ranked(conv, row)[0]
     seen: list[Any] = []
     made = row.cuda.made_bytes(conv, tile) // conv.itemsize if row.cuda else 0

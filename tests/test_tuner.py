@@ -23,9 +23,9 @@ from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
 from im2win.records.lookup import stale
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
@@ -43,7 +43,7 @@ def machine() -> Machine:
 
 
 def _search(machine: Machine, seed: int = 0) -> Search:
-    able = {name: row for name, row in ALGORITHMS.items() if row.supports(SMALL) is None}
+    able = {name: row for name, row in SCHEDULES.items() if row.supports(SMALL) is None}
     ranked = {name: [Choice(name, t, c) for c, t in ranked_tiles(SMALL, row, machine)] for name, row in able.items()}
     return Search(SMALL, machine, ranked, seed, CostModel())
 
@@ -76,7 +76,7 @@ def test_a_seed_gives_the_same_sequence_and_nothing_twice(machine: Machine) -> N
 
 
 def test_every_algorithm_gets_a_trial(machine: Machine) -> None:
-    able = {name for name, row in ALGORITHMS.items() if row.supports(SMALL) is None}
+    able = {name for name, row in SCHEDULES.items() if row.supports(SMALL) is None}
     assert {choice.algorithm for choice in _sequence(_search(machine), 16)} == able
 
 
@@ -227,7 +227,7 @@ def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Mach
 
 def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, machine: Machine) -> None:
     """Records whose code has changed count for nothing but this; those that are not legal any more for nothing at all."""
-    candidates = [Choice("direct", tile, cost) for cost, tile in ranked_tiles(SMALL, ALGORITHMS["direct"], machine)]
+    candidates = [Choice("direct", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct"), machine)]
     made, log = Session(SMALL, ["direct"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
     for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
         record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))

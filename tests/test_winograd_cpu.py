@@ -25,9 +25,9 @@ from im2win.packing.winograd import WinogradPack
 from im2win.records.emission import emitted_now
 from im2win.records.log import Log
 from im2win.records.lookup import choose
-from im2win.registry.algorithms import ALGORITHMS, candidates
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.schedules.winograd.legality import problems
 from im2win.schedules.winograd.model import buffers, strip_bytes
@@ -35,7 +35,7 @@ from im2win.schedules.winograd.space import forms, space
 from im2win.schedules.winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
-ROW = ALGORITHMS["winograd"]
+ROW = schedule_of("winograd")
 PLAIN = Conv2d.parse("n2-c5x11x13-k7x3x3-p1")
 TILE = WinogradTile(outputs=2, depth=4, lanes=4, vectors=1, cols=4, strip=1, images=1, pass_blocks=1, unroll=4)
 
@@ -274,7 +274,7 @@ def test_the_model_prefers_it_where_it_saves_most() -> None:
 
 def test_accuracy_exact_leaves_it_out() -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1")
-    assert "winograd" not in [row.name for row in candidates("auto", conv, accuracy="exact")]
+    assert "winograd" not in [row.key for row in candidates("auto", conv, accuracy="exact")]
     assert default_tile(conv, accuracy="exact")[0] != "winograd"
     with pytest.raises(ValueError, match="winograd: it rounds more than a sum of products, which accuracy 'exact' leaves out"):
         im2win.build(conv, algorithm="winograd", accuracy="exact")

@@ -25,9 +25,9 @@ from im2win.numerics.winograd_int8 import SCALES, STEP
 from im2win.numerics.winograd_matrices import transform
 from im2win.numerics.winograd_measured import measure_quantised
 from im2win.packing.winograd_int8 import QuantisedPack
-from im2win.registry.algorithms import ALGORITHMS, candidates
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.winograd_tc.legality import problems
 from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
@@ -35,7 +35,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 from im2win.tuner.build_worker import BuildJob, build
 
-ROW = ALGORITHMS["winograd_tc"]
+ROW = schedule_of("winograd/tensor_cores")
 WAYS = (("sync_free", "none", 0), ("sync_free", "shmem", 0), ("sync_free", "llc", 0), ("sync_free", "llc", 1), ("bgemm", "none", 0),
         ("bgemm", "llc", 1))  # fmt: skip
 CONV = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-int8-NHWC")
@@ -47,7 +47,7 @@ def kernels(fragment: str, block_k: int = 16) -> list[Kernel]:
     block_m, block_n = max(FRAGMENTS[fragment][0], 16), FRAGMENTS[fragment][1]
     tiles = [TensorCoreTile(2, block_m, block_n, block_k, fragment, *way, "s8") for way in WAYS]
     tiles += [replace(tile, groups=2) for tile in tiles if tile.fusion == "shmem"]
-    return [("winograd_tc", tile) for tile in tiles]
+    return [("winograd/tensor_cores", tile) for tile in tiles]
 
 
 def whole(block_m: int, block_n: int, fragment: str) -> TensorCoreTile:
@@ -96,7 +96,7 @@ WHOLE = (
 @pytest.mark.parametrize(("key", "blocks"), [row[:2] for row in WHOLE])
 def test_one_kernel_for_everything_is_the_same_arithmetic(key: str, blocks: tuple[tuple[int, int, str], ...]) -> None:
     conv = Conv2d.parse(key)
-    chosen: list[Kernel] = [("winograd_tc", whole(*block)) for block in blocks]
+    chosen: list[Kernel] = [("winograd/tensor_cores", whole(*block)) for block in blocks]
     emulated = Emulated(conv, chosen)
     for largest in (False, True):
         tensors = quantised.random_tensors(conv, 0, largest)
@@ -106,7 +106,7 @@ def test_one_kernel_for_everything_is_the_same_arithmetic(key: str, blocks: tupl
 
 def test_its_barrier_is_missed() -> None:
     """Tiles are made by all warps of a block, for all of them."""
-    conv, chosen = Conv2d.parse("n1-c64x8x8-k32x3x3-p1-int8-NHWC"), [("winograd_tc", whole(16, 32, "16x16x32"))]
+    conv, chosen = Conv2d.parse("n1-c64x8x8-k32x3x3-p1-int8-NHWC"), [("winograd/tensor_cores", whole(16, 32, "16x16x32"))]
     tensors = quantised.random_tensors(conv, 0)
     right = quantised.expected(conv, tensors)
 
@@ -219,8 +219,8 @@ def test_only_who_asks_for_it_gets_it() -> None:
     assert message == "int8 does not hold transformed tiles exactly; accuracy 'winograd' allows it"
     asked = backend_for(H200, "winograd")
     assert asked.problems(CONV, ROW, FUSED) == [] and asked.accuracy(FUSED) == "winograd"
-    assert default_tile(CONV, "auto", H200, "winograd")[0] != "winograd_tc", "nobody gets it who has not tuned"
-    assert default_tile(CONV, "winograd_tc", H200, "winograd")[1].product == "s8"
+    assert default_tile(CONV, "auto", H200, "winograd")[0] != "winograd/tensor_cores", "nobody gets it who has not tuned"
+    assert default_tile(CONV, "winograd/tensor_cores", H200, "winograd")[1].product == "s8"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_spaces_are_legal_and_have_every_fusion(layer: Any) -> None:
 def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     for _, tile in kernels("16x16x16"):
         assert isinstance(tile, TensorCoreTile)
-        found = generated(CONV, "winograd_tc", tile)
+        found = generated(CONV, "winograd/tensor_cores", tile)
         assert ROW.cuda is not None and Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
@@ -293,7 +293,7 @@ def test_libraries_hold_the_kernels(tile: TensorCoreTile, tmp_path: Path) -> Non
         cuda_codegen.compiler()
     except ToolchainError as problem:
         pytest.skip(str(problem))
-    built = build(BuildJob(CONV, "winograd_tc", tile, H200, tmp_path / "kernel.so"))
+    built = build(BuildJob(CONV, "winograd/tensor_cores", tile, H200, tmp_path / "kernel.so"))
     assert built.outcome == "ok" and built.allocated == Sizes(CONV, tile).made_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (tile.fusion == "llc")
@@ -302,7 +302,7 @@ def test_libraries_hold_the_kernels(tile: TensorCoreTile, tmp_path: Path) -> Non
 def test_manifests_say_how_filters_are_packed(tmp_path: Path) -> None:
     made = Sizes(CONV, FUSED).made_bytes
     assert Sizes(CONV, whole(32, 64, "16x16x32")).made_bytes == 0, "nothing is ever in global memory"
-    manifest = cuda_manifest(CONV, "winograd_tc", FUSED.as_dict(), FUSED.pack(CONV), H200, threads=FUSED.threads, made=made)
+    manifest = cuda_manifest(CONV, "winograd/tensor_cores", FUSED.as_dict(), FUSED.pack(CONV), H200, threads=FUSED.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")
     manifest_path(library).write_text(manifest.to_json(library))

@@ -29,9 +29,9 @@ from im2win.reconstruct.uniform import FEW, few
 from im2win.records.log import Log
 from im2win.records.lookup import choose, search
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS, candidates
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.winograd_tc import kernel, legality
@@ -44,7 +44,7 @@ from im2win.tuner.build_worker import BuildJob, build
 from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Session
 
-ROW = ALGORITHMS["winograd_tc"]
+ROW = schedule_of("winograd/tensor_cores")
 WAYS = (("sync_free", "none", 0), ("sync_free", "shmem", 0), ("sync_free", "llc", 0), ("sync_free", "llc", 1), ("bgemm", "none", 0),
         ("bgemm", "llc", 1))  # fmt: skip
 FUSED = TensorCoreTile(2, 16, 32, 16, "16x16x16", "sync_free", "shmem")
@@ -56,7 +56,7 @@ def kernels(outputs: int, fragment: str, block_k: int = 16, ways: Any = WAYS) ->
     block_m, block_n = max(FRAGMENTS[fragment][0], 16), FRAGMENTS[fragment][1]
     tiles = [TensorCoreTile(outputs, block_m, block_n, block_k, fragment, *way) for way in ways]
     tiles += [replace(tile, groups=2) for tile in tiles if tile.mapping == "sync_free" and tile.wave == 0]
-    return [("winograd_tc", tile) for tile in tiles]
+    return [("winograd/tensor_cores", tile) for tile in tiles]
 
 
 # --- outputs
@@ -95,7 +95,7 @@ def test_both_forms_keep_their_tolerance(layout: str) -> None:
 
 
 def sources(conv: Conv2d, tile: TensorCoreTile) -> str:
-    source = generated(conv, "winograd_tc", tile).source
+    source = generated(conv, "winograd/tensor_cores", tile).source
     return source[source.index(MARK) :]
 
 
@@ -104,7 +104,7 @@ def test_barriers_and_launches_are_those_of_the_document() -> None:
     found = {}
     for way in WAYS:
         tile = kernels(2, "16x16x16", ways=[way])[0][1]
-        launches = [one for one in generated(CONV, "winograd_tc", tile).launches if one.kernel.startswith("conv2d")]
+        launches = [one for one in generated(CONV, "winograd/tensor_cores", tile).launches if one.kernel.startswith("conv2d")]
         source = sources(CONV, tile)  # type: ignore[arg-type]
         found[way] = source.count("__syncthreads();"), source.count("__syncwarp();") > 0, len(launches)
     assert found == {
@@ -117,7 +117,7 @@ def test_barriers_and_launches_are_those_of_the_document() -> None:
 def test_a_missing_barrier_is_caught(way: tuple[str, str, int], count: int) -> None:
     """Without any one barrier of the block that is left, some order of threads gives another result."""
     conv = Conv2d.parse(f"n1-c32x8x8-k{32 if way[0] == 'bgemm' else 16}x3x3-p1-float16-NHWC")
-    chosen: Kernel = ("winograd_tc", TensorCoreTile(2, 16, conv.out_channels, 16, "16x16x16", *way))
+    chosen: Kernel = ("winograd/tensor_cores", TensorCoreTile(2, 16, conv.out_channels, 16, "16x16x16", *way))
     tensors = typed(conv, exact_tensors(conv))
     right, source = expected(conv, tensors), sources(conv, chosen[1])  # type: ignore[arg-type]
     waits = list(re.finditer(r"__syncthreads\(\);", source))
@@ -159,7 +159,7 @@ def _shared_by_warps(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: 
 
 def test_a_rule_that_does_not_match_is_an_outcome_of_the_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(legality, "_fits", lambda conv, tile, gpu: [])
-    built = build(BuildJob(CONV, "winograd_tc", FUSED, replace(H200, block_shared=8192), tmp_path / "kernel.so"))
+    built = build(BuildJob(CONV, "winograd/tensor_cores", FUSED, replace(H200, block_shared=8192), tmp_path / "kernel.so"))
     assert built.outcome == "build_error" and built.message.startswith("pkf-shmem does not apply: tiles takes 36864 bytes")
 
 
@@ -181,7 +181,7 @@ def test_few_blocks_stand_for_all() -> None:
 def test_a_grid_that_nobody_could_enumerate() -> None:
     conv = Conv2d.parse("n16-c64x960x960-k64x3x3-p1-float16-NHWC")
     tile = replace(FUSED, outputs=4, block_m=32, block_n=64)
-    launches = generated(conv, "winograd_tc", tile).launches
+    launches = generated(conv, "winograd/tensor_cores", tile).launches
     assert (launches[0].grid, launches[0].dynamic_bytes) == ((28800, 1, 1), 36 * 32 * (64 + 8) * 2)
 
 
@@ -189,7 +189,7 @@ def test_a_grid_that_nobody_could_enumerate() -> None:
 def test_a_launch_asks_for_shared_memory_that_it_does_not_get_unasked(block_k: int, dynamic: int) -> None:
     """48 KiB with what the kernel declares: 9216 bytes of filters here, and 36864."""
     tile = replace(FUSED, block_n=64, block_k=block_k)
-    assert generated(CONV, "winograd_tc", tile).launches[0].dynamic_bytes == dynamic
+    assert generated(CONV, "winograd/tensor_cores", tile).launches[0].dynamic_bytes == dynamic
 
 
 # --- tiles
@@ -283,7 +283,7 @@ def test_spaces_are_legal_and_have_every_fusion(conv: Conv2d) -> None:
     assert all(0 < cost < 0.1 for cost, _ in ranked)
     assert len({len(backend.features(conv, ROW, tile, cost)) for cost, tile in ranked[::40]}) == 1
     direct = default_tile(conv, "implicit_gemm", H200)[1]
-    row = ALGORITHMS["implicit_gemm"]
+    row = schedule_of("implicit_gemm")
     assert len(backend.features(conv, row, direct, 1e-3)) == len(backend.features(conv, ROW, tiles[0], 1e-3)), "one model for all"
 
 
@@ -291,7 +291,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     for way, outputs in itertools.product(WAYS, (2, 4)):
         tile = kernels(outputs, "16x16x16", ways=[way])[0][1]
         assert isinstance(tile, TensorCoreTile)
-        found = generated(CONV, "winograd_tc", tile)
+        found = generated(CONV, "winograd/tensor_cores", tile)
         assert Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile) if ROW.cuda else 0  # type: ignore[arg-type]
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
@@ -300,15 +300,15 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
 
 
 def test_records_come_back(log: Log) -> None:
-    tile = default_tile(CONV, "winograd_tc", H200, "winograd")[1]
+    tile = default_tile(CONV, "winograd/tensor_cores", H200, "winograd")[1]
     assert TensorCoreTile.from_dict(tile.as_dict()) == tile == backend_for(H200).tile(ROW, tile.as_dict())
-    facts = {"algorithm": "winograd_tc", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
+    facts = {"algorithm": "winograd/tensor_cores", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     facts |= {"generator": code_digest("cuda"), "tile": tile.as_dict()}
     fill(log, ok(1e-5, CONV, error=1e-3, tolerance=tolerance(CONV, "winograd"), **facts))
     other = CONV.with_(batch=2 * CONV.batch)
-    found = {conv: choose(conv, H200, ["winograd_tc"], log.folder, "winograd") for conv in (CONV, other)}
+    found = {conv: choose(conv, H200, ["winograd/tensor_cores"], log.folder, "winograd") for conv in (CONV, other)}
     assert [(one.rung, one.tile) for one in found.values() if one] == [("exact", tile), ("nearest layer", tile)]
-    assert search(CONV, H200, ["winograd_tc"], log.folder, "tf32").record is None, "nobody gets it who has not asked for it"
+    assert search(CONV, H200, ["winograd/tensor_cores"], log.folder, "tf32").record is None, "nobody gets it who has not asked for it"
 
 
 @pytest.mark.parametrize(("name", "value", "kind"), [("wave", "16", "int"), ("fusion", 1, "str"), ("block_m", True, "int")])
@@ -321,7 +321,7 @@ def test_values_that_are_no_tile(name: str, value: Any, kind: str) -> None:
 
 def test_an_illegal_tile_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"winograd_tc on .*`wave` \(=16\) must be 0 without `fusion` llc"):
-        cuda_lowering.lower(CONV, ROWS["winograd_tc"], replace(FUSED, wave=16), H200)
+        cuda_lowering.lower(CONV, ROWS["winograd/tensor_cores"], replace(FUSED, wave=16), H200)
 
 
 @pytest.mark.parametrize("fusion", ["none", "shmem", "llc"])
@@ -332,9 +332,9 @@ def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
     except ToolchainError as problem:
         pytest.skip(str(problem))
     tile = replace(TILE, fusion=fusion, block_m=32, block_k=16)
-    source = generated(CONV, "winograd_tc", tile).source
+    source = generated(CONV, "winograd/tensor_cores", tile).source
     assert cuda_codegen.cubin(source, H200).startswith(b"\x7fELF")
-    built = build(BuildJob(CONV, "winograd_tc", tile, H200, tmp_path / "kernel.so"))
+    built = build(BuildJob(CONV, "winograd/tensor_cores", tile, H200, tmp_path / "kernel.so"))
     assert built.outcome == "ok" and built.allocated == Sizes(CONV, tile).made_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (fusion != "shmem")
@@ -342,14 +342,14 @@ def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
 
 def test_a_session_proposes_records_and_resumes(log: Log) -> None:
     """What is tried has every fusion in it from the start; a later session takes the trials over, refusals among them."""
-    session = Session(CONV, ["winograd_tc"], H200, log, 32, 0, accuracy="winograd")
+    session = Session(CONV, ["winograd/tensor_cores"], H200, log, 32, 0, accuracy="winograd")
     batch = session.next_batch()
     assert session.default == session.search.all[0] and session.default in batch and len({choice.tile for choice in batch}) == len(batch)
     assert {choice.tile.fusion for choice in batch} == {"none", "shmem", "llc"}
     first, second, *_ = batch
     session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), Sizes(CONV, first.tile).made_bytes)
     session.record(second, Outcome("build_error", "pkf-llc does not apply: there is no pair"), None)
-    again = Session(CONV, ["winograd_tc"], H200, log, 32, 0, accuracy="winograd")
+    again = Session(CONV, ["winograd/tensor_cores"], H200, log, 32, 0, accuracy="winograd")
     assert again.tried == session.tried and again.best == session.best and again.best is not None and again.best[0] == first
     [good, refused] = log.read(CONV, H200.name)
     assert good.tolerance == tolerance(CONV, "winograd") and refused.message.startswith("pkf-llc does not apply")
@@ -358,7 +358,7 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
 def test_manifests_say_what_a_library_needs(tmp_path: Path) -> None:
     conv, tile = CONV.with_(bias=True), replace(TILE, fusion="llc", block_m=16, wave=16)
     made = Sizes(conv, tile).made_bytes
-    manifest = cuda_manifest(conv, "winograd_tc", tile.as_dict(), tile.pack(conv), H200, threads=tile.threads, made=made)
+    manifest = cuda_manifest(conv, "winograd/tensor_cores", tile.as_dict(), tile.pack(conv), H200, threads=tile.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")
     manifest_path(library).write_text(manifest.to_json(library))

@@ -25,6 +25,7 @@ from im2win.reports import roofline, studies
 from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import shown
 from im2win.studies.entries import LADDER, WINOGRAD_TC
 
 TITLES = {
@@ -174,7 +175,7 @@ def _mean(value: float | None) -> str:
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[str]:
-    algorithm = row.algorithm if row.tuned or not row.algorithm else f"{row.algorithm} (untuned)"
+    algorithm = shown(row.algorithm) if row.tuned or not row.algorithm else f"{shown(row.algorithm)} (untuned)"
     fraction = None if row.roofline_fraction is None else 100 * row.roofline_fraction
     times = ["failed" if name in row.peers_failed else ms(row.peers.get(name)) for name in names]
     bold = [f"**{text}**" if name == row.best_peer else text for name, text in zip(names, times, strict=True)]

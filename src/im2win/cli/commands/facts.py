@@ -11,21 +11,22 @@ from im2win.common.markdown import table
 from im2win.device.gpu import KNOWN, NoGpuError, device_gpu
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.methods import shown
 
 if TYPE_CHECKING:
     from im2win.device.cpu import Machine
     from im2win.device.gpu import Gpu
-    from im2win.registry.algorithms import Algorithm
+    from im2win.registry.schedules import Schedule
 
 # One layer for each property that an algorithm may refuse; the columns of the table of supported layers.
-PLAIN = Conv2d(1, 32, 16, 16, 32, 3, padding=1)
+PLAIN = Conv2d(1, 128, 16, 16, 128, 3, padding=1)  # channels enough for sums in parts
 PROBES = {
     "1x1": PLAIN.with_(kernel=(1, 1), padding=(0, 0, 0, 0)),
     "stride": PLAIN.with_(stride=(2, 2)),
     "dilation": PLAIN.with_(dilation=(2, 2)),
     "asymmetric padding": PLAIN.with_(padding=(0, 1, 2, 1)),
     "groups": PLAIN.with_(groups=4),
-    "depthwise": PLAIN.with_(groups=32),
+    "depthwise": PLAIN.with_(groups=128),
     "epilogue": PLAIN.with_(bias=True, residual=True, activation="relu"),
 }
 LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
@@ -33,7 +34,7 @@ Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
-def _where(row: Algorithm, conv: Conv2d) -> str:
+def _where(row: Schedule, conv: Conv2d) -> str:
     """On which targets: yes on all, no on none, or their names."""
     from im2win.registry.backends import TARGETS
 
@@ -43,29 +44,32 @@ def _where(row: Algorithm, conv: Conv2d) -> str:
 
 
 def properties() -> Table:
-    """The table of algorithms: name, title, paper, and for each probe in float32 or float16, in some layout, on which targets.
+    """The table of algorithms and schedules: names, titles, paper, and for each probe in float32 or float16 on which targets.
 
     The registry is asked.
     """
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import SCHEDULES
 
-    cells = [[row.name, row.title, row.paper, *(_where(row, conv) for conv in PROBES.values())] for row in ALGORITHMS.values()]
-    return ["algorithm", "title", "source", *PROBES], cells
+    cells = [
+        [shown(row.key), row.algorithm.title, row.title, row.algorithm.paper, *(_where(row, conv) for conv in PROBES.values())]
+        for row in SCHEDULES.values()
+    ]
+    return ["algorithm / schedule", "algorithm", "schedule", "source", *PROBES], cells
 
 
 def types() -> Table:
     """The table of element types: for each algorithm the layouts of every target and type that it computes a plain layer in."""
-    from im2win.registry.algorithms import ALGORITHMS
     from im2win.registry.backends import TARGETS
+    from im2win.registry.schedules import SCHEDULES
 
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
 
-    def layouts(row: Algorithm, target: str, dtype: str) -> str:
+    def layouts(row: Schedule, target: str, dtype: str) -> str:
         able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target, LEAST) is None]
         return ", ".join(able) or "no"
 
-    cells = [[row.name, *(layouts(row, *pair) for pair in pairs)] for row in ALGORITHMS.values()]
-    return ["algorithm", *(f"{target} {dtype}" for target, dtype in pairs)], cells
+    cells = [[shown(row.key), *(layouts(row, *pair) for pair in pairs)] for row in SCHEDULES.values()]
+    return ["algorithm / schedule", *(f"{target} {dtype}" for target, dtype in pairs)], cells
 
 
 def markdown_tables() -> str:

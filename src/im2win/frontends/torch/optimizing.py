@@ -278,7 +278,7 @@ def _rows(site: Site) -> Iterator[LayerReport]:
         yield LayerReport(site.name, None, "", "the example did not reach it")
     for conv, prepared in site.prepared.items():
         decision = prepared.decision
-        algorithm = decision.op.algorithm if decision.op is not None else ""
+        algorithm = decision.op.method if decision.op is not None else ""
         target = site.source.weight().device.type
         yield LayerReport(site.name, conv, algorithm, decision.reason, site.source.fused, prepared.error, target)
 
