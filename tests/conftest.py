@@ -101,7 +101,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     from im2win.registry.ranking import default_tile
 
     def choice(self: Any, conv: Any, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
-        return default_tile(conv, "direct", device, accuracy)
+        return default_tile(conv, "direct/tiled", device, accuracy)
 
     monkeypatch.setattr(Artefacts, "default_choice", choice)
 

@@ -29,9 +29,11 @@ from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
-ROWS = {**SCHEDULES, "mcfa": replace(schedule_of("mcfa"), cuda=SMALL_PARTS)}
+ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=SMALL_PARTS)}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
-OWN = ("direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd", "winograd/tensor_cores")  # with tests of their own
+OWN = (
+    "direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd/tiled", "winograd/tensor_cores",
+)  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
 Kernel = tuple[str, CudaTile | TensorCoreTile | PersistentTile]
 """(algorithm, tile)"""

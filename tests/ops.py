@@ -33,7 +33,7 @@ def tiled(conv: Conv2d, algorithm: str, tile: Tile | WinogradTile) -> Op:
     return build_tile(conv, algorithm, tile, host())
 
 
-def default(conv: Conv2d | str, algorithm: str = "direct") -> Op:
+def default(conv: Conv2d | str, algorithm: str = "direct/tiled") -> Op:
     """An operator with the tile that the model ranks first: of Winograd's among those that are exact on integers, if there are any."""
     problem = Conv2d.parse(conv) if isinstance(conv, str) else conv
     row = schedule_of(algorithm)

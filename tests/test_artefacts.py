@@ -21,7 +21,7 @@ CONV = Conv2d.parse("n1-c5x7x9-k8x3x3-p1.0.2.1-bias")
 
 
 def test_built_once(tmp_path: Path) -> None:
-    machine, (algorithm, tile) = host(), default_tile(CONV, "direct", host())
+    machine, (algorithm, tile) = host(), default_tile(CONV, "direct/tiled", host())
     first, second = Artefacts(tmp_path / "new"), Artefacts(tmp_path / "new")
     name, _ = first.get(CONV, algorithm, tile, machine)
     again, op = second.get(CONV, algorithm, tile, machine)
@@ -33,7 +33,7 @@ def test_built_once(tmp_path: Path) -> None:
 
 
 def test_a_broken_library_is_built_again(tmp_path: Path) -> None:
-    machine, (algorithm, tile) = host(), default_tile(CONV, "direct", host())
+    machine, (algorithm, tile) = host(), default_tile(CONV, "direct/tiled", host())
     name, _ = Artefacts(tmp_path).get(CONV, algorithm, tile, machine)
     (library,) = tmp_path.glob("*/*.so")
     for path, content in ((library, b"torn"), (library.with_name(library.name + ".json"), b"{")):
@@ -46,7 +46,7 @@ def test_a_broken_library_is_built_again(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    cache, (algorithm, tile) = Artefacts(tmp_path / "file"), default_tile(CONV, "direct", host())
+    cache, (algorithm, tile) = Artefacts(tmp_path / "file"), default_tile(CONV, "direct/tiled", host())
     with caplog.at_level(logging.WARNING, "im2win"):
         _, op = cache.get(CONV, algorithm, tile, host())
     assert op.conv == CONV and cache.built == 1 and "the next process builds again" in caplog.text
@@ -54,10 +54,10 @@ def test_a_folder_that_cannot_be_written_costs_a_note(tmp_path: Path, caplog: py
 
 def test_names_say_what_was_built() -> None:
     """The problem can be read back; another tile, algorithm or device has another name."""
-    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, schedule_of("direct"), host())[:2]]
+    tiles = [tile.as_dict() for _, tile in ranked_tiles(CONV, schedule_of("direct/tiled"), host())[:2]]
     h200, h100 = KNOWN.values()
-    names = {artefact_name(CONV, "direct", tile, device) for tile in tiles for device in (host(), h200, h100)}
-    names.add(artefact_name(CONV, "im2win", tiles[0], host()))
+    names = {artefact_name(CONV, "direct/tiled", tile, device) for tile in tiles for device in (host(), h200, h100)}
+    names.add(artefact_name(CONV, "im2win/stored", tiles[0], host()))
     assert len(names) == 7 and {conv_of(name) for name in names} == {CONV}
 
 
@@ -69,7 +69,7 @@ def test_the_models_choice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Artefacts(tmp_path).default_choice(conv, host()) == first
     (path,) = tmp_path.glob("*/defaults/*.json")
     monkeypatch.setattr("im2win.registry.ranking.default_tile", lambda *_: first)
-    for text in ("", "[]", '{"algorithm": "none", "tile": {}}', '{"algorithm": "direct", "tile": {"rows": 1}}'):
+    for text in ("", "[]", '{"algorithm": "none", "tile": {}}', '{"algorithm": "direct/tiled", "tile": {"rows": 1}}'):
         path.write_text(text)
         assert Artefacts(tmp_path).default_choice(conv, host()) == first
         assert path.read_text() != text

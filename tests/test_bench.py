@@ -285,7 +285,7 @@ def test_memory_of_a_missing_library(tmp_path: Path) -> None:
         peak_of_library(tmp_path / "none.so")
 
 
-@pytest.mark.parametrize(("algorithm", "stored"), [("direct", False), ("im2col", True)])
+@pytest.mark.parametrize(("algorithm", "stored"), [("direct/tiled", False), ("im2col/tiled", True)])
 def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
     from im2win.bench.memory import peak_bytes
     from im2win.builder.build import build

@@ -95,7 +95,7 @@ def test_exact(conv: Conv2d, algorithm: str, tmp_path: Path) -> None:
 def test_other_problems(key: str, tmp_path: Path) -> None:
     """Depthwise and dilated; an epilogue that calls the mathematics library, a kernel that is not square, filters of normal numbers."""
     conv = Conv2d.parse(key)
-    library, tensors = exported(tmp_path, conv, "im2win"), normal_tensors(conv)
+    library, tensors = exported(tmp_path, conv, "im2win/stored"), normal_tensors(conv)
     assert_close(conv, library(conv, tensors, library.packed(tensors["filter"])), oracle(conv, **tensors), tolerance(conv))
 
 
@@ -104,7 +104,7 @@ def test_winograds_filters_of_any_form(tmp_path: Path) -> None:
     conv = Conv2d.parse("n1-c5x12x13-k18x3x3-p1")
     tiles = [tile for _, tile in ranked_tiles(conv, schedule_of("winograd"), host())]
     tile = next(tile for tile in tiles if not exact(conv, tile))
-    library = Library(c_abi.export_kernel(Kernel(conv, "winograd", tile, host()), tmp_path, "layer")[0])
+    library = Library(c_abi.export_kernel(Kernel(conv, "winograd/tiled", tile, host()), tmp_path, "layer")[0])
     tensors = normal_tensors(conv)
     packed, right = library.packed(tensors["filter"]), tile.pack.filter(conv, tensors["filter"]).ravel()
     np.testing.assert_allclose(packed, right, rtol=3e-7, atol=1e-7)
@@ -131,7 +131,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two exported layers, first and second, that take most of what there is."""
     folder = tmp_path_factory.mktemp("two")
     threads = dataclasses.replace(host(), threads=5)  # more than there are CPUs, perhaps
-    exported(folder, Conv2d.parse("n2-c5x11x13-k17x3x3-s2x1-p1-bias-add-relu"), "im2win", "first", threads)
+    exported(folder, Conv2d.parse("n2-c5x11x13-k17x3x3-s2x1-p1-bias-add-relu"), "im2win/stored", "first", threads)
     exported(folder, Conv2d.parse("n1-c3x9x11-k8x3x3-p1-bias-add-relu"), "winograd", "second", threads)
     return folder
 
@@ -201,7 +201,7 @@ def test_nothing_of_tvms(two: Path) -> None:
 
 def test_constants(tmp_path: Path) -> None:
     conv = Conv2d.parse("n2-c6x9x11-k10x3x2-s2x1-p1.0.2.3-d1x2-g2-bias")
-    header = exported(tmp_path, conv, "direct").header
+    header = exported(tmp_path, conv, "direct/tiled").header
     shapes = {
         "BATCH": 2, "IN_CHANNELS": 6, "HEIGHT": 9, "WIDTH": 11, "OUT_CHANNELS": 10, "KERNEL_HEIGHT": 3, "KERNEL_WIDTH": 2,
         "STRIDE_DOWN": 2, "STRIDE_ACROSS": 1, "PADDING_TOP": 1, "PADDING_LEFT": 0, "DILATION_DOWN": 1, "DILATION_ACROSS": 2, "GROUPS": 2,
@@ -215,7 +215,7 @@ def test_constants(tmp_path: Path) -> None:
 def test_a_cpu_without_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status rather than a signal."""
     monkeypatch.setattr(cpu, "_check", lambda machine: "0")
-    library, tensors = exported(tmp_path, SMALL, "direct"), exact_tensors(SMALL)
+    library, tensors = exported(tmp_path, SMALL, "direct/tiled"), exact_tensors(SMALL)
     y = np.empty(SMALL.output_shape, np.float32)
     packed = library.packed(tensors["filter"])
     workspace = np.empty(constant(library.header, "WORKSPACE_BYTES") + 1, np.uint8)
@@ -227,7 +227,7 @@ def test_a_library_may_be_closed_and_replaced(tmp_path: Path) -> None:
     from _ctypes import dlclose
 
     tensors = exact_tensors(EVERYDAY)
-    for algorithm in ("direct", "mcfa"):
+    for algorithm in ("direct/tiled", "mcfa/tiled"):
         library = exported(tmp_path, EVERYDAY, algorithm)
         assert_equal(EVERYDAY, library(EVERYDAY, tensors, library.packed(tensors["filter"])), oracle(EVERYDAY, **tensors))
         dlclose(library.library._handle)
@@ -235,7 +235,7 @@ def test_a_library_may_be_closed_and_replaced(tmp_path: Path) -> None:
 
 def test_four_threads_on_one_library(tmp_path: Path) -> None:
     """ctypes lets go of the interpreter's lock: the calls do run at the same time."""
-    library, packed = exported(tmp_path, EVERYDAY, "im2col"), []
+    library, packed = exported(tmp_path, EVERYDAY, "im2col/tiled"), []
     work = [(tensors := exact_tensors(EVERYDAY, seed), oracle(EVERYDAY, **tensors)) for seed in range(4)]
     packed = [library.packed(tensors["filter"]) for tensors, _ in work]
 
@@ -251,7 +251,7 @@ def test_four_threads_on_one_library(tmp_path: Path) -> None:
 
 def test_export_of_an_operator(tmp_path: Path) -> None:
     """Of one just built and of one loaded from a file; the problem's key is the name if there is no other."""
-    op = im2win.build(SMALL, algorithm="direct", threads=1)
+    op = im2win.build(SMALL, algorithm="direct/tiled", threads=1)
     path = im2win.load(op.export(tmp_path / "conv.so")).export_c(tmp_path / "new" / "folder")
     assert path.name == "libn1_c8x6x8_k16x1x1.so" and identifier(str(SMALL)) == "n1_c8x6x8_k16x1x1"
     assert sorted(file.suffix for file in path.parent.iterdir()) == [".a", ".h", ".so"]
@@ -261,7 +261,7 @@ def test_export_of_an_operator(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    op = im2win.build(SMALL, algorithm="direct")
+    op = im2win.build(SMALL, algorithm="direct/tiled")
     for name in ("", "a-b", "a b", 'a"'):
         with pytest.raises(ValueError, match=r"`name` .* must consist of letters, digits and underscores"):
             op.export_c(tmp_path, name)
@@ -276,4 +276,4 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(RuntimeError, match="needs a C compiler and objcopy on PATH"):
-        exported(tmp_path, SMALL, "direct")
+        exported(tmp_path, SMALL, "direct/tiled")

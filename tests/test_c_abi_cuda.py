@@ -53,7 +53,7 @@ PLAIN = Conv2d.parse("n1-c16x8x8-k16x3x3-p1-float16")
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of MCFA so small that there are several."""
-    monkeypatch.setitem(SCHEDULES, "mcfa", ROWS["mcfa"])
+    monkeypatch.setitem(SCHEDULES, "mcfa/tiled", ROWS["mcfa/tiled"])
 
 
 def exported(folder: Path, conv: Conv2d, kernel: Kernel, name: str = "layer") -> Path:
@@ -89,19 +89,20 @@ REQUANTISED = Conv2d.parse("n1-c64x8x16-k64x3x3-p1-int8-out.int8-NHWC-bias-relu"
 SUMS = Conv2d.parse("n1-c36x5x6-k18x3x3-p1-int8-NHWC-bias-relu")
 
 CASES = [
-    (FULL, "direct", "fma"), (WIDE, "im2win/fused", "f16"), (FULL, "mcfa", "tf32x3"), (NHWC, "im2win", "f16"), (NHWC, "im2col", "f16"),
-    (WIDE, "direct", "wg_f16"), (GROUPS, "implicit_gemm", "f16"), (GROUPS, "mec", "f16"), (WHOLE, "mcfa", "s8"),
-    (WHOLE, "implicit_gemm", "s8"), (PLAIN, "winograd", CudaTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
-    (WIDE, "winograd", CudaTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
+    (FULL, "direct/tiled", "fma"), (WIDE, "im2win/fused", "f16"), (FULL, "mcfa/tiled", "tf32x3"), (NHWC, "im2win/stored", "f16"),
+    (NHWC, "im2col/tiled", "f16"),
+    (WIDE, "direct/tiled", "wg_f16"), (GROUPS, "implicit_gemm/tiled", "f16"), (GROUPS, "mec/tiled", "f16"), (WHOLE, "mcfa/tiled", "s8"),
+    (WHOLE, "implicit_gemm/tiled", "s8"), (PLAIN, "winograd/tiled", CudaTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
+    (WIDE, "winograd/tiled", CudaTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
     (WIDE, "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
     (WIDE.with_(layout="NCHW"), "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (WIDE, "direct/warp_specialized", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
-    (WIDE, "implicit_gemm", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
+    (WIDE, "implicit_gemm/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
     (WIDE, "implicit_gemm/split_k", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
-    (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm", "s8"),
+    (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm/tiled", "s8"),
     (PLAIN, "winograd/tensor_cores", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
 ]  # fmt: skip
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""
@@ -139,7 +140,7 @@ def test_quantised_winograd(tile: TensorCoreTile, tmp_path: Path) -> None:
 
 
 def test_status_codes(tmp_path: Path) -> None:
-    library = Library(exported(tmp_path, FULL, sampled(FULL, "im2col", "tf32")[0]))
+    library = Library(exported(tmp_path, FULL, sampled(FULL, "im2col/tiled", "tf32")[0]))
     device = Device(library, FULL, typed(FULL, exact_tensors(FULL)))
     for name in ("x", "packed_w", "bias", "residual", "y", "workspace"):
         assert device.call(**{name: None}) == 1, name
@@ -153,7 +154,7 @@ def test_status_codes(tmp_path: Path) -> None:
 
 def test_shared_memory_is_asked_for(tmp_path: Path) -> None:
     """Where a kernel takes more than every kernel gets, here made so little that all do. Without asking, the launch fails."""
-    kernel = sampled(WIDE, "direct", "wg_f16")[0]
+    kernel = sampled(WIDE, "direct/tiled", "wg_f16")[0]
     path = exported(tmp_path, WIDE, kernel)
     tensors = typed(WIDE, exact_tensors(WIDE))
     refused = Device(Library(path), WIDE, tensors)
@@ -252,8 +253,8 @@ def test_halves(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("nvcc") or not COMPILER, reason="needs nvcc and a C compiler on PATH")
 def test_two_layers_in_one_program(tmp_path: Path) -> None:
     """Compiled as the source says, called from C, linked with CUDA's runtime."""
-    exported(tmp_path, NHWC, sampled(NHWC, "implicit_gemm", "f16")[0], "first")
-    exported(tmp_path, PLAIN, sampled(PLAIN, "im2win", "wg_f16")[0], "second")
+    exported(tmp_path, NHWC, sampled(NHWC, "implicit_gemm/tiled", "f16")[0], "first")
+    exported(tmp_path, PLAIN, sampled(PLAIN, "im2win/stored", "wg_f16")[0], "second")
     for name in ("first", "second"):
         line = (tmp_path / f"{name}.cu").read_text().splitlines()[1]
         run(tmp_path, *line.removeprefix("// ").split(), "-Werror", "all-warnings")
@@ -281,7 +282,7 @@ def test_command_line(tmp_path: Path, command: Callable[..., Any], monkeypatch: 
 def test_export_of_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an operator on a GPU exports is what its manifest describes, on a device of that name only."""
     monkeypatch.setattr("im2win.registry.backends.device_gpu", lambda: H200)
-    kernel = sampled(PLAIN, "im2col", "f16")[0]
+    kernel = sampled(PLAIN, "im2col/tiled", "f16")[0]
     algorithm, tile = kernel
     manifest = cuda_manifest(PLAIN, algorithm, tile.as_dict(), backend_for(H200).pack(PLAIN, tile), H200, threads=tile.threads, made=1)
     path = c_abi.export_manifest(manifest, tmp_path / "of_manifest", "layer")

@@ -313,7 +313,7 @@ def test_bench_writes_its_result(command: Callable[..., Any], tmp_path: Path) ->
     path = tmp_path / "new" / "result.json"
     done = command("bench", SMALL, "--against", "none", "--algorithms", "direct,im2win", "--rounds", 2, "--json", path)
     assert done.status == 0 and done.out.count("1/1") == 2, done.out
-    for name in ("direct", "im2win"):
+    for name in ("direct/tiled", "im2win/stored"):
         result = Result.load(path.with_name(f"result-{name}.json"))
         (row,) = result.layers
         assert row.failed is None and row.algorithm == name and row.gflops and row.error is not None and row.error < 1e-5

@@ -65,21 +65,21 @@ def test_of_every_family_the_best_record_of_blocks_alone(tmp_path: Path) -> None
     slower, fastest = replace(TILE, stages=4), replace(TILE, stages=5)
     taken = log(
         tmp_path,
-        record(1, "implicit_gemm", fastest, trial=0),
-        record(5, "implicit_gemm", slower),
-        record(4, "im2win", TILE, fingerprint="older"),
-        record(9, "implicit_gemm", fastest, trial=9),
-        record(1, "implicit_gemm", replace(TILE, cluster=2)),
-        record(1, "implicit_gemm", CudaTile("f16", 64, 64, 32, 32, 1, 3, "uvc")),
+        record(1, "implicit_gemm/tiled", fastest, trial=0),
+        record(5, "implicit_gemm/tiled", slower),
+        record(4, "im2win/stored", TILE, fingerprint="older"),
+        record(9, "implicit_gemm/tiled", fastest, trial=9),
+        record(1, "implicit_gemm/tiled", replace(TILE, cluster=2)),
+        record(1, "implicit_gemm/tiled", CudaTile("f16", 64, 64, 32, 32, 1, 3, "uvc")),
         record(1, "implicit_gemm/split_k", SplitTile(**vars(TILE), split=2)),
-        record(1, "implicit_gemm", replace(TILE, stages=2)),
+        record(1, "implicit_gemm/tiled", replace(TILE, stages=2)),
         record(1, "forgotten", TILE),
-        bad(conv=str(CONV), algorithm="direct", tile=ROW_TILE.as_dict(), device=H200.name, target="cuda", threads=1),
-        record(3, "winograd", ROW_TILE),
+        bad(conv=str(CONV), algorithm="direct/tiled", tile=ROW_TILE.as_dict(), device=H200.name, target="cuda", threads=1),
+        record(3, "winograd/tiled", ROW_TILE),
         record(2, "direct/persistent", STAYING),
     )
     found = cuda_clusters.chosen(CONV, H200, taken)
-    assert found == {TAPS: ("im2win", TILE), ROWS: ("winograd", ROW_TILE), STAYS: ("direct/persistent", STAYING)}
+    assert found == {TAPS: ("im2win/stored", TILE), ROWS: ("winograd/tiled", ROW_TILE), STAYS: ("direct/persistent", STAYING)}
     assert cuda_clusters.chosen(CONV.with_(batch=8), H200, taken) == {}
 
 
@@ -98,8 +98,8 @@ def test_variants_are_all_legal_ones() -> None:
 
 def test_a_tile_that_cannot_be_in_clusters_is_left_out(tmp_path: Path) -> None:
     conv = Conv2d.parse("n3-c64x8x8-k64x3x3-p1-float16-NHWC")  # three thread blocks along windows
-    assert cuda_clusters.variants(conv, H200, log(tmp_path, record(1, "implicit_gemm", TILE, conv))) == []
-    found = cuda_clusters.variants(CONV, H200, log(tmp_path, record(1, "implicit_gemm", TILE)))
+    assert cuda_clusters.variants(conv, H200, log(tmp_path, record(1, "implicit_gemm/tiled", TILE, conv))) == []
+    found = cuda_clusters.variants(CONV, H200, log(tmp_path, record(1, "implicit_gemm/tiled", TILE)))
     assert [(one.tile.cluster, one.tile.stages, one.more) for one in found] == [
         (1, 3, 0), (1, 4, 1), (2, 3, 0), (2, 4, 1), (4, 3, 0), (4, 4, 1),
     ]  # fmt: skip

@@ -95,13 +95,14 @@ def test_crews_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
-    names = ["direct", "im2win", "im2col"]
+    names = ["direct/tiled", "im2win/stored", "im2col/tiled"]
     with tuner.Crew(machine) as crew:
         crew.builders = [Worker("im2win.tuner.build_worker") for _ in names]
         monkeypatch.setattr(crew.builders[0], "result", _dies)
         found = crew.ranked(conv, names, machine, "float32")
         assert list(found) == names
-        assert found["direct"] == backend_for(machine).ranked(conv, schedule_of("direct")) and found["im2win"] and found["im2col"]
+        assert found["direct/tiled"] == backend_for(machine).ranked(conv, schedule_of("direct/tiled"))
+        assert found["im2win/stored"] and found["im2col/tiled"]
         again = crew.ranked(conv, names[1:], machine, "float32")
         assert again == {name: found[name] for name in names[1:]}
         for worker in crew.builders:

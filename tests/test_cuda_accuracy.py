@@ -29,8 +29,8 @@ def kernels(conv: Conv2d) -> list[Kernel]:
     patch, made = (1, *conv.output_size), []
     for product in products(conv, H200):
         windows, stages = (64, 3) if PRODUCTS[product].unit == "warpgroup" else (32, 2)
-        made.append(("implicit_gemm", CudaTile(product, 16, 64, 16, windows, 1, stages, "uvc")))
-        made.append(("direct", CudaTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *patch)))
+        made.append(("implicit_gemm/tiled", CudaTile(product, 16, 64, 16, windows, 1, stages, "uvc")))
+        made.append(("direct/tiled", CudaTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *patch)))
     return made
 
 
@@ -46,7 +46,7 @@ def errors(conv: Conv2d, scale: float = 1.0, seed: int = 0) -> dict[tuple[str, s
 def test_three_products_are_as_accurate_as_float32_and_one_is_not(key: str) -> None:
     conv = Conv2d.parse(key)
     found = errors(conv)
-    for algorithm, unit in itertools.product(("implicit_gemm", "direct"), ("", "wg_")):
+    for algorithm, unit in itertools.product(("implicit_gemm/tiled", "direct/tiled"), ("", "wg_")):
         fma, three, one = (found[algorithm, product] for product in ("fma", f"{unit}tf32x3", f"{unit}tf32"))
         assert fma <= tolerance(conv) and three <= tolerance(conv) < one < 2.0**-10, (algorithm, found)
 

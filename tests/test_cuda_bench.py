@@ -42,7 +42,7 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
     order: list[float] = []
     monkeypatch.setattr(cuda_contest, "sample", lambda bench, timed: order.append(timed()) or timed())
     ready = {
-        OURS: Contender(call(1.0), 64, 1e-7, "im2win", True, transform),
+        OURS: Contender(call(1.0), 64, 1e-7, "im2win/stored", True, transform),
         "torch_nchw": Contender(call(2.0), 0, 1e-7),
     }
     samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
 
 def test_what_is_built_before_anything_is_timed() -> None:
     layers = [Layer("a", CONV), Layer("b", CONV), Layer("c", CONV.with_(stride=(2, 2)))]
-    made = cuda_bench.recipes(layers, H200, None, "direct", "exact", True)
+    made = cuda_bench.recipes(layers, H200, None, "direct/tiled", "exact", True)
     assert list(made) == [(layer.conv, name) for layer in layers[1:] for name in (OURS, UNTUNED)]
     assert [recipe.recorded for recipe in made.values()] == [True, False] * 2
     with pytest.raises(cuda_builds.BuildError, match="no compiler"):
@@ -84,7 +84,7 @@ def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_pa
 def test_the_command_prints_it(transform_ms: float | None) -> None:
     printed: list[str] = []
     console = SimpleNamespace(print=lambda text, **_: printed.append(text))
-    row = Row("conv1", str(CONV), ours_ms=1.0, algorithm="im2win", tuned=True, gflops=1.0, transform_ms=transform_ms)
+    row = Row("conv1", str(CONV), ours_ms=1.0, algorithm="im2win/stored", tuned=True, gflops=1.0, transform_ms=transform_ms)
     _reporter(console, 5)(1, 1, row)  # type: ignore[arg-type]
     assert ("im2win, transform 0.125 ms; no peer" in printed[0]) == (transform_ms is not None)
 
@@ -99,7 +99,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaLayer]:
 
     def bind(module: Module, made: int) -> CudaLayer:
         manifest = SimpleNamespace(made=made, pack=CudaPack("rows", 16, "uvc", 1))
-        op: Any = SimpleNamespace(conv=CONV, algorithm="im2win", manifest=manifest, kernels=Kernels(module, bool(made)))
+        op: Any = SimpleNamespace(conv=CONV, algorithm="im2win/stored", manifest=manifest, kernels=Kernels(module, bool(made)))
         return CudaLayer(op, np.zeros(CONV.filter_shape, np.float32), None)
 
     return bind

@@ -34,14 +34,14 @@ def in_parts(one: CudaTile, parts: int) -> SplitTile:
 
 
 EXACT: tuple[tuple[str, str, CudaTile, str], ...] = (
-    ("n2-c40x8x16-k40x3x3-p1", "implicit_gemm", tile("wg_tf32x3", 24, 64, "uvc", cluster=4), "taps, two blocks along channels"),
-    ("n4-c64x8x8-k72x3x3-p1-float16-NHWC-bias-relu", "implicit_gemm", tile("wg_f16", 40, 64, "uvc", cluster=2, stages=4), "halves"),
-    ("n2-c64x9x16-k32x3x3-p1-float16", "direct", tile("wg_f16", 32, 64, "Cuvc", 1, 8, 8, cluster=2), "a patch, fetched"),
-    ("n2-c128x8x8-k32x1x1-int8-NHWC", "implicit_gemm", tile("wg_s8", 32, 64, "uvc", cluster=2, slabs=2), "bytes, two steps"),
-    ("n2-c36x8x16-k16x3x3-p1-g2-NHWC-relu6", "im2win", tile("wg_tf32", 8, 64, "uvc", cluster=2), "groups, a stored tensor"),
+    ("n2-c40x8x16-k40x3x3-p1", "implicit_gemm/tiled", tile("wg_tf32x3", 24, 64, "uvc", cluster=4), "taps, two blocks along channels"),
+    ("n4-c64x8x8-k72x3x3-p1-float16-NHWC-bias-relu", "implicit_gemm/tiled", tile("wg_f16", 40, 64, "uvc", cluster=2, stages=4), "halves"),
+    ("n2-c64x9x16-k32x3x3-p1-float16", "direct/tiled", tile("wg_f16", 32, 64, "Cuvc", 1, 8, 8, cluster=2), "a patch, fetched"),
+    ("n2-c128x8x8-k32x1x1-int8-NHWC", "implicit_gemm/tiled", tile("wg_s8", 32, 64, "uvc", cluster=2, slabs=2), "bytes, two steps"),
+    ("n2-c36x8x16-k16x3x3-p1-g2-NHWC-relu6", "im2win/stored", tile("wg_tf32", 8, 64, "uvc", cluster=2), "groups, a stored tensor"),
     ("n1-c128x8x16-k24x3x3-p1", "implicit_gemm/split_k", in_parts(tile("wg_tf32x3", 24, 64, "uvc", cluster=2), 2), "parts of sums"),
-    ("n1-c40x9x32-k40x3x3-p1", "winograd", tile("wg_tf32x3", 24, 64, "Cuvc", 1, 8, 8, cluster=4, outputs=2), "tiles of rows"),
-    ("n2-c96x9x13-k64x3x3-p1-float16-NHWC-bias-add-relu", "winograd",
+    ("n1-c40x9x32-k40x3x3-p1", "winograd/tiled", tile("wg_tf32x3", 24, 64, "Cuvc", 1, 8, 8, cluster=4, outputs=2), "tiles of rows"),
+    ("n2-c96x9x13-k64x3x3-p1-float16-NHWC-bias-add-relu", "winograd/tiled",
      tile("wg_f16", 64, 64, "Cuvc", 1, 8, 7, cluster=2, outputs=2, slabs=2), "tiles of rows, halves"),
 )  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_a_slot_is_given_back_behind_the_barrier() -> None:
     ],
 )
 def test_rules(key: str, changes: dict[str, object], message: str | None) -> None:
-    conv, plan = Conv2d.parse(key), schedule_of("implicit_gemm").cuda
+    conv, plan = Conv2d.parse(key), schedule_of("implicit_gemm/tiled").cuda
     assert plan is not None
     one = replace(tile("wg_f16", 64, 64, "uvc", cluster=1), **changes)  # type: ignore[arg-type]
     assert problems(conv, one, H200, plan) == ([message] if message else [])
@@ -159,4 +159,4 @@ def test_kernels_say_how_many_blocks_a_cluster_has() -> None:
 def test_the_tuner_does_not_try_them() -> None:
     """Measured, they do not pay; a tile that says so has them all the same."""
     conv = Conv2d.parse("n128-c256x12x12-k512x3x3")
-    assert {one.cluster for one in tiles(conv, "implicit_gemm", "wg_tf32x3")} == {1}
+    assert {one.cluster for one in tiles(conv, "implicit_gemm/tiled", "wg_tf32x3")} == {1}

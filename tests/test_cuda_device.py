@@ -99,7 +99,10 @@ REQUANTISED = [
 ]
 
 
-EXACT = ["direct/persistent", "direct/warp_specialized", "direct", "implicit_gemm", "implicit_gemm/split_k", "im2win", "mcfa"]
+EXACT = [
+    "direct/persistent", "direct/warp_specialized", "direct/tiled", "implicit_gemm/tiled", "implicit_gemm/split_k", "im2win/stored",
+    "mcfa/tiled",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_winograd_in_int8_is_its_arithmetic_to_the_last_bit(tile: TensorCoreTile
             assert torch.equal(op(tensors["data"], tensors["filter"], tensors["bias"], tensors["residual"]), right)
 
 
-@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+@pytest.mark.parametrize("name", ["im2win/stored", "mcfa/tiled"])
 def test_export_and_load(name: str, tmp_path: object) -> None:
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1-bias-relu")
     op = im2win.build(conv, "cuda", algorithm=name)
@@ -169,7 +172,7 @@ def test_export_and_load(name: str, tmp_path: object) -> None:
     assert plan is not None and loaded.extra_bytes == plan.transform_bytes(conv) > 0
 
 
-@pytest.mark.parametrize("name", ["implicit_gemm", "im2win", "mcfa"])
+@pytest.mark.parametrize("name", ["implicit_gemm/tiled", "im2win/stored", "mcfa/tiled"])
 def test_a_side_stream_and_a_graph(name: str) -> None:
     """A graph of a call replays with new input; on a side stream the call waits for nothing but that stream."""
     conv = Conv2d.parse("n2-c64x28x28-k64x3x3-p1")
@@ -206,14 +209,14 @@ def test_calls_hold_what_the_formula_says(key: str) -> None:
     assert bool(row.cudnn_bytes) != conv.bias
 
 
-@pytest.mark.parametrize("name", ["im2win", "mcfa"])
+@pytest.mark.parametrize("name", ["im2win/stored", "mcfa/tiled"])
 def test_the_transform_is_timed_alone(name: str) -> None:
     layer = Layer("layer", Conv2d.parse("n16-c64x56x56-k64x3x3"))
     result = cuda_bench.run([layer], algorithm=name, rounds=5)
     [row] = result.layers
     assert row.failed is None and row.transform_ms and row.ours_ms and row.transform_ms < row.ours_ms
     assert "transform" in row.spread and "transform" not in row.peers
-    [row] = cuda_bench.run([layer], algorithm="implicit_gemm", rounds=3).layers
+    [row] = cuda_bench.run([layer], algorithm="implicit_gemm/tiled", rounds=3).layers
     assert row.failed is None and row.transform_ms is None
 
 
@@ -245,7 +248,7 @@ def test_what_refuses() -> None:
     with pytest.raises(ArgumentError, match="`residual` must be left out"):
         layer(x, residual=x)
     with pytest.raises(ValueError, match=r"fields \[.product.\] must be"):
-        im2win.build(conv, "cuda", algorithm="direct", tile={"product": "fma"})
+        im2win.build(conv, "cuda", algorithm="direct/tiled", tile={"product": "fma"})
 
 
 def test_tuning_records_and_finds_again(tmp_path: object) -> None:
@@ -297,5 +300,5 @@ def test_the_sliding_study_is_measured() -> None:
     entries = {(entry["form"], entry["block"]): entry for entry in study["entries"]}
     for form in ("global", "shared"):
         assert entries[form, 8]["ms"] > 0 and entries[form, 64]["ms"] is None and "4096 threads" in entries[form, 64]["failed"]
-    for form in ("im2col", "default", "torch_nchw"):
+    for form in ("im2col/tiled", "default", "torch_nchw"):
         assert entries[form, None]["ms"] > 0, entries[form, None]

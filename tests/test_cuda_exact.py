@@ -104,7 +104,7 @@ def test_transforms_of_two_halves_at_a_time() -> None:
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
     conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, activation=activation)
     if (dtype, activation) == ("int8", "silu"):
-        assert schedule_of("direct").supports(conv, "cuda") == "int8 sums are integers, which have no silu"
+        assert schedule_of("direct/tiled").supports(conv, "cuda") == "int8 sums are integers, which have no silu"
         return
     for algorithm, made in in_turn(conv):
         assert generated(conv, algorithm, made).launches
@@ -119,14 +119,14 @@ def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int
 
 DEPTHS = {
     # two warps across and two down; 60 channels are two to four slabs
-    "gather": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+    "gather": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 64), (16, 32), slabs, stages, "uvc"), tile("tf32", (32, 64), (16, 32), slabs, stages, "uvc"),
         tile("wg_tf32", (32, 128), (16, 64), slabs, stages + 1, "uvc"),
     ]),
-    "fetched": ("implicit_gemm", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+    "fetched": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
     ]),
-    "patch": ("direct", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+    "patch": ("direct/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_tf32x3", (32, 64), (16, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
@@ -134,7 +134,7 @@ DEPTHS = {
         tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_f16", (32, 64), (32, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
-    "planes": ("direct", "n1-c4x12x9-k8x3x3-p1", lambda slabs, stages: [
+    "planes": ("direct/tiled", "n1-c4x12x9-k8x3x3-p1", lambda slabs, stages: [
         tile("fma", (8, 96), (8, 32), slabs, stages, "cuv", 1, 10, 9),
     ]),
 }  # fmt: skip
@@ -153,9 +153,9 @@ def test_more_stages_than_steps() -> None:
     conv = Conv2d.parse("n1-c20x5x6-k16x1x1")
     gathers = [tile(product, (16, 32), (16, 32), slabs, 4, "uvc") for product in ("fma", "tf32") for slabs in (1, 2)]
     gathers += [tile("wg_tf32", (16, 64), (16, 64), slabs, stages, "uvc") for slabs, stages in ((1, 3), (1, 5), (2, 5))]
-    check(conv, [("implicit_gemm", made) for made in gathers])
+    check(conv, [("implicit_gemm/tiled", made) for made in gathers])
     conv = Conv2d.parse("n1-c2x8x9-k8x3x3")
-    check(conv, [("direct", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
+    check(conv, [("direct/tiled", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
 
 
 PATCHES = (
@@ -172,7 +172,7 @@ def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
     kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
     made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *patch) for product, (wide, stages) in kinds.items()]
-    check(conv, [(algorithm, one) for algorithm in ("direct", "im2win/fused") for one in made])
+    check(conv, [(algorithm, one) for algorithm in ("direct/tiled", "im2win/fused") for one in made])
 
 
 def test_patches_take_turns() -> None:
@@ -185,35 +185,35 @@ def test_patches_take_turns() -> None:
 
 RUNS = (
     # key, algorithm, warp, patch, neighbours that one store takes
-    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 4),
-    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 2),
-    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm", "tf32", (16, 32), (), 1),
-    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 32), (), 8),
-    ("n1-c8x6x6-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 32), (), 4),
-    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "f16", (16, 8), (), 2),
-    ("n1-c8x8x8-k16x3x3-p1-float16", "direct", "f16", (16, 32), (1, 4, 8), 8),
-    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm", "s8", (16, 32), (), 4),
-    ("n1-c12x5x8-k16x3x3-p1", "direct", "tf32x3", (16, 32), (1, 4, 6), 2),
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 32), (), 8),
+    ("n1-c8x6x6-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 32), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 8), (), 2),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "direct/tiled", "f16", (16, 32), (1, 4, 8), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm/tiled", "s8", (16, 32), (), 4),
+    ("n1-c12x5x8-k16x3x3-p1", "direct/tiled", "tf32x3", (16, 32), (1, 4, 6), 2),
     ("n1-c12x8x5-k16x3x3-p1", "im2win/fused", "tf32", (16, 32), (1, 4, 5), 1),
-    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32x3", (32, 16), (), 4),
-    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 2),
-    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm", "tf32", (16, 32), (), 1),
-    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm", "f16", (64, 16), (), 8),
-    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm", "f16", (32, 16), (), 4),
-    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm", "s8", (32, 16), (), 4),
-    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm", "wg_tf32", (16, 128), (), 4),
-    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm", "wg_tf32x3", (16, 64), (), 2),
-    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm", "wg_tf32", (16, 64), (), 1),
-    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm", "wg_f16", (16, 256), (), 8),
-    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm", "wg_s8", (16, 128), (), 4),
-    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm", "wg_tf32x3", (32, 64), (), 4),
-    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm", "wg_tf32", (24, 64), (), 1),
-    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm", "wg_f16", (64, 64), (), 8),
-    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm", "wg_f16", (8, 64), (), 2),
-    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm", "wg_s8", (32, 64), (), 4),
-    ("n1-c12x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 4),
-    ("n1-c12x5x7-k66x3x3-p1-NHWC-bias", "direct", "fma", (16, 16), (1, 2, 7), 1),
-    ("n1-c3x5x7-k64x3x3-p1-NHWC-bias", "direct", "fma", (16, 32), (1, 4, 7), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32x3", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32", (16, 32), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm/tiled", "f16", (64, 16), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm/tiled", "f16", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm/tiled", "s8", (32, 16), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32", (16, 128), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32x3", (16, 64), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32", (16, 64), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "wg_f16", (16, 256), (), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm/tiled", "wg_s8", (16, 128), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "wg_tf32x3", (32, 64), (), 4),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm/tiled", "wg_tf32", (24, 64), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm/tiled", "wg_f16", (64, 64), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm/tiled", "wg_f16", (8, 64), (), 2),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm/tiled", "wg_s8", (32, 64), (), 4),
+    ("n1-c12x5x7-k64x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 16), (1, 2, 7), 4),
+    ("n1-c12x5x7-k66x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 16), (1, 2, 7), 1),
+    ("n1-c3x5x7-k64x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 32), (1, 4, 7), 4),
 )  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def test_silu(key: str) -> None:
     conv = Conv2d.parse(key)
     tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
     right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
-    kinds = itertools.product(("direct", "implicit_gemm"), products(conv, H200))
+    kinds = itertools.product(("direct/tiled", "implicit_gemm/tiled"), products(conv, H200))
     kernels = [kernel for name, product in kinds for kernel in sampled(conv, name, product)]
     emulated = Emulated(conv, kernels)
     for seed in SEEDS:

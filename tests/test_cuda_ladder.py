@@ -200,7 +200,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     def contender(bench: Any, built: str) -> Contender:
         if built.startswith("nvcc"):
             raise RuntimeError(built)
-        return Contender(lambda: built, 64, 1e-7, "im2win", False)
+        return Contender(lambda: built, 64, 1e-7, "im2win/stored", False)
 
     def sample(bench: Any, call: Callable[[], str]) -> float:
         calls[call()] += 1

@@ -29,7 +29,7 @@ from im2win.schedules.cuda.parts import InParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
 
-STORED = ("im2win", "im2col", "mec", "winograd/tensor_cores")  # as whole tensors
+STORED = ("im2win/stored", "im2col/tiled", "mec/tiled", "winograd/tensor_cores")  # as whole tensors
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -42,14 +42,14 @@ def test_formulas(name: str, dtype: str, layout: str) -> None:
     """
     for layer in suite("papers12", 128):
         conv = layer.conv.with_(dtype=dtype, layout=layout)
-        if name == "winograd" and conv.kernel[0] not in FORMS:
+        if name == "winograd/tiled" and conv.kernel[0] not in FORMS:
             continue
         plan, stored = schedule_of(name).cuda, schedule_of(name).stored_bytes(conv, "cuda")
-        whole = FORMULAS["im2col"](**letters(conv)) * conv.itemsize
+        whole = FORMULAS["im2col/tiled"](**letters(conv)) * conv.itemsize
         if isinstance(plan, InParts):
             parts = plan.parts(conv)
             assert stored * parts.count >= whole and stored * (parts.count - 1) < whole
-        elif name == "winograd":
+        elif name == "winograd/tiled":
             taps, width, channels = conv.kernel[0], conv.output_size[1], conv.in_channels + conv.out_channels
             least = conv.itemsize * min(math.ceil(width / m) * (m + taps - 1) ** 2 * channels for m in FORMS[taps])
             assert least <= stored < least + ALIGNMENT
@@ -103,7 +103,7 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def build(conv: Conv2d, target: str, *, algorithm: str, **_: Any) -> Any:
         assert target == "cuda"
-        if algorithm == "mec":
+        if algorithm == "mec/tiled":
             raise RuntimeError("first line\nit does not build")
         formula = schedule_of(algorithm).stored_bytes(conv, "cuda")
         held = other.get(algorithm, formula)
@@ -139,24 +139,25 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
-    faked["direct"] = 4096
+    faked["direct/tiled"] = 4096
     layers, seen = [Layer("plain", Conv2d(4, 64, 30, 30, 64, 3)), Layer("one", Conv2d(4, 64, 30, 30, 64, 1, bias=True))], list[int]()
     result = cuda_memory.measure(layers, suite="demo", progress=lambda done, total, row: seen.append(done))
     plain, one = result.layers
     assert seen == [1, 2] and (result.device, result.batch, result.dtype) == ("nvidia-h200", 4, "float32")
     able = [name for name, row in SCHEDULES.items() if row.supports(layers[0].conv, "cuda") is None]
     assert plain.formula_bytes == {name: schedule_of(name).stored_bytes(layers[0].conv, "cuda") for name in able}
-    assert plain.measured_bytes == {name: 4096 if name == "direct" else plain.formula_bytes[name] for name in able if name != "mec"}
+    measured = {name: plain.formula_bytes[name] for name in able if name != "mec/tiled"}
+    assert plain.measured_bytes == measured | {"direct/tiled": 4096}
     assert plain.failed == {
-        "direct": "measured 4096 bytes, where the formula says 0", "mec": "it does not build",
+        "direct/tiled": "measured 4096 bytes, where the formula says 0", "mec/tiled": "it does not build",
         "torch_nhwc": "PyTorch has no such convolution.",
         "direct/persistent": "blocks that stay multiply float16 or int8, not float32",
         "direct/warp_specialized": "filters in steps are multiplied in float16 or int8, not float32",
         "winograd/tensor_cores": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}
-    assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm": 0, "fft": 3 << 20}, "fft")
-    assert "share no taps" in one.failed["direct"] and "direct" not in one.formula_bytes
+    assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm/tiled": 0, "fft": 3 << 20}, "fft")
+    assert "share no taps" in one.failed["direct/tiled"] and "direct/tiled" not in one.formula_bytes
     path = result.save(tmp_path / "nvidia-h200" / "memory-demo-b4.json")
     assert MemoryResult.load(path) == result == memory_report.load_all(tmp_path)["nvidia-h200/memory-demo-b4"]
     assert report.load_all(tmp_path) == {} and report.plot_all(tmp_path) == []
@@ -218,11 +219,11 @@ def table_of(*rows: LayerMemory) -> list[str]:
 def test_tables() -> None:
     mib = 1 << 20
     first = LayerMemory(
-        "conv1", "n8-c3x8x8-k4x3x3", 30 * mib, {"direct": 0, "im2col": 12 * mib, "mec": 2 * mib},
-        {"direct": 0, "im2col": 12 * mib + 512, "mec": 9 * mib}, {"torch_nchw": 5 * mib},
-        {"implicit_gemm": 0, "fft": 40 * mib}, "fft", {"mec": "measured"},
+        "conv1", "n8-c3x8x8-k4x3x3", 30 * mib, {"direct/tiled": 0, "im2col/tiled": 12 * mib, "mec/tiled": 2 * mib},
+        {"direct/tiled": 0, "im2col/tiled": 12 * mib + 512, "mec/tiled": 9 * mib}, {"torch_nchw": 5 * mib},
+        {"implicit_gemm/tiled": 0, "fft": 40 * mib}, "fft", {"mec/tiled": "measured"},
     )  # fmt: skip
-    lines = table_of(first, LayerMemory("conv2", "n8-c3x9x9-k4x3x3", mib, {"direct": 0}, {"direct": 0}, {}, {"gemm": mib}))
+    lines = table_of(first, LayerMemory("conv2", "n8-c3x9x9-k4x3x3", mib, {"direct/tiled": 0}, {"direct/tiled": 0}, {}, {"gemm": mib}))
     assert lines[0] == "| layer | tensors | direct | im2col | mec |"
     assert lines[2:4] == ["| conv1 | 30 | 0 | 12 | 2.0 (measured 9.0) |", "| conv2 | 1.0 | 0 | – | – |"]  # noqa: RUF001
     assert lines[5] == "| layer | cuDNN's choice | its workspace | PyTorch NCHW | cuDNN implicit_gemm | cuDNN fft | cuDNN gemm |"
@@ -234,7 +235,7 @@ def test_a_marker_is_filled_where_the_result_is_there_and_else_left_empty() -> N
     name = "nvidia-h200/memory-demo-b8"
     empty = f"a\n<!-- table?:{name} -->\n<!-- /table -->\nb\n"
     assert report.fill(empty, {}) == empty
-    result = result_of(LayerMemory("conv1", "n1-c1x1x1-k1x1x1", 0, {"direct": 0}))
+    result = result_of(LayerMemory("conv1", "n1-c1x1x1-k1x1x1", 0, {"direct/tiled": 0}))
     filled = report.fill(empty, {}, memory={name: result})
     assert "| conv1 | 0 | 0 |" in filled and report.fill(filled, {}, memory={name: result}) == filled
 

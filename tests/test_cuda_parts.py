@@ -20,7 +20,7 @@ from im2win.schedules.cuda.tile import CudaTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 
-PLAN = schedule_of("mcfa").cuda
+PLAN = schedule_of("mcfa/tiled").cuda
 assert isinstance(PLAN, InParts)
 CONVS = [Conv2d.parse(key) for key, _ in REGIMES]
 LARGE = [layer.conv for name in ("papers12", "resnet50") for batch in (1, 128) for layer in suite(name, batch)]
@@ -62,7 +62,7 @@ def test_small_parts_are_of_every_kind() -> None:
 
 def test_a_transform_and_a_product_in_turn() -> None:
     conv = Conv2d.parse("n2-c20x9x10-k24x3x3-p1")
-    launches = generated(conv, "mcfa", CudaTile("fma", 32, 64, 16, 32, 1, 2, "uvc")).launches
+    launches = generated(conv, "mcfa/tiled", CudaTile("fma", 32, 64, 16, 32, 1, 2, "uvc")).launches
     both, alone = launches[:-10], launches[-10:]
     assert [launch.kernel for launch in both] == ["conv2d_kernel", "conv2d_kernel_1"] * SMALL_PARTS.parts(conv).count
     assert {launch.kernel for launch in alone} == {"transform_parts_kernel"}
@@ -73,7 +73,7 @@ def test_a_transform_and_a_product_in_turn() -> None:
 def test_loads_of_a_part_are_wide() -> None:
     """Where input and output are alike, launches share products of a part's number; a kernel must still see what they are multiples of."""
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
-    source = generated(conv, "mcfa", CudaTile("f16", 64, 64, 32, 32, 1, 2, "uvc")).source
+    source = generated(conv, "mcfa/tiled", CudaTile("f16", 64, 64, 32, 32, 1, 2, "uvc")).source
     assert "= *(uint4*)(input_ptr + " in source and "make_uint4(input_ptr" not in source
 
 
@@ -84,7 +84,7 @@ def test_stores_of_parts_of_any_height(rows: int, run: int, layout: str, monkeyp
     conv = Conv2d.parse("n2-c8x8x6-k24x3x3-p1-bias-add").with_(layout=layout)
     name = f"mcfa, {rows} rows"
     plan = InParts("ncuvmx", workspace_bytes=rows * 6 * 72 * 4, least_outputs=1)
-    monkeypatch.setitem(ROWS, name, replace(ROWS["mcfa"], cuda=plan))
+    monkeypatch.setitem(ROWS, name, replace(ROWS["mcfa/tiled"], cuda=plan))
     assert (plan.parts(conv).rows, plan.parts(conv).images) == (rows, 1)
     kernels = [(name, CudaTile(product, 32, 64, 16, 32, 1, 2, "uvc")) for product in ("tf32", "fma")]
     tensors = typed(conv, exact_tensors(conv))

@@ -171,8 +171,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, block = built
-        seconds = 1e-3 * ({"im2col": 9, "default": 1}.get(form) or block * (0.5 if form == "shared" else 1))
-        return Contender(lambda: seconds, 0, 1e-7, "implicit_gemm" if form == "default" else form)
+        seconds = 1e-3 * ({"im2col/tiled": 9, "default": 1}.get(form) or block * (0.5 if form == "shared" else 1))
+        return Contender(lambda: seconds, 0, 1e-7, "implicit_gemm/tiled" if form == "default" else form)
 
     def no_nhwc() -> Contender:
         raise cuda_contest.WrongError("PyTorch has no such convolution.")

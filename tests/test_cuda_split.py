@@ -96,11 +96,11 @@ def test_who_takes_them() -> None:
     """Layers whose outputs are few, tuned or not, and only with the accuracy that is asked for."""
     conv, backend = Conv2d.parse(LAST), backend_for(H200)
     cost, best = backend.ranked(conv, schedule_of(NAME))[0]
-    assert cost < 0.5 * backend.ranked(conv, schedule_of("implicit_gemm"))[0][0] and best.split > 2
+    assert cost < 0.5 * backend.ranked(conv, schedule_of("implicit_gemm/tiled"))[0][0] and best.split > 2
     assert default_tile(conv, machine=H200)[0] == NAME != default_tile(conv.with_(batch=64), machine=H200)[0]
     assert {one.product for _, one in backend_for(H200, "exact").ranked(conv, schedule_of(NAME))} == {"fma"}
     [refused] = backend_for(H200, "exact").problems(conv, schedule_of(NAME), best)
     assert refused == f"`product` (={best.product}) needs `accuracy` float32, not exact"
     assert backend.tile(schedule_of(NAME), best.as_dict()) == best and type(best.inner) is CudaTile
     large = Conv2d.parse("n128-c256x56x56-k256x3x3-p1")
-    assert backend.ranked(large, schedule_of(NAME))[0][0] > backend.ranked(large, schedule_of("implicit_gemm"))[0][0]
+    assert backend.ranked(large, schedule_of(NAME))[0][0] > backend.ranked(large, schedule_of("implicit_gemm/tiled"))[0][0]

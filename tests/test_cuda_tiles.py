@@ -36,9 +36,10 @@ LONG = Conv2d.parse("n8-c512x7x7-k512x3x3")
 MATRIX = replace(GATHER, product="tf32x3")
 PATCH = CudaTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
 PLANES = CudaTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
-PLANS = {"gather": (CONV, GATHER, "implicit_gemm"), "matrix": (CONV, MATRIX, "implicit_gemm"), "patch": (CONV, PATCH, "direct"),
-         "planes": (FEW, PLANES, "direct"), "warpgroups": (LONG, GROUPS, "implicit_gemm"),
-         "patch of warpgroups": (CONV, GROUPS_PATCH, "direct")}  # fmt: skip
+PLANS = {"gather": (CONV, GATHER, "implicit_gemm/tiled"), "matrix": (CONV, MATRIX, "implicit_gemm/tiled"),
+         "patch": (CONV, PATCH, "direct/tiled"),
+         "planes": (FEW, PLANES, "direct/tiled"), "warpgroups": (LONG, GROUPS, "implicit_gemm/tiled"),
+         "patch of warpgroups": (CONV, GROUPS_PATCH, "direct/tiled")}  # fmt: skip
 
 
 def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:
@@ -108,7 +109,7 @@ def test_every_rule_by_itself(kind: str, changes: dict[str, Any], message: str) 
 
 def test_warpgroups_need_a_gpu_that_has_them() -> None:
     older = replace(H200, arch="sm_80")
-    plan = schedule_of("implicit_gemm").cuda
+    plan = schedule_of("implicit_gemm/tiled").cuda
     assert plan is not None
     assert problems(LONG, GROUPS, older, plan) == ["`product` (=wg_tf32x3) needs compute capability 9.0, not sm_80"]
     assert products(LONG, older) == ["fma", "tf32", "tf32x3"]
@@ -117,9 +118,9 @@ def test_warpgroups_need_a_gpu_that_has_them() -> None:
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
-        cuda_lowering.lower(CONV, schedule_of("direct"), replace(PATCH, images=9, rows=1), H200)
+        cuda_lowering.lower(CONV, schedule_of("direct/tiled"), replace(PATCH, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
-        cuda_lowering.lower(CONV, replace(schedule_of("mcfa"), cuda=None), GATHER, H200)
+        cuda_lowering.lower(CONV, replace(schedule_of("mcfa/tiled"), cuda=None), GATHER, H200)
 
 
 @st.composite
@@ -133,7 +134,7 @@ def any_tiles(draw: st.DrawFn) -> CudaTile:
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(any_tiles(), st.sampled_from(("implicit_gemm", "direct", "im2win")), st.sampled_from((CONV, FEW)))
+@given(any_tiles(), st.sampled_from(("implicit_gemm/tiled", "direct/tiled", "im2win/stored")), st.sampled_from((CONV, FEW)))
 def test_no_other_rule(tile: CudaTile, algorithm: str, conv: Conv2d) -> None:
     """Whatever the numbers are, the answer is a list of messages, and all of them are in the table."""
     forms = [_of_any_number(message) for _, _, message in RULES]
@@ -178,7 +179,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
 def test_every_layer_of_the_suites_has_a_tile() -> None:
     for suite in SUITES.values():
         for layer in suite.layers():
-            assert any(tiles(layer.conv, "implicit_gemm", product) for product in products(layer.conv, H200)), layer.conv
+            assert any(tiles(layer.conv, "implicit_gemm/tiled", product) for product in products(layer.conv, H200)), layer.conv
 
 
 # --- shared memory

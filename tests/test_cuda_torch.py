@@ -247,12 +247,12 @@ def test_graphs_without_python(by_library: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("algorithm", ["direct", "im2win"])
+@pytest.mark.parametrize("algorithm", ["direct/tiled", "im2win/stored"])
 def test_the_operator_without_python(algorithm: str, layout: str, by_library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without scratch, which PyTorch's allocator gives; of inputs that begin anywhere."""
     conv = Conv2d.parse("n2-c8x12x10-k16x3x3-p1-bias-relu").with_(layout=layout)
     op = im2win.build(conv, "cuda", algorithm=algorithm, accuracy="exact")
-    assert bool(op.manifest.made) == (algorithm == "im2win")
+    assert bool(op.manifest.made) == (algorithm == "im2win/stored")
     name = f"{conv}.{algorithm}.test"
     monkeypatch.setitem(bound._OPS, name, op)
     order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
@@ -274,7 +274,7 @@ def test_the_operator_without_python(algorithm: str, layout: str, by_library: An
             before = torch.cuda.memory_stats()["allocation.all.allocated"]
             assert torch.equal(call(x), expected)
             made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-            assert made >= 1 + (algorithm == "im2win") + (x is shifted)
+            assert made >= 1 + (algorithm == "im2win/stored") + (x is shifted)
 
 
 def test_the_current_device_stays(way: str, request: pytest.FixtureRequest) -> None:

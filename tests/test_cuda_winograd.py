@@ -42,7 +42,7 @@ PLAN = WinogradPlan()
 
 def kernel(product: str, outputs: int, band: int = 0) -> Kernel:
     windows = 64 if product.startswith("wg_") else 32
-    return "winograd", CudaTile(product, 16, 64, 16, windows, 1, 3, "uvc", outputs=outputs, band=band)
+    return "winograd/tiled", CudaTile(product, 16, 64, 16, windows, 1, 3, "uvc", outputs=outputs, band=band)
 
 
 # --- kernels
@@ -136,7 +136,7 @@ def test_a_wrong_kernel_is_beyond_the_tolerance_of_halves() -> None:
 # --- tiles and bands
 
 LAYERS = [layer.conv for name in ("papers12", "resnet50", "winograd64") for layer in suite(name, 32) if layer.conv.stride == (1, 1)]
-ABLE = [conv for conv in LAYERS if ROWS["winograd"].supports(conv, "cuda") is None]
+ABLE = [conv for conv in LAYERS if ROWS["winograd/tiled"].supports(conv, "cuda") is None]
 
 
 @pytest.mark.parametrize("conv", ABLE, ids=str)
@@ -171,7 +171,7 @@ def test_products_lie_behind_the_tiles_aligned_for_the_widest_access() -> None:
     ],
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
-    assert ROWS["winograd"].supports(Conv2d.parse(key), "cuda") == reason
+    assert ROWS["winograd/tiled"].supports(Conv2d.parse(key), "cuda") == reason
 
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
@@ -192,7 +192,7 @@ def test_rules(changes: dict[str, object], message: str) -> None:
 
 
 def test_other_algorithms_have_no_such_tiles() -> None:
-    plan = ROWS["implicit_gemm"].cuda
+    plan = ROWS["implicit_gemm/tiled"].cuda
     assert plan is not None
     [message] = problems(CONV, kernel("fma", 4)[1], H200, plan)
     assert message == "`outputs` (=4) and `band` (=0) must be 0: they are for Winograd's form"
@@ -201,7 +201,7 @@ def test_other_algorithms_have_no_such_tiles() -> None:
 @pytest.mark.parametrize("product", ["fma", "tf32x3", "wg_tf32x3", "f16", "wg_f16"])
 def test_space(product: str) -> None:
     conv = CONV.with_(dtype=PRODUCTS[product].dtype)
-    found = tiles(conv, "winograd", product)
+    found = tiles(conv, "winograd/tiled", product)
     assert len(set(found)) == len(found) and {tile.outputs for tile in found} == ({2, 4, 6} if product == "fma" else {2, 4})
     assert any(tile.in_rows for tile in found) == product.startswith("wg_")
     for tile in found[:: max(len(found) // 50, 1)]:
@@ -211,10 +211,10 @@ def test_space(product: str) -> None:
 def test_fewer_products_are_estimated_to_be_faster() -> None:
     """Where channels are many: 36 products for 16 outputs instead of 144."""
     conv = Conv2d.parse("n128-c128x28x28-k128x3x3")
-    plan = ROWS["implicit_gemm"].cuda
+    plan = ROWS["implicit_gemm/tiled"].cuda
     assert plan is not None
-    winograd = min(estimate(conv, tile, H200, PLAN).seconds for tile in tiles(conv, "winograd", "fma"))
-    assert winograd < min(estimate(conv, tile, H200, plan).seconds for tile in tiles(conv, "implicit_gemm", "fma"))
+    winograd = min(estimate(conv, tile, H200, PLAN).seconds for tile in tiles(conv, "winograd/tiled", "fma"))
+    assert winograd < min(estimate(conv, tile, H200, plan).seconds for tile in tiles(conv, "implicit_gemm/tiled", "fma"))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -222,7 +222,7 @@ def test_halves_are_estimated_to_be_faster(layout: str) -> None:
     """Half the bytes of every tensor."""
     conv = Conv2d(32, 256, 28, 28, 256, 3, padding=1, layout=layout)
     half, whole = (
-        min(estimate(one, tile, H200, PLAN).seconds for tile in tiles(one, "winograd", product))
+        min(estimate(one, tile, H200, PLAN).seconds for tile in tiles(one, "winograd/tiled", product))
         for one, product in ((conv.with_(dtype="float16"), "wg_f16"), (conv, "wg_tf32x3"))
     )
     assert 0.2 < half / whole < 0.7
@@ -234,11 +234,11 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     backend = backend_for(H200)
     taken = {conv: [m for m in FORMS[3] if backend.proven(conv, kernel("fma", m)[1])] for conv in (plain, clipped)}
     assert taken == {plain: [2, 4], clipped: [2]}
-    assert default_tile(plain, "winograd", H200)[1].outputs == 4 and default_tile(clipped, "winograd", H200)[1].outputs == 2
-    facts = {"algorithm": "winograd", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
+    assert default_tile(plain, "winograd/tiled", H200)[1].outputs == 4 and default_tile(clipped, "winograd/tiled", H200)[1].outputs == 2
+    facts = {"algorithm": "winograd/tiled", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     facts["generator"] = code_digest("cuda")
     fill(log, *(ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]))
-    found = {conv: search(conv, H200, ["winograd"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
+    found = {conv: search(conv, H200, ["winograd/tiled"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
     assert [(one.rung, one.record.tile["outputs"]) for one in found.values() if one.record] == [
         ("exact", 6), ("nearest layer", 4), ("nearest layer", 2),
     ]  # fmt: skip
@@ -253,34 +253,34 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
     bounded = HALF.with_(activation="relu6")
     tile = kernel("wg_f16", 4)[1]
     for accuracy in ("exact", "float32", "tf32"):
-        assert "winograd" not in [row.key for row in candidates("auto", bounded, "cuda", accuracy)]
-        assert all(one.in_rows for _, one in backend_for(H200, accuracy).ranked(HALF, ROWS["winograd"]))
-        assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd"], tile) == [
+        assert "winograd/tiled" not in [row.key for row in candidates("auto", bounded, "cuda", accuracy)]
+        assert all(one.in_rows for _, one in backend_for(H200, accuracy).ranked(HALF, ROWS["winograd/tiled"]))
+        assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd/tiled"], tile) == [
             f"`outputs` (=4) of float16 needs `accuracy` winograd, not {accuracy}"
         ]
-    assert default_tile(HALF, "auto", H200)[0] != "winograd"
+    assert default_tile(HALF, "auto", H200)[0] != "winograd/tiled"
     for accuracy in ("float32", "tf32"):
         with pytest.raises(ValueError, match=re.escape(reason)):
             candidates("winograd", bounded, "cuda", accuracy)
     lax = backend_for(H200, "winograd")
     assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd"]
-    assert lax.problems(HALF, ROWS["winograd"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
+    assert lax.problems(HALF, ROWS["winograd/tiled"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
     assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
-    assert ROWS["winograd"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
+    assert ROWS["winograd/tiled"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
 
 
 def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> None:
     """Neither of this layer nor of its neighbour, however fast: only who asks for accuracy "winograd" gets it."""
     direct = CudaTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
     facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
-    for algorithm, tile, seconds in (("winograd", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm", direct, 1e-3)):
+    for algorithm, tile, seconds in (("winograd/tiled", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm/tiled", direct, 1e-3)):
         facts |= {"algorithm": algorithm, "generator": code_digest("cuda")}
         fill(log, ok(seconds, HALF, tile=tile.as_dict(), **facts))
     names = list(ROWS)
     for conv in (HALF, HALF.with_(bias=True)):
         found = {accuracy: search(conv, H200, names, log.folder, accuracy) for accuracy in get_args(Accuracy)}
         taken = {accuracy: one.record.algorithm for accuracy, one in found.items() if one.record}
-        assert taken == dict.fromkeys(("exact", "float32", "tf32"), "implicit_gemm") | {"winograd": "winograd"}
+        assert taken == dict.fromkeys(("exact", "float32", "tf32"), "implicit_gemm/tiled") | {"winograd": "winograd/tiled"}
     assert "needs `accuracy` winograd, not float32" in search(HALF, H200, names, log.folder).skipped[0][1]
 
 
@@ -290,7 +290,7 @@ def test_forms_of_halves() -> None:
     assert found == {3: (2, 4), 5: (2,)}
     long = Conv2d(1, 8192, 9, 9, 64, 3, dtype="float16", activation="relu6")
     reason = "relu6 cuts off outputs of such long sums, but not the errors of transformed tiles in float16"
-    assert forms(long) == () and ROWS["winograd"].supports(long, "cuda", "winograd") == reason
+    assert forms(long) == () and ROWS["winograd/tiled"].supports(long, "cuda", "winograd") == reason
     [message] = problems(HALF, kernel("f16", 6)[1], H200, PLAN)
     assert message == "`outputs` (=6) must be one of 2, 4 for float16 and a kernel of 3 taps"
 

@@ -27,7 +27,7 @@ PLAN = WinogradPlan()
 
 def kernel(product: str, channels: int, windows: int, *patch: int, slabs: int = 1, stages: int = 3, across: int = 1) -> Kernel:
     tile = CudaTile(product, channels * across, windows, channels, windows, slabs, stages, "Cuvc", *patch, outputs=2)
-    return "winograd", tile
+    return "winograd/tiled", tile
 
 
 EXACT = (
@@ -113,14 +113,14 @@ def test_who_takes_them() -> None:
     """The tuner, whatever the accuracy; who has not tuned, in float16; no problem whose errors a bound on the output shows."""
     half = CONV.with_(dtype="float16")
     for conv, product in ((CONV, "wg_tf32x3"), (half, "wg_f16")):
-        found = [tile for tile in tiles(conv, "winograd", product) if tile.in_rows]
+        found = [tile for tile in tiles(conv, "winograd/tiled", product) if tile.in_rows]
         assert found and all(problems(conv, tile, H200, PLAN) == [] for tile in found[::20])
         assert {backend_for(H200).proven(conv, tile) for tile in found[::20]} == {conv.dtype == "float16"}
-    assert not default_tile(CONV, "winograd", H200)[1].in_rows
-    assert not any(tile.in_rows for tile in tiles(half.with_(activation="relu6"), "winograd", "wg_f16"))
+    assert not default_tile(CONV, "winograd/tiled", H200)[1].in_rows
+    assert not any(tile.in_rows for tile in tiles(half.with_(activation="relu6"), "winograd/tiled", "wg_f16"))
 
 
 def test_nothing_is_stored() -> None:
     assert PLAN.made_bytes(CONV, GOOD) == 0
-    launches = generated(CONV, "winograd", GOOD).launches
+    launches = generated(CONV, "winograd/tiled", GOOD).launches
     assert len(launches) == 1

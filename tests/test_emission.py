@@ -45,15 +45,15 @@ def test_compiling_gives_the_fingerprint_that_emitting_gives(name: str) -> None:
 
 
 def test_candidates_have_fingerprints_of_their_own() -> None:
-    tile = cpu_tile("direct")
+    tile = cpu_tile("direct/tiled")
     found = {
-        emitted(CONV, "direct", tile, "cpu"),
-        emitted(CONV, "direct", {**tile, "unroll": 2 if tile["unroll"] == 1 else 1}, "cpu"),
-        emitted(CONV.with_(activation=None), "direct", tile, "cpu"),
-        emitted(CONV, "im2col", cpu_tile("im2col"), "cpu"),
-        emitted(HALF, "implicit_gemm", CUDA_TILE, "cuda"),
-        emitted(HALF, "implicit_gemm", {**CUDA_TILE, "stages": 4}, "cuda"),
-        emitted(HALF.with_(bias=True), "implicit_gemm", CUDA_TILE, "cuda"),
+        emitted(CONV, "direct/tiled", tile, "cpu"),
+        emitted(CONV, "direct/tiled", {**tile, "unroll": 2 if tile["unroll"] == 1 else 1}, "cpu"),
+        emitted(CONV.with_(activation=None), "direct/tiled", tile, "cpu"),
+        emitted(CONV, "im2col/tiled", cpu_tile("im2col/tiled"), "cpu"),
+        emitted(HALF, "implicit_gemm/tiled", CUDA_TILE, "cuda"),
+        emitted(HALF, "implicit_gemm/tiled", {**CUDA_TILE, "stages": 4}, "cuda"),
+        emitted(HALF.with_(bias=True), "implicit_gemm/tiled", CUDA_TILE, "cuda"),
     }
     assert len(found) == 7
 
@@ -62,13 +62,13 @@ def test_what_makes_no_kernel_says_why() -> None:
     with pytest.raises(EmissionError, match="no algorithm is called 'fft'"):
         emitted(CONV, "fft", {}, "cpu")
     with pytest.raises(EmissionError, match="its tile makes no kernel any more: "):
-        emitted(CONV, "direct", {"rows": 4}, "cpu")
+        emitted(CONV, "direct/tiled", {"rows": 4}, "cpu")
     with pytest.raises(EmissionError, match="its tile makes no kernel any more: "):
-        emitted(HALF, "implicit_gemm", {**CUDA_TILE, "product": "f8"}, "cuda")
+        emitted(HALF, "implicit_gemm/tiled", {**CUDA_TILE, "product": "f8"}, "cuda")
 
 
 def test_tuning_records_what_was_timed(tmp_path: Path) -> None:
-    record = im2win.tune(CONV, algorithm="direct", trials=2, logs=tmp_path)
+    record = im2win.tune(CONV, algorithm="direct/tiled", trials=2, logs=tmp_path)
     assert record.fingerprint == emitted_now(record) and record.generator
 
 
@@ -100,7 +100,7 @@ def recorded(target: str, algorithm: str) -> Record:
 
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
-    found = [recorded("cpu", "direct"), recorded("cuda", "implicit_gemm")]
+    found = [recorded("cpu", "direct/tiled"), recorded("cuda", "implicit_gemm/tiled")]
     return [replace(record, fingerprint=emitted_now(record)) for record in found]
 
 

@@ -244,13 +244,13 @@ TILES: list[tuple[dict[str, Any], str]] = [
 
 
 def test_the_tile_that_is_spoilt_below_is_legal() -> None:
-    assert im2win.build(CONV, algorithm="direct", tile=TILE).tile == TILE
+    assert im2win.build(CONV, algorithm="direct/tiled", tile=TILE).tile == TILE
 
 
 @pytest.mark.parametrize(("change", "message"), TILES, ids=[str(change) for change, _ in TILES])
 def test_tile(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TileError, match=re.escape(message)):
-        im2win.build(CONV, algorithm="direct", tile=Tile.from_dict({**TILE, **change}))
+        im2win.build(CONV, algorithm="direct/tiled", tile=Tile.from_dict({**TILE, **change}))
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ def test_tile(change: dict[str, Any], message: str) -> None:
 )
 def test_tile_as_dict(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        im2win.build(CONV, algorithm="direct", tile=values)
+        im2win.build(CONV, algorithm="direct/tiled", tile=values)
 
 
 def test_tile_of_a_matrix() -> None:
     tile = Tile.from_dict({**TILE, "rows": 2})
     with pytest.raises(TileError, match="`rows` must be 1: the windows of a matrix have no rows"):
-        im2win.build(CONV, algorithm="im2col", tile=tile)
+        im2win.build(CONV, algorithm="im2col/tiled", tile=tile)
 
 
 def test_unknown_names() -> None:

@@ -263,14 +263,16 @@ def test_merge_is_a_union_without_duplicates(tmp_path: Path) -> None:
     assert into.problems == []
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"trial": 1}, {"fingerprint": "x"}, {"tvm": "0.26"}, {"threads": 1}, {"algorithm": "mec"}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"trial": 1}, {"fingerprint": "x"}, {"tvm": "0.26"}, {"threads": 1}, {"algorithm": "mec/tiled"}]
+)
 def test_merge_keeps_what_differs(tmp_path: Path, change: dict[str, Any]) -> None:
     into = fill(Log(tmp_path / "into"), ok())
     assert merge([fill(Log(tmp_path / "a"), ok(**change))], into) == Merged(added=1)
 
 
 def _crowd(log: Log) -> Log:
-    fill(log, ok(3e-3), ok(1e-3, trial=1), bad(trial=2), ok(2e-3, algorithm="mec"), ok(0.5e-3, tvm="0.26.0"), ok(2e-3, trial=3))
+    fill(log, ok(3e-3), ok(1e-3, trial=1), bad(trial=2), ok(2e-3, algorithm="mec/tiled"), ok(0.5e-3, tvm="0.26.0"), ok(2e-3, trial=3))
     with log.path(CONV, DEVICE).open("ab") as file:
         file.write(b"broken")
     return fill(log, bad("timeout", conv=CONV.with_(batch=2)), ok(4e-3, device="amd-zen5-2t"))
@@ -285,7 +287,7 @@ def test_prune_keeps_the_best_of_each_algorithm(log: Log) -> None:
     assert log.prune(accepts=stale, dry_run=True) == expected
     assert {file: file.read_bytes() for file in log.folder.rglob("*.jsonl")} == before
     assert log.prune(accepts=stale) == expected
-    assert log.read(CONV, DEVICE) == [ok(1e-3, trial=1), ok(2e-3, algorithm="mec")]
+    assert log.read(CONV, DEVICE) == [ok(1e-3, trial=1), ok(2e-3, algorithm="mec/tiled")]
     assert log.convs(DEVICE) == [CONV]  # the file with nothing left is gone
     assert log.problems == []
     assert path.stat().st_mode & 0o777 == 0o664

@@ -129,7 +129,7 @@ def _mec(conv: Conv2d, x: Array) -> Array:
 
 
 @pytest.mark.parametrize("conv", CONVS, ids=str)
-@pytest.mark.parametrize(("name", "by_definition"), [("im2win", _im2win), ("im2col", _im2col), ("mec", _mec)])
+@pytest.mark.parametrize(("name", "by_definition"), [("im2win/stored", _im2win), ("im2col/tiled", _im2col), ("mec/tiled", _mec)])
 def test_the_same_tensors_as_on_the_cpu(name: str, by_definition: Callable[[Conv2d, Array], Array], conv: Conv2d) -> None:
     """In NCHW, element by element in memory; and their sizes are those of the papers' formulas."""
     row, x = schedule_of(name), numbered(conv)

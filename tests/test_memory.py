@@ -26,17 +26,17 @@ from im2win.spec.suites import suite
 
 # Elements of the whole transformed tensor, in the letters of the papers; Wi and Hi count the padding. Thesis eq. 2-4, 2-5; MEC section 3.
 FORMULAS: dict[str, Callable[..., int]] = {
-    "direct": lambda **_: 0,
+    "direct/tiled": lambda **_: 0,
     "direct/persistent": lambda **_: 0,
     "direct/warp_specialized": lambda **_: 0,
-    "im2col": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
-    "im2win": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
+    "im2col/tiled": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,
+    "im2win/stored": lambda N, Ci, Hf, Wi, Ho, **_: N * Ci * Ho * Hf * Wi,
     "im2win/fused": lambda **_: 0,
-    "implicit_gemm": lambda **_: 0,
+    "implicit_gemm/tiled": lambda **_: 0,
     "implicit_gemm/split_k": lambda N, Co, Ho, Wo, **_: 2 * N * Co * Ho * Wo,
-    "mec": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
-    "mcfa": lambda **_: 0,
-    "winograd": lambda **_: 0,
+    "mec/tiled": lambda N, Ci, Wf, Hi, Wo, **_: N * Ci * Wo * Hi * Wf,
+    "mcfa/tiled": lambda **_: 0,
+    "winograd/tiled": lambda **_: 0,
     "winograd/tensor_cores": lambda N, Ci, Ho, Wo, **_: N * Ci * 36 * -(-Ho // 4) * -(-Wo // 4),
 }
 WINDOWS = [name for name, row in SCHEDULES.items() if isinstance(row.scheduler, Windows)]
@@ -60,8 +60,8 @@ def stored(name: str, conv: Conv2d) -> int:
 def test_worked_example() -> None:
     """Thesis fig. 2-5: a 1x3x3x3 input and a 2x2 filter: 48 elements for im2col, 36 for im2win."""
     conv = Conv2d(1, 3, 3, 3, 1, 2)
-    assert (stored("im2col", conv), stored("im2win", conv)) == (48, 36)
-    assert schedule_of("im2win").transform_bytes(conv) == 4 * 36
+    assert (stored("im2col/tiled", conv), stored("im2win/stored", conv)) == (48, 36)
+    assert schedule_of("im2win/stored").transform_bytes(conv) == 4 * 36
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -75,11 +75,11 @@ def test_ratio_of_im2col_to_im2win() -> None:
     for conv in REGIMES.values():
         sizes = letters(conv)
         ratio = Fraction(sizes["Wf"] * sizes["Wo"], sizes["Wi"])
-        assert Fraction(stored("im2col", conv), stored("im2win", conv)) == ratio
+        assert Fraction(stored("im2col/tiled", conv), stored("im2win/stored", conv)) == ratio
     tiles = Conv2d(2, 3, 12, 15, 4, 3, stride=3)
-    assert stored("im2col", tiles) == stored("im2win", tiles) == math.prod(tiles.input_shape)
+    assert stored("im2col/tiled", tiles) == stored("im2win/stored", tiles) == math.prod(tiles.input_shape)
     gaps = Conv2d(1, 3, 11, 11, 8, 2, stride=3)
-    assert stored("im2win", gaps) < math.prod(gaps.input_shape)
+    assert stored("im2win/stored", gaps) < math.prod(gaps.input_shape)
 
 
 # --- what is really allocated
@@ -165,4 +165,4 @@ def test_an_op_says_what_it_allocates(algorithm: str) -> None:
     said = default(conv, algorithm).extra_bytes
     assert said >= schedule_of(algorithm).transform_bytes(conv)
     if not schedule_of(algorithm).transform_bytes(conv):
-        assert said < schedule_of("im2col").transform_bytes(conv) * host().threads / conv.batch * 2
+        assert said < schedule_of("im2col/tiled").transform_bytes(conv) * host().threads / conv.batch * 2

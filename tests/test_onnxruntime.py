@@ -171,7 +171,7 @@ def test_only_what_is_tuned(tmp_path: Path) -> None:
     model = graph(nodes, {"x": (1, 4, 9, 9)}, {"w0": integers(16, 4, 1, 1), "w1": integers(8, 16, 3, 3, most=1)})
     with pytest.raises(ModelError, match=r"it has Conv_a: no record of this layer on this device, and 1 more\."):
         rewritten(model, tmp_path, logs=str(tmp_path / "logs"), untuned="keep")
-    im2win.tune("n1-c16x9x9-k8x3x3-bias", trials=2, logs=tmp_path / "logs", algorithm="direct")
+    im2win.tune("n1-c16x9x9-k8x3x3-bias", trials=2, logs=tmp_path / "logs", algorithm="direct/tiled")
     made = rewritten(model, tmp_path, logs=str(tmp_path / "logs"), untuned="keep")
     assert keys(made) == ["n1-c16x9x9-k8x3x3"] and made.skipped == ("Conv_a: no record of this layer on this device",)
     assert operators_of(made) == ["Conv", "Relu", "im2win"]

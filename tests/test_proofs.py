@@ -27,8 +27,8 @@ CONV = Conv2d.parse("n1-c8x14x14-k16x3x3-p1")
 @pytest.fixture(scope="module")
 def good() -> Record:
     """A record of another machine, made by code that is not today's, whose kernel is."""
-    tile = default_tile(CONV, "direct", host())[1].as_dict()
-    return ok(1e-3, CONV, algorithm="direct", tile=tile, tvm=tvm.__version__, fingerprint=emitted(CONV, "direct", tile, "cpu"))
+    tile = default_tile(CONV, "direct/tiled", host())[1].as_dict()
+    return ok(1e-3, CONV, algorithm="direct/tiled", tile=tile, tvm=tvm.__version__, fingerprint=emitted(CONV, "direct/tiled", tile, "cpu"))
 
 
 @pytest.fixture

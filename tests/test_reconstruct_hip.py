@@ -75,13 +75,13 @@ def test_shared_memory_has_the_accelerators_limit() -> None:
 
 
 def test_our_kernels_of_cuda_cores_translate_and_those_of_tensor_cores_do_not() -> None:
-    translated, matches = hip.translate(ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")))
+    translated, matches = hip.translate(ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")))
     assert "cp.async" not in translated.source and "words[i] = inside ? source[i] : 0u" in translated.source
     assert {match.rule for match in matches} >= {"hip-copies", "hip-align", "hip-runtime-header"}
     with pytest.raises(ReconstructError, match="WMMA, which only NVIDIA has"):
         hip.translate(winograd_pair.unit(TENSOR_CORES))
     with pytest.raises(ReconstructError, match="product_f16"):
-        hip.translate(ours("n1-c20x5x6-k32x3x3-p1-float16-NHWC", "implicit_gemm", PRODUCT))
+        hip.translate(ours("n1-c20x5x6-k32x3x3-p1-float16-NHWC", "implicit_gemm/tiled", PRODUCT))
 
 
 def sources() -> dict[str, Unit]:
@@ -90,8 +90,8 @@ def sources() -> dict[str, Unit]:
     parts = [shmem.fuse(weakened(pair)[0], hip.SHARED_LIMIT)[0], llc.fuse(fusable.unit("two barriers"), hip.SHARED_LIMIT)[0]]
     whole = fusable.together(parts)
     return {
-        "gather": ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")),
-        "patch": ours("n1-c60x5x6-k32x3x3-p1", "direct", CudaTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
+        "gather": ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")),
+        "patch": ours("n1-c60x5x6-k32x3x3-p1", "direct/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
         "fused": replace(whole, source=llc.SIGNALS + whole.source.replace(llc.SIGNALS, "")),
     }
 

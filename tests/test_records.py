@@ -20,6 +20,7 @@ GOOD: dict[str, Any] = {
     "schema": 2,
     "conv": "n1-c64x56x56-k64x3x3-p1",
     "algorithm": "im2win",
+    "schedule": "stored",
     "tile": {"rows": 4, "lanes": 16, "order": "nhw", "unroll": True},
     "outcome": "ok",
     "message": "",
@@ -56,7 +57,7 @@ def test_a_line_is_one_readable_line_with_the_fields_in_order() -> None:
     text = good(message="two\nlines, \u2028 and ü").to_line()
     assert text.isascii() and len(text.splitlines()) == 1
     assert list(json.loads(text)) == list(GOOD) == [field.name for field in dataclasses.fields(Record)]
-    assert text.startswith('{"schema": 2, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "tile": {"rows": 4,')
+    assert text.startswith('{"schema": 2, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
 
 
 UNKNOWN = {"error": None, "tolerance": None, "extra_bytes": None}
@@ -89,7 +90,7 @@ def test_memory_has_a_price() -> None:
 
 
 def test_defaults_are_those_of_a_candidate_that_was_not_timed() -> None:
-    needed = ("conv", "algorithm", "tile", "device", "threads", "target", "tvm", "im2win", "fingerprint", "seed", "trial")
+    needed = ("conv", "algorithm", "schedule", "tile", "device", "threads", "target", "tvm", "im2win", "fingerprint", "seed", "trial")
     record = Record(outcome="illegal", **{name: GOOD[name] for name in needed})
     assert (record.schema, record.message, record.samples_s) == (2, "", ())
     assert record.error is record.tolerance is record.extra_bytes is None
@@ -121,6 +122,7 @@ RULES = {
     "schema": ([3, 0, "2", True, None, 2.0], "2, the only schema this version reads"),
     "conv": ([3, None], "a string, the key of a Conv2d"),
     "algorithm": (["", 1, None], "a string that is not empty"),
+    "schedule": (["", 1, None], "a string that is not empty"),
     "tile": ([[], None, "rows", {"rows": 1.5}, {"rows": None}, {"rows": [1]}, {"": 1}, {"rows": 2**64}], "an object whose values are"),
     "outcome": (["fine", "OK", None, 1, []], "one of ok, wrong, build_error, crashed, timeout, illegal"),
     "message": ([None, 1], "a string"),
@@ -207,8 +209,10 @@ def test_a_line_that_is_not_an_object(text: str) -> None:
 
 def test_a_record_of_the_first_schema_is_read() -> None:
     """It comes as a record whose kernel nothing is known of."""
-    old = {name: value for name, value in GOOD.items() if name != "generator"} | {"schema": 1}
-    assert Record.from_line(json.dumps(old)) == good(generator="")
+    old = {name: value for name, value in GOOD.items() if name not in ("generator", "schedule")} | {"schema": 1}
+    for name, algorithm, schedule in (("im2win", "im2win", "stored"), ("direct_streamed", "direct", "warp_specialized")):
+        read = Record.from_line(json.dumps({**old, "algorithm": name}))
+        assert read == good(algorithm=algorithm, schedule=schedule, generator="") and read.method == f"{algorithm}/{schedule}"
     with pytest.raises(RecordError, match="`tile` is missing"):
         Record.from_line(json.dumps({name: value for name, value in old.items() if name != "tile"}))
 

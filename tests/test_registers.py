@@ -16,7 +16,7 @@ from im2win.spec.conv2d import Conv2d
 
 def source(key: str, tile: Tile) -> str:
     conv = Conv2d.parse(key)
-    row = schedule_of("direct")
+    row = schedule_of("direct/tiled")
     return str(compile_module(lower(conv, row, tile, host()), host()).executable.mod.inspect_source("ll"))
 
 

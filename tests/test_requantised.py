@@ -91,8 +91,10 @@ def test_what_there_is_not(fields: dict[str, Any], message: str) -> None:
 
 def test_who_computes_it() -> None:
     conv = PLAIN.with_(out_dtype="float16", activation="silu")
-    assert schedule_of("direct").supports(conv, "cuda") is None and "float32, not int8" in str(schedule_of("direct").supports(conv))
-    assert "int32 outputs, not float16" in str(schedule_of("winograd/tensor_cores").supports(PLAIN.with_(out_dtype="float16"), "cuda", "winograd"))
+    assert schedule_of("direct/tiled").supports(conv, "cuda") is None
+    assert "float32, not int8" in str(schedule_of("direct/tiled").supports(conv))
+    refused = schedule_of("winograd/tensor_cores").supports(PLAIN.with_(out_dtype="float16"), "cuda", "winograd")
+    assert "int32 outputs, not float16" in str(refused)
     assert parts_problem(conv.with_(in_channels=64), 2).out_dtype == "int32"
     assert tolerance(PLAIN.with_(out_dtype="int8")) == 0 < tolerance(conv) < 2e-3
 
@@ -136,7 +138,7 @@ RUNS = (
 @pytest.mark.parametrize("key, rows", RUNS, ids=[row[0] for row in RUNS])
 def test_stores_of_every_length(key: str, rows: Sequence[tuple[str, tuple[int, int], int]]) -> None:
     conv = Conv2d.parse(key)
-    kernels = [("implicit_gemm", _tile(product, warp)) for product, warp, _ in rows]
+    kernels = [("implicit_gemm/tiled", _tile(product, warp)) for product, warp, _ in rows]
     for (_, made), (_, _, run) in zip(kernels, rows, strict=True):
         assert run_length(conv, made, operand_of(made).run(conv, made)) == run, made
     check(conv, kernels)
@@ -188,7 +190,7 @@ def test_roundings() -> None:
         given["bias"][:] = np.concatenate([np.zeros(16), rng.integers(-(2**30), 2**30, 16), rng.integers(-(2**25), 2**25, 16)])
         given["scale"][16:] = 2.0 ** rng.integers(-30, -18, 32) * rng.standard_normal(32)
         given["scale"][:8] = [0.5, -0.5, 1, 1.5, -2.5, 1e30, -1e30, 0]
-        kernels = [("implicit_gemm", _tile("s8", (48, 16)))]
+        kernels = [("implicit_gemm/tiled", _tile("s8", (48, 16)))]
         right = requantised.right(conv, given)
         assert (expected(conv, given) == right).all(), "the reference that the tuner checks with agrees"
         assert not differences(conv, kernels, Emulated(conv, kernels)(given), right)
@@ -211,7 +213,7 @@ def test_machine_code(layout: str) -> None:
     except ToolchainError as error:
         pytest.skip(str(error))
     conv = Conv2d.parse("n2-c64x12x16-k64x3x3-p1-int8-out.int8-bias-add-relu").with_(layout=layout)
-    made = [generated(conv, "implicit_gemm", _tile("wg_s8", (64, 64)))]
+    made = [generated(conv, "implicit_gemm/tiled", _tile("wg_s8", (64, 64)))]
     if layout == "NHWC":
         made.append(generated(conv.with_(residual=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 16, 1, 2, 2)))
     for one in made:
@@ -297,14 +299,14 @@ def test_records_of_the_same_sums_are_hints(tmp_path: Path) -> None:
 
     plain = Conv2d.parse("n4-c64x28x28-k64x3x3-p1-int8-NHWC")
     backend = backend_for(H200)
-    ranked = backend.ranked(plain, schedule_of("implicit_gemm"))
+    ranked = backend.ranked(plain, schedule_of("implicit_gemm/tiled"))
     best = ranked[len(ranked) // 2][1]
     log = Log(tmp_path)
     log.append(_record(plain, best))
     conv = plain.with_(out_dtype="int8")
-    found = choose(conv, H200, ["implicit_gemm"], tmp_path)
+    found = choose(conv, H200, ["implicit_gemm/tiled"], tmp_path)
     assert found is not None and found.tile == best and not found.exact
-    session = Session(conv, ["implicit_gemm"], H200, log, 8, 0, None, "float32")
+    session = Session(conv, ["implicit_gemm/tiled"], H200, log, 8, 0, None, "float32")
     assert best in [choice.tile for choice in session.next_batch()]
 
 
@@ -315,7 +317,7 @@ def _record(conv: Conv2d, tile: CudaTile) -> records.Record:
     from im2win.registry.sources import code_digest
 
     return records.Record(
-        conv=str(conv), algorithm="implicit_gemm", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3, error=0.0,
+        conv=str(conv), algorithm="implicit_gemm/tiled", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3, error=0.0,
         tolerance=0.0, extra_bytes=0, device=backend_for(H200).name, threads=1, target="cuda", tvm=tvm.__version__, im2win=__version__,
         fingerprint="0" * 16, generator=code_digest("cuda"), seed=0, trial=0, date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
@@ -350,7 +352,7 @@ def test_command_line(command: Callable[..., Any]) -> None:
 def test_models_count_the_bytes_of_outputs() -> None:
     """A layer whose output is most of its traffic is estimated to be faster with smaller outputs."""
     whole = Conv2d.parse("n16-c64x224x224-k64x1x1-int8-NHWC")
-    for name in ("implicit_gemm", "direct/persistent"):
+    for name in ("implicit_gemm/tiled", "direct/persistent"):
         backend, row = backend_for(H200), schedule_of(name)
         tile = backend.ranked(whole, row)[0][1]
         costs = [backend.cost(whole.with_(out_dtype=out), row, tile) for out in ("int32", "float16", "int8")]

@@ -189,7 +189,7 @@ def test_misaligned_memory(algorithm: str) -> None:
 def test_an_input_may_die_after_the_call() -> None:
     """A layer keeps its packed filters, whatever becomes of the tensors they were made from and of its operator's name."""
     x, w, expected = integers(POINTWISE)
-    layer = im2win.build(POINTWISE, algorithm="direct").bind(w.copy())
+    layer = im2win.build(POINTWISE, algorithm="direct/tiled").bind(w.copy())
     gc.collect()
     assert_equal(POINTWISE, layer(x), expected)
 
@@ -197,7 +197,7 @@ def test_an_input_may_die_after_the_call() -> None:
 def test_dropping_an_operator_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        op = im2win.build(POINTWISE, algorithm="direct")
+        op = im2win.build(POINTWISE, algorithm="direct/tiled")
         assert "n1-c8x6x8-k16x1x1 direct default tile" in repr(op)
         del op
         gc.collect()
@@ -299,9 +299,9 @@ def test_two_versions_of_one_file_do_not_mix(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its path: asked for the same path again it would hand out the old code, silently wrong."""
     path = tmp_path / "layer.so"
     x, w, expected = integers(CONV)
-    tiles = [tile for tile in sampled_tiles(CONV, "direct", 8) if tile.axis == "channels"]
+    tiles = [tile for tile in sampled_tiles(CONV, "direct/tiled", 8) if tile.axis == "channels"]
     assert len({tile.pack for tile in tiles}) > 1, "filters are packed in different ways, so that the wrong code gives wrong numbers"
-    loaded = [im2win.load(tiled(CONV, "direct", tile).export(path)) for tile in tiles]
+    loaded = [im2win.load(tiled(CONV, "direct/tiled", tile).export(path)) for tile in tiles]
     for op in loaded:
         assert_equal(CONV, op(x, w), expected)
 
@@ -319,7 +319,7 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
     """A person finds what a library holds without loading it."""
     op = default(CONV)
     values = json.loads(manifest_path(op.export(tmp_path / "layer.so")).read_text())
-    assert values["conv"] == "n2-c5x11x13-k16x3x3-p1" and values["algorithm"] == "direct" and values["tile"] == op.tile
+    assert values["conv"] == "n2-c5x11x13-k16x3x3-p1" and values["algorithm"] == "direct/tiled" and values["tile"] == op.tile
     assert values["machine"] == host().name and values["threads"] == host().threads and values["library"] == "layer.so"
 
 

@@ -58,7 +58,7 @@ def test_every_module_of_the_runtime_can_be_imported() -> None:
 
 def test_an_exported_library_runs_without_a_compiler(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    op = im2win.build("n1-c3x9x9-k8x3x3-p1", algorithm="direct", threads=1)
+    op = im2win.build("n1-c3x9x9-k8x3x3-p1", algorithm="direct/tiled", threads=1)
     x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in (op.conv.input_shape, op.conv.filter_shape))
     library = op.export(tmp_path / "conv.so")
     np.save(tmp_path / "x.npy", x)

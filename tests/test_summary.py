@@ -16,7 +16,7 @@ def test_row_by_hand() -> None:
     """The thesis' worked example (fig. 2-5): 3x3x3 input, 2x2 filter: im2col holds 48 elements, im2win 36."""
     [row] = summary_rows([Layer("example", Conv2d(1, 3, 3, 3, 2, 2), 5)])
     sizes = row.pop("algorithms")
-    assert (sizes["direct"], sizes["im2col"], sizes["im2win"]) == (0, 4 * 48, 4 * 36)
+    assert (sizes["direct/tiled"], sizes["im2col/tiled"], sizes["im2win/stored"]) == (0, 4 * 48, 4 * 36)
     assert row == {
         "name": "example",
         "key": "n1-c3x3x3-k2x2x2",

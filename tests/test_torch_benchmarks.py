@@ -39,7 +39,7 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_overhead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "overhead.json"
-    choice = lambda self, conv, device, accuracy: default_tile(conv, "direct", device, accuracy)  # noqa: E731
+    choice = lambda self, conv, device, accuracy: default_tile(conv, "direct/tiled", device, accuracy)  # noqa: E731
     monkeypatch.setattr(im2win.builder.cache.Artefacts, "default_choice", choice)
     run("op_overhead", monkeypatch, "--rounds", 1, "--json", path)
     result = json.loads(path.read_text())

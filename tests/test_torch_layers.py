@@ -35,7 +35,7 @@ from im2win.runtime import cuda as cuda_runtime  # noqa: E402
 from im2win.spec.captured_layers import read_layers  # noqa: E402
 from im2win.spec.conv2d import Conv2d  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct")
+pytestmark = pytest.mark.usefixtures("direct/tiled")
 
 # --- what layers get
 
@@ -55,7 +55,7 @@ def test_layers_are_captured_tuned_and_found(tmp_path: Path, command: Any) -> No
     path, logs = tmp_path / "layers.jsonl", tmp_path / "logs"
     with im2win.capture(path), torch.inference_mode():
         module(X)
-    done = command("tune", path, "--trials", 2, "--logs", logs, "--algorithm", "direct")
+    done = command("tune", path, "--trials", 2, "--logs", logs, "--algorithm", "direct/tiled")
     assert done.status == 0, done.err
     fast = optimized(module, logs=logs, untuned="keep")
     assert {layer.reason for layer in fast.im2win_report.layers} == {"other epilogue"}
@@ -105,7 +105,7 @@ with torch.inference_mode():
     folder = tmp_path / host().name / "defaults"
     folder.mkdir()
     for layer in fast.im2win_report.layers:
-        name, tile = default_tile(layer.conv, "direct", host())
+        name, tile = default_tile(layer.conv, "direct/tiled", host())
         choice = json.dumps({"algorithm": name, "tile": tile.as_dict()})
         (folder / f"{layer.conv}.float32.{im2win.builder.cache._package()}.json").write_text(choice)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200, env=environment)
@@ -156,7 +156,7 @@ def test_the_ladder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.op is None and other.reason == "no record of this layer on this device"
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "im2win"])
+@pytest.mark.parametrize("algorithm", ["direct/tiled", "im2win/stored"])
 def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call hands to the kernels, in their order; filters bound anew lie where the old ones were."""
     conv = Conv2d.parse("n1-c32x14x14-k64x3x3-bias-add-float16")
@@ -173,11 +173,11 @@ def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytes
     layer.run(x, residual, out)
     data, scratch, filters, biases, added, output = seen
     assert (data is x, added is residual, output is out) == (True, True, True)
-    assert scratch is None if algorithm == "direct" else scratch.numel() == made > 0
+    assert scratch is None if algorithm == "direct/tiled" else scratch.numel() == made > 0
     seen.clear()
     layer.run("x", "residual", "out", x)  # by address
     assert (seen[0], seen[-2], seen[-1]) == ("x", "residual", "out")
-    assert seen[1] is None if algorithm == "direct" else (seen[1].dtype, seen[1].numel()) == (torch.float16, made)
+    assert seen[1] is None if algorithm == "direct/tiled" else (seen[1].dtype, seen[1].numel()) == (torch.float16, made)
     address = filters.data_ptr()
     layer.rebind(-w, -bias)
     assert filters.data_ptr() == address and torch.equal(filters, other._packed[0]) and torch.equal(biases, -bias)

@@ -31,7 +31,7 @@ CONV = Conv2d.parse("n2-c5x9x7-k6x3x2-s2x1-p1.0.2.1-bias-add-relu")
 def kernel(conv: Conv2d, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of an operator that this process knows."""
     op = default(conv)
-    name = artefact_name(conv, "direct", default_tile(conv, "direct", Machine.host())[1].as_dict(), Machine.host())
+    name = artefact_name(conv, "direct/tiled", default_tile(conv, "direct/tiled", Machine.host())[1].as_dict(), Machine.host())
     monkeypatch.setitem(bound._OPS, name, op)
     return name
 
@@ -224,7 +224,7 @@ def test_operators_of_exported_programs_go_with_their_filters(monkeypatch: pytes
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     from im2win.builder.cache import Artefacts
 
-    monkeypatch.setattr(Artefacts, "default_choice", lambda self, conv, device, accuracy: default_tile(conv, "direct", device, accuracy))
+    monkeypatch.setattr(Artefacts, "default_choice", lambda self, *what: default_tile(what[0], "direct/tiled", *what[1:]))
     return with_integers(Residual())
 
 

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct")
+pytestmark = pytest.mark.usefixtures("direct/tiled")
 
 # --- whole modules
 
@@ -186,7 +186,7 @@ def test_modules_that_cannot_be_traced_are_swapped_one_by_one(calls: list[str]) 
     report = fast.im2win_report
     assert report.mode == "modules" and report.note.startswith("torch.fx cannot trace it (TraceError")
     assert [(one.name, one.algorithm, one.fused) for one in report.layers] == [
-        ("block.0", "direct", ()), ("head", "direct", ()), ("head", "direct", ()), ("never", "", ()),
+        ("block.0", "direct/tiled", ()), ("head", "direct/tiled", ()), ("head", "direct/tiled", ()), ("never", "", ()),
     ]  # fmt: skip
     assert "nothing fused: torch.fx cannot trace it" in str(report) and "the example did not reach it" in str(report)
     calls.clear()

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct", "way")
+pytestmark = pytest.mark.usefixtures("direct/tiled", "way")
 
 # --- parameters
 

@@ -227,13 +227,13 @@ def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Mach
 
 def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, machine: Machine) -> None:
     """Records whose code has changed count for nothing but this; those that are not legal any more for nothing at all."""
-    candidates = [Choice("direct", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct"), machine)]
-    made, log = Session(SMALL, ["direct"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
+    candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
+    made, log = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
     for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
         record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
         log.append(replace(record, generator="0" * 16))
     log.append(replace(record, generator="0" * 16, tile={**record.tile, "cols": 1000}, samples_s=(1e-9,)))
-    session = Session(SMALL, ["direct"], machine, log, 10, 0)
+    session = Session(SMALL, ["direct/tiled"], machine, log, 10, 0)
     assert session.tried == []
     assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
 

@@ -136,11 +136,11 @@ def test_kernels(key: str, changes: dict[str, Any]) -> None:
     tensors = exact_tensors(conv)
     buffer = np.full(int(np.prod(conv.output_shape)) + 58, np.nan, np.float32)
     out = buffer[29:-29].reshape(conv.output_shape)
-    run(tiled(conv, "winograd", tile), tensors, out)
+    run(tiled(conv, "winograd/tiled", tile), tensors, out)
     judge(conv, tile.outputs, out, tensors)
     assert np.isnan(buffer[:29]).all() and np.isnan(buffer[-29:]).all()
     normal = normal_tensors(conv)
-    assert_close(conv, run(tiled(conv, "winograd", tile), normal), oracle(conv, **normal), tolerance(conv))
+    assert_close(conv, run(tiled(conv, "winograd/tiled", tile), normal), oracle(conv, **normal), tolerance(conv))
 
 
 def test_a_zero_beyond_the_border_is_a_zero() -> None:
@@ -148,7 +148,7 @@ def test_a_zero_beyond_the_border_is_a_zero() -> None:
     conv = Conv2d.parse("n1-c4x16x16-k4x3x3-p1")
     tensors = exact_tensors(conv)
     tensors["data"][0, 0, 15, 15] = np.inf
-    y = run(tiled(conv, "winograd", replace(TILE, strip=4)), tensors)
+    y = run(tiled(conv, "winograd/tiled", replace(TILE, strip=4)), tensors)
     assert np.isfinite(y[:, :, :14, :]).all() and np.isfinite(y[:, :, :, :14]).all() and not np.isfinite(y[:, :, 15, 15]).any()
 
 
@@ -172,7 +172,7 @@ def test_buffers_are_those_of_the_formula(key: str) -> None:
     conv = Conv2d.parse(key)
     found = space(conv, host())
     for tile in (found[len(found) // 2], found[-1]):
-        named, total = allocated(conv, "winograd", tile)
+        named, total = allocated(conv, "winograd/tiled", tile)
         assert named == {name: count for name, count in buffers(conv, tile).items() if count}, tile
         strips = conv.batch // tile.images * winograd.tiles(conv, tile.outputs)[0] // tile.strip
         held = min(host().threads, strips * tile.pack.blocks(conv) // tile.pass_blocks)
@@ -184,8 +184,8 @@ def test_larger_filters_count() -> None:
     """An operator says what its packed filters take beyond the filters: (16 - 9) / 9 of them for F(2x2, 3x3)."""
     conv = Conv2d(1, 32, 8, 8, 32, 3)
     tile = WinogradTile(2, 4, 8, 2, 3, 1, 1, 1, 4)
-    op = build_tile(conv, "winograd", tile, host())
-    _, kernel = allocated(conv, "winograd", tile)
+    op = build_tile(conv, "winograd/tiled", tile, host())
+    _, kernel = allocated(conv, "winograd/tiled", tile)
     assert op.extra_bytes - kernel == 4 * 32 * 32 * (16 - 9)
 
 
@@ -221,8 +221,8 @@ def test_tiles_from_plain_values() -> None:
     assert WinogradTile.from_dict(TILE.as_dict()) == TILE
     with pytest.raises(ValueError, match=r"`cols` \(='4'\) must be of type int"):
         im2win.build(PLAIN, algorithm="winograd", tile={**TILE.as_dict(), "cols": "4"})
-    other = default_tile(PLAIN, "direct")[1]
-    for algorithm, tile in (("winograd", {"rows": 1}), ("winograd", other), ("direct", TILE)):
+    other = default_tile(PLAIN, "direct/tiled")[1]
+    for algorithm, tile in (("winograd", {"rows": 1}), ("winograd", other), ("direct/tiled", TILE)):
         with pytest.raises(ValueError, match=r"tile: fields .* must be"):
             im2win.build(PLAIN, algorithm=algorithm, tile=tile)
     with pytest.raises(ValueError, match=r"`tile` \(='F\(2, 3\)'\) must be a tile of `algorithm` winograd, or a mapping"):
@@ -268,14 +268,14 @@ def test_every_machine_has_tiles(key: str, lanes: int, registers: int) -> None:
 
 def test_the_model_prefers_it_where_it_saves_most() -> None:
     """And not where there is one input channel, or hardly a tile for each filter that is read."""
-    assert default_tile(Conv2d.parse("n1-c64x56x56-k64x3x3-p1"))[0] == "winograd"
-    assert default_tile(Conv2d.parse("n1-c1x56x56-k64x3x3-p1"))[0] != "winograd"
+    assert default_tile(Conv2d.parse("n1-c64x56x56-k64x3x3-p1"))[0] == "winograd/tiled"
+    assert default_tile(Conv2d.parse("n1-c1x56x56-k64x3x3-p1"))[0] != "winograd/tiled"
 
 
 def test_accuracy_exact_leaves_it_out() -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1")
-    assert "winograd" not in [row.key for row in candidates("auto", conv, accuracy="exact")]
-    assert default_tile(conv, accuracy="exact")[0] != "winograd"
+    assert "winograd/tiled" not in [row.key for row in candidates("auto", conv, accuracy="exact")]
+    assert default_tile(conv, accuracy="exact")[0] != "winograd/tiled"
     with pytest.raises(ValueError, match="winograd: it rounds more than a sum of products, which accuracy 'exact' leaves out"):
         im2win.build(conv, algorithm="winograd", accuracy="exact")
 
@@ -286,9 +286,9 @@ def test_it_is_tuned_recorded_found_and_built(tmp_path: Path) -> None:
     records = Log(tmp_path).read(conv, host().name)
     assert record.algorithm == "winograd" and all(one.outcome == "ok" for one in records)
     assert record.fingerprint == emitted_now(record) and record.generator == code_digest("cpu") and record.tolerance == tolerance(conv)
-    found = choose(conv, host(), ["winograd"], tmp_path)
+    found = choose(conv, host(), ["winograd/tiled"], tmp_path)
     assert found is not None and found.exact and found.tile == WinogradTile.from_dict(record.tile)
-    near = choose(conv.with_(width=12), host(), ["winograd"], tmp_path)
+    near = choose(conv.with_(width=12), host(), ["winograd/tiled"], tmp_path)
     assert near is None or near.rung == "nearest layer"
     op = im2win.build(conv, logs=tmp_path, algorithm="winograd")
     assert op.tuned and op.tile == record.tile and op.extra_bytes == record.extra_bytes

@@ -53,7 +53,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             raise cuda_builds.BuildError(built)
         form, place = built
         assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS, REQUANTISED)), "only Winograd's form has its tolerance"
-        return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm" if form == OTHERS else "winograd/tensor_cores")
+        return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm/tiled" if form == OTHERS else "winograd/tensor_cores")
 
     def wrong() -> Contender:
         raise cuda_contest.WrongError("wrong result: relative error 1 is above 0.05.")

@@ -282,8 +282,8 @@ def test_spaces_are_legal_and_have_every_fusion(conv: Conv2d) -> None:
     assert {"none", "llc"} <= {tile.fusion for tile in tiles} and (conv.in_channels > 256 or "shmem" in {tile.fusion for tile in tiles})
     assert all(0 < cost < 0.1 for cost, _ in ranked)
     assert len({len(backend.features(conv, ROW, tile, cost)) for cost, tile in ranked[::40]}) == 1
-    direct = default_tile(conv, "implicit_gemm", H200)[1]
-    row = schedule_of("implicit_gemm")
+    direct = default_tile(conv, "implicit_gemm/tiled", H200)[1]
+    row = schedule_of("implicit_gemm/tiled")
     assert len(backend.features(conv, row, direct, 1e-3)) == len(backend.features(conv, ROW, tiles[0], 1e-3)), "one model for all"
 
 
