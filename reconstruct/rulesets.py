@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from im2win.reconstruct import barriers, hip, llc, shmem
-from im2win.reconstruct.judges import Judge
-from im2win.reconstruct.rules import Match, ReconstructError
-from im2win.reconstruct.search import search
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.rules import barriers, hip
+from im2win.reconstruct.text_rules import Match, ReconstructError
+from im2win.reconstruct.validate.search import search
+from im2win.reconstruct.validate.validators import Judge
 
 log = logging.getLogger("im2win.reconstruct")
 

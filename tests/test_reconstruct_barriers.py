@@ -11,8 +11,8 @@ from test_cuda_races import KERNELS
 from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.emulator import Launch
-from im2win.reconstruct.barriers import judge, weakened
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.parse.unit import Kernel, Unit
+from im2win.reconstruct.rules.barriers import judge, weakened
 from im2win.spec.conv2d import Conv2d
 
 SHARED = "  __shared__ alignas(64) float s[256];\n"

@@ -11,7 +11,7 @@ import pytest
 import winograd_pair
 from winograd_pair import Pair
 
-from im2win.reconstruct.unit import read
+from im2win.reconstruct.parse.unit import read
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from gpu_only import this_gpu
 from winograd_pair import NAME, Pair
 
 from im2win.codegen.rewritten import compile_reconstructed
-from im2win.reconstruct import llc, shmem
-from im2win.reconstruct.barriers import weakened
-from im2win.reconstruct.judges import RacecheckJudge, tensor_sizes
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.rules.barriers import weakened
 from im2win.reconstruct.rulesets import Settings
+from im2win.reconstruct.validate.validators import RacecheckJudge, tensor_sizes
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 
 torch = pytest.importorskip("torch")

@@ -8,10 +8,10 @@ import numpy as np
 from fusable import together
 
 from im2win.emulator import Emulation, Launch
-from im2win.reconstruct.barriers import judge, weakened
-from im2win.reconstruct.footprints import Ledger
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.parse.unit import Kernel, Unit
+from im2win.reconstruct.rules.barriers import judge, weakened
+from im2win.reconstruct.trace.footprints import Ledger
+from im2win.reconstruct.trace.trace import Trace
 
 THREADS, SIZE, KERNELS, SEEDS = 96, 96, 32, range(5)
 T = "((int)threadIdx.x)"

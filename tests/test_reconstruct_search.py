@@ -15,12 +15,13 @@ from winograd_pair import Pair
 
 from im2win.device.gpu import H200
 from im2win.emulator import Launch
-from im2win.reconstruct import ReconstructError, llc
-from im2win.reconstruct.events import NotShown
-from im2win.reconstruct.judges import EmulatorJudge, RacecheckJudge, harness, tensor_sizes, tensor_types, tensors_for
+from im2win.reconstruct import ReconstructError
+from im2win.reconstruct.fusion import llc
+from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.rulesets import RULE_SETS, Settings, rewrite, rule_sets
-from im2win.reconstruct.search import search, trial
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.trace.events import NotShown
+from im2win.reconstruct.validate.search import search, trial
+from im2win.reconstruct.validate.validators import EmulatorJudge, RacecheckJudge, harness, tensor_sizes, tensor_types, tensors_for
 
 T = "((int)threadIdx.x)"
 

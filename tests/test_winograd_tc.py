@@ -24,8 +24,8 @@ from im2win.emulator import EmulationError
 from im2win.numerics.reference import error, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.reconstruct import ReconstructError
-from im2win.reconstruct.pairs import pair
-from im2win.reconstruct.uniform import FEW, few
+from im2win.reconstruct.fusion.pairs import pair
+from im2win.reconstruct.fusion.uniform import FEW, few
 from im2win.records.log import Log
 from im2win.records.lookup import choose, search
 from im2win.registry import cuda_lowering

@@ -14,9 +14,9 @@ from im2win.cli.commands import tables
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from im2win.reconstruct.judges import Judge
-    from im2win.reconstruct.rules import Match
-    from im2win.reconstruct.unit import Unit
+    from im2win.reconstruct.parse.unit import Unit
+    from im2win.reconstruct.text_rules import Match
+    from im2win.reconstruct.validate.validators import Judge
 
 SPLIT = "split"
 LAUNCH = "`// launch: NAME(TENSOR, ...) grid X Y Z block X Y Z dynamic BYTES`"
@@ -35,8 +35,8 @@ def reconstruct(
 ) -> None:
     """Rewrite generated CUDA: needless barriers, partial kernel fusion, HIP."""
     from im2win.reconstruct import ReconstructError
+    from im2win.reconstruct.parse.unit import read
     from im2win.reconstruct.rulesets import Settings, rewrite, rule_sets, split
-    from im2win.reconstruct.unit import read
 
     names = [name.strip() for name in rules.split(",") if name.strip()]
     rule_sets([name for name in names if name != SPLIT])
@@ -66,13 +66,13 @@ def reconstruct(
 
 
 def _judges(unit: Unit) -> tuple[Judge, ...]:
-    from im2win.reconstruct.judges import EmulatorJudge
+    from im2win.reconstruct.validate.validators import EmulatorJudge
 
     return (EmulatorJudge(unit),)
 
 
 def _trial(console: Console, unit: Unit, judges: tuple[Judge, ...]) -> None:
-    from im2win.reconstruct import search
+    from im2win.reconstruct.validate import search
 
     story = search.trial(unit, judges)
     for tried in story:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, NotShown
-from im2win.reconstruct.expressions import ExpressionError, parse
-from im2win.reconstruct.pairs import Pair
-from im2win.reconstruct.statements import blanked, closing
-from im2win.reconstruct.tiles import Ints, NotFused, Tiling, grid_blocks
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import AXES, Kernel
+from im2win.reconstruct.fusion.pairs import Pair
+from im2win.reconstruct.fusion.tiles import Ints, NotFused, Tiling, grid_blocks
+from im2win.reconstruct.parse.expressions import ExpressionError, parse
+from im2win.reconstruct.parse.statements import blanked, closing
+from im2win.reconstruct.parse.unit import AXES, Kernel
+from im2win.reconstruct.trace.events import Access, NotShown
+from im2win.reconstruct.trace.trace import Trace
 
 
 @dataclass(frozen=True)

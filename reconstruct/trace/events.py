@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.statements import Span
-from im2win.reconstruct.values import Values
+from im2win.reconstruct.parse.statements import Span
+from im2win.reconstruct.text_rules import ReconstructError
+from im2win.reconstruct.trace.values import Values
 
 
 class NotShown(ReconstructError):

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from im2win.reconstruct.expressions import parse
-from im2win.reconstruct.splice import indented
-from im2win.reconstruct.tiles import Along, Ints, NotFused, Tiling
-from im2win.reconstruct.unit import AXES
-from im2win.reconstruct.values import evaluate
+from im2win.reconstruct.fusion.splice import indented
+from im2win.reconstruct.fusion.tiles import Along, Ints, NotFused, Tiling
+from im2win.reconstruct.parse.expressions import parse
+from im2win.reconstruct.parse.unit import AXES
+from im2win.reconstruct.trace.values import evaluate
 
 Grid = tuple[int, int, int]
 

@@ -5,9 +5,21 @@ from __future__ import annotations
 import functools
 import re
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
-from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Statement, blanked, closing, every
-from im2win.reconstruct.unit import Kernel
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
+from im2win.reconstruct.parse.statements import (
+    Assignment,
+    Barrier,
+    Declaration,
+    Effect,
+    If,
+    Loop,
+    Opaque,
+    Statement,
+    blanked,
+    closing,
+    every,
+)
+from im2win.reconstruct.parse.unit import Kernel
 
 _WRITE_FIRST = ("im2win::copy_async", "nvcuda::wmma::load_matrix_sync")  # functions that write what their first argument points to
 POINTER_CASTS = ("static_cast", "reinterpret_cast")

@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
-from im2win.reconstruct.events import NotShown, Waited
-from im2win.reconstruct.footprints import Ledger, Meeting
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.scan import written
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
+from im2win.reconstruct.parse.scan import written
+from im2win.reconstruct.parse.unit import WARP, Edit, Kernel, Unit
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.trace.events import NotShown, Waited
+from im2win.reconstruct.trace.footprints import Ledger, Meeting
+from im2win.reconstruct.trace.trace import Trace
 
 Needed = Literal["needed", "not shown", "warp", "none"]
 RULE = "barriers"

@@ -1,7 +1,7 @@
 """Partial kernel fusion through shared memory (PKF-Shmem): a kernel that writes a tensor and the one that reads it, as one kernel.
 
 The tensor stays in shared memory: every block makes what it reads itself, block by block of the producer, and then goes on as a block of
-the consumer. Which block needs which is enumerated (`tiles`), never guessed, and the new indices are compared with the old ones (`held`).
+the consumer. Which block needs which is enumerated (`tiles`), never guessed, and new indices are compared with old ones (`smem_index`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from dataclasses import replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.held import held
-from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.splice import as_part, indented, linear_thread
-from im2win.reconstruct.tiles import NotFused, Tiling
-from im2win.reconstruct.uniform import few
-from im2win.reconstruct.unit import AXES, Unit
+from im2win.reconstruct.fusion.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.fusion.smem_index import held
+from im2win.reconstruct.fusion.splice import as_part, indented, linear_thread
+from im2win.reconstruct.fusion.tiles import NotFused, Tiling
+from im2win.reconstruct.fusion.uniform import few
+from im2win.reconstruct.parse.unit import AXES, Unit
+from im2win.reconstruct.text_rules import Match
 
 RULE = "pkf-shmem"
 

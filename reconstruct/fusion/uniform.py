@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, NotShown
-from im2win.reconstruct.expressions import parse, size_of
-from im2win.reconstruct.pairs import Pair
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel
-from im2win.reconstruct.values import evaluate
+from im2win.reconstruct.fusion.pairs import Pair
+from im2win.reconstruct.parse.expressions import parse, size_of
+from im2win.reconstruct.parse.unit import Kernel
+from im2win.reconstruct.trace.events import Access, NotShown
+from im2win.reconstruct.trace.trace import Trace
+from im2win.reconstruct.trace.values import evaluate
 
 FEW = 3
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, names, size_of, terms, text
-from im2win.reconstruct.scan import POINTER_CASTS
-from im2win.reconstruct.values import Values, evaluate
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, names, size_of, terms, text
+from im2win.reconstruct.parse.scan import POINTER_CASTS
+from im2win.reconstruct.trace.values import Values, evaluate
 
 _BLOCK = {f"blockIdx.{axis}" for axis in "xyz"}
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.events import Access
-from im2win.reconstruct.expressions import size_of
-from im2win.reconstruct.layout import Layout
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import AXES, Kernel
+from im2win.reconstruct.fusion.layout import Layout
+from im2win.reconstruct.parse.expressions import size_of
+from im2win.reconstruct.parse.unit import AXES, Kernel
+from im2win.reconstruct.text_rules import ReconstructError
+from im2win.reconstruct.trace.events import Access
+from im2win.reconstruct.trace.trace import Trace
 
 Ints = npt.NDArray[np.int64]
 CHUNK = 64  # blocks that are traced at once

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.expressions import plain_type, size_of
-from im2win.reconstruct.rules import Match, ReconstructError
-from im2win.reconstruct.statements import Barrier, Declaration, Loop, Statement, blanked, closing, every, statements
+from im2win.reconstruct.parse.expressions import plain_type, size_of
+from im2win.reconstruct.parse.statements import Barrier, Declaration, Loop, Statement, blanked, closing, every, statements
+from im2win.reconstruct.text_rules import Match, ReconstructError
 
 WARP = 32
 AXES = "xyz"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, Waited
+from im2win.reconstruct.trace.events import Access, Commit, Event, Fence, Landed, Waited
 
 Ints = npt.NDArray[np.int64]
 _NOBODY = np.iinfo(np.int32).max

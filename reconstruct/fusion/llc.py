@@ -4,7 +4,7 @@ The document parts the two with a barrier of the threads, which orders only the 
 made, with a fence and an atomic counter, and every block that reads waits for those counters.
 
 A grid-wide barrier would need the whole grid resident at once, which today's hardware promises to cooperative launches only. Here the order
-in which blocks start decides what they do (`order`), so that nobody waits for a block that has not started: any grid will do.
+in which blocks start decides what they do (`block_order`), so that nobody waits for a block that has not started: any grid will do.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import math
 from dataclasses import replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.order import flags, order
-from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merged_parameters, pair, rebased, replaced
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.splice import as_part, indented, linear_thread
-from im2win.reconstruct.tiles import NotFused
-from im2win.reconstruct.uniform import few
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion.block_order import flags, order
+from im2win.reconstruct.fusion.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.fusion.splice import as_part, indented, linear_thread
+from im2win.reconstruct.fusion.tiles import NotFused
+from im2win.reconstruct.fusion.uniform import few
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import Match
 
 RULE = "pkf-llc"
 

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.emulator import Emulation, EmulationError
-from im2win.reconstruct.events import Access
-from im2win.reconstruct.expressions import size_of
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.tiles import grid_blocks
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion.tiles import grid_blocks
+from im2win.reconstruct.parse.expressions import size_of
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import ReconstructError
+from im2win.reconstruct.trace.events import Access
+from im2win.reconstruct.trace.trace import Trace
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 _NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "signed char": "int8",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Number, Unary
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Number, Unary
 
 Values = npt.NDArray[Any]
 

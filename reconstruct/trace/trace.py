@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, NotShown, Waited
-from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
-from im2win.reconstruct.pointers import Memory, Pointer, moved
-from im2win.reconstruct.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
-from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
-from im2win.reconstruct.unit import Kernel
-from im2win.reconstruct.values import Table, Values, evaluate
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
+from im2win.reconstruct.parse.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
+from im2win.reconstruct.parse.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
+from im2win.reconstruct.parse.unit import Kernel
+from im2win.reconstruct.trace.events import Access, Commit, Event, Fence, Landed, NotShown, Waited
+from im2win.reconstruct.trace.pointers import Memory, Pointer, moved
+from im2win.reconstruct.trace.values import Table, Values, evaluate
 
 CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
 

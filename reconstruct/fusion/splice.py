@@ -7,11 +7,11 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from im2win.reconstruct.expressions import Index, Unary, walk
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.scan import expressions
-from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
-from im2win.reconstruct.unit import AXES, WARP, Kernel
+from im2win.reconstruct.parse.expressions import Index, Unary, walk
+from im2win.reconstruct.parse.scan import expressions
+from im2win.reconstruct.parse.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
+from im2win.reconstruct.parse.unit import AXES, WARP, Kernel
+from im2win.reconstruct.text_rules import ReconstructError
 
 _WARP_WIDE = re.compile(r"_sync\(|__syncwarp|wmma|product_|__activemask")
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from im2win.reconstruct.rules import Match, ReconstructError, Rule, reconstruct
-from im2win.reconstruct.statements import blanked
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.parse.statements import blanked
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import Match, ReconstructError, Rule, reconstruct
 
 RULE = "hip"
 SHARED_LIMIT = 65536  # bytes of local data share that a work-group may take

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.barriers import RULE, Verdict, changed, judge
-from im2win.reconstruct.judges import Judge
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.unit import Edit, Unit
+from im2win.reconstruct.parse.unit import Edit, Unit
+from im2win.reconstruct.rules.barriers import RULE, Verdict, changed, judge
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.validate.validators import Judge
 
 log = logging.getLogger("im2win.reconstruct")
 

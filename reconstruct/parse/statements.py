@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.expressions import Expr, ExpressionError, Unary, parse, plain_type
+from im2win.reconstruct.parse.expressions import Expr, ExpressionError, Unary, parse, plain_type
 
 Span = tuple[int, int]
 """Offsets of the first character and of the one behind the last, in the source."""

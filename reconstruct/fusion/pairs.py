@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.events import NotShown
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.scan import places_used, written
-from im2win.reconstruct.statements import blanked, every
-from im2win.reconstruct.tiles import NotFused, Tiling, tiling
-from im2win.reconstruct.unit import Kernel, Parameter, Unit
+from im2win.reconstruct.fusion.tiles import NotFused, Tiling, tiling
+from im2win.reconstruct.parse.scan import places_used, written
+from im2win.reconstruct.parse.statements import blanked, every
+from im2win.reconstruct.parse.unit import Kernel, Parameter, Unit
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.trace.events import NotShown
 
 ALIGNMENT = 128  # bytes, of what is put into dynamic shared memory
 STATIC_LIMIT = 49152  # bytes of shared memory that a kernel may declare

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.expressions import Expr, names, terms, total
+from im2win.reconstruct.parse.expressions import Expr, names, terms, total
 
 Ints = npt.NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""Partial kernel fusion: a kernel that writes a tensor and the one that reads it, as one."""

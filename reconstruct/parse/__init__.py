@@ -1,0 +1,1 @@
+"""The model of generated CUDA: expressions, statements, kernels and launches."""

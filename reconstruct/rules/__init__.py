@@ -1,0 +1,1 @@
+"""Rewrites of single kernels: needless barriers, HIP."""

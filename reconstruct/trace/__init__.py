@@ -1,0 +1,1 @@
+"""What the threads of a kernel read and write, address by address."""

@@ -1,0 +1,1 @@
+"""Checks of rewritten sources, and the search that asks them."""
