@@ -11,7 +11,7 @@ from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.rules import barriers, hip
 from im2win.reconstruct.text_rules import Match, ReconstructError
 from im2win.reconstruct.validate.search import search
-from im2win.reconstruct.validate.validators import Judge
+from im2win.reconstruct.validate.validators import Validator
 
 log = logging.getLogger("im2win.reconstruct")
 
@@ -20,12 +20,12 @@ log = logging.getLogger("im2win.reconstruct")
 class Settings:
     """What rules need to know.
 
-    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. judges: they must not object to a change.
+    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. validators: they must not object to a change.
     """
 
     shared: int = 49152
     wave: int = 0
-    judges: tuple[Judge, ...] = ()
+    validators: tuple[Validator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,30 +51,30 @@ class RuleSet:
 
 
 def _barriers(unit: Unit, settings: Settings) -> Applied:
-    result, matches, story = search(unit, settings.judges)
+    result, matches, story = search(unit, settings.validators)
     return Applied(result, matches, [str(tried) for tried in story])
 
 
-def _judged(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
-    """A fused unit that no judge objects to.
+def _validated(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
+    """A fused unit that no validator objects to.
 
     Raises:
         ReconstructError: one does.
     """
     result, matches = fused
-    for judge in settings.judges:
-        objection = judge.objection(result)
+    for validator in settings.validators:
+        objection = validator.objection(result)
         if objection is not None:
-            raise ReconstructError(f"{judge.name} objects to the fused kernel: {objection}")
+            raise ReconstructError(f"{validator.name} objects to the fused kernel: {objection}")
     return Applied(result, matches, [f"{match.rule}: {match.why}" for match in matches])
 
 
 def _shared(unit: Unit, settings: Settings) -> Applied:
-    return _judged(shmem.fuse(unit, settings.shared), settings)
+    return _validated(shmem.fuse(unit, settings.shared), settings)
 
 
 def _cached(unit: Unit, settings: Settings) -> Applied:
-    return _judged(llc.fuse(unit, settings.shared, settings.wave), settings)
+    return _validated(llc.fuse(unit, settings.shared, settings.wave), settings)
 
 
 def _hip(unit: Unit, settings: Settings) -> Applied:

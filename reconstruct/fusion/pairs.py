@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.fusion.tiles import NotFused, Tiling, tiling
-from im2win.reconstruct.parse.scan import places_used, written
+from im2win.reconstruct.parse.scan import builtins_used, written
 from im2win.reconstruct.parse.statements import blanked, every
 from im2win.reconstruct.parse.unit import Kernel, Parameter, Unit
 from im2win.reconstruct.text_rules import Match
@@ -110,15 +110,15 @@ def merged_parameters(found: Pair, left_out: set[str]) -> Merged:
     """
     taken = {parameter.name for parameter in found.consumer.parameters}
     rows, names = list[tuple[str, str]](), dict[str, str]()
-    held: dict[str, str] = {}
+    shared_names: dict[str, str] = {}
     for tensor, parameter in zip(found.tensors(found.consumer), found.consumer.parameters, strict=True):
-        held[tensor] = parameter.name
+        shared_names[tensor] = parameter.name
         if tensor not in left_out:
             rows.append((tensor, _declared(parameter, parameter.name)))
     for tensor, parameter in zip(found.tensors(found.producer), found.producer.parameters, strict=True):
-        name = held.get(tensor) or (parameter.name if parameter.name not in taken else f"producer_{parameter.name}")
+        name = shared_names.get(tensor) or (parameter.name if parameter.name not in taken else f"producer_{parameter.name}")
         names[parameter.name] = name
-        if tensor not in held and tensor not in left_out:
+        if tensor not in shared_names and tensor not in left_out:
             rows.append((tensor, _declared(parameter, name)))
     _check_names(found, names)
     return Merged(tuple(rows), names)
@@ -134,9 +134,9 @@ def _check_names(found: Pair, renamed: dict[str, str]) -> None:
             taken |= own & {after for before, after in renamed.items() if before != after}
         if taken:
             raise NotFused(f"kernel {kernel.name} has a {min(taken)} of its own, which the fused kernel needs")
-        places = places_used(kernel)
-        if places:
-            raise NotFused(f"kernel {kernel.name} uses {min(places)}, which would be that of the fused kernel")
+        builtins = builtins_used(kernel)
+        if builtins:
+            raise NotFused(f"kernel {kernel.name} uses {min(builtins)}, which would be that of the fused kernel")
 
 
 def _declared(parameter: Parameter, name: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from im2win.emulator import Launch
 from im2win.reconstruct.fusion.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
-from im2win.reconstruct.fusion.smem_index import held
+from im2win.reconstruct.fusion.smem_index import indexed_in_smem
 from im2win.reconstruct.fusion.splice import as_part, indented, linear_thread
 from im2win.reconstruct.fusion.tiles import NotFused, Tiling
 from im2win.reconstruct.fusion.uniform import few
@@ -35,10 +35,10 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     small = few(found)
     tiles = small.tiling()
     try:
-        parts = _held(small, tiles)
+        parts = _bodies(small, tiles)
     except NotFused:
         tiles = replace(tiles, layout=tiles.layout.spread())
-        parts = _held(small, tiles)
+        parts = _bodies(small, tiles)
     size, dynamic = _bytes(found, tiles, limit)
     name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
     made = _producer_part(found, tiles, block, merged, rebased(found.producer, parts[0], size))
@@ -64,10 +64,10 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     return replace(result, workspace=workspace), matches
 
 
-def _held(found: Pair, tiles: Tiling) -> list[str]:
+def _bodies(found: Pair, tiles: Tiling) -> list[str]:
     """The bodies of both kernels with the tensor's part where `tiles` has it."""
     both = (found.producer, found.written.name), (found.consumer, found.read.name)
-    return [held(found, tiles, kernel, name) for kernel, name in both]
+    return [indexed_in_smem(found, tiles, kernel, name) for kernel, name in both]
 
 
 def _bytes(found: Pair, tiles: Tiling, limit: int) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from im2win.reconstruct.fusion.pairs import Pair
-from im2win.reconstruct.fusion.tiles import Ints, NotFused, Tiling, grid_blocks
+from im2win.reconstruct.fusion.tiles import Ints, NotFused, Tiling
 from im2win.reconstruct.parse.expressions import ExpressionError, parse
 from im2win.reconstruct.parse.statements import blanked, closing
 from im2win.reconstruct.parse.unit import AXES, Kernel
 from im2win.reconstruct.trace.events import Access, NotShown
-from im2win.reconstruct.trace.trace import Trace
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _sites(kernel: Kernel, name: str) -> list[_Site]:
     return found
 
 
-def held(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
+def indexed_in_smem(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
     """A kernel's body with all indices of the tensor those of its part in shared memory.
 
     Factors are changed where that is right for every thread, iteration and block; elsewhere digits are taken apart and put together.
@@ -99,12 +99,12 @@ def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str
     changed = kernel.source[: kernel.inner[0]] + body + kernel.source[kernel.inner[1] :]
     inner = kernel.inner[0], kernel.inner[0] + len(body)
     parameters = tuple(replace(parameter, name=tile) if parameter.name == name else parameter for parameter in kernel.parameters)
-    held = Kernel(kernel.name, parameters, kernel.bounds, (kernel.span[0], inner[1] + 1), inner, changed, kernel.launches)
+    rewritten = Kernel(kernel.name, parameters, kernel.bounds, (kernel.span[0], inner[1] + 1), inner, changed, kernel.launches)
     for _, blocks in grid_blocks(kernel):
         old = [event for event in Trace(kernel, {name}, blocks) if isinstance(event, Access)]
         for names, start in _origins(found, tiles, kernel, blocks):
             try:
-                traced = Trace(held, {tile}, blocks, {**names, f"{found.tensor}_origin": start})
+                traced = Trace(rewritten, {tile}, blocks, {**names, f"{found.tensor}_origin": start})
                 new = [event for event in traced if isinstance(event, Access)]
             except NotShown:
                 return {kernel.inner}
@@ -134,6 +134,6 @@ def _same(before: Access, after: Access, start: Ints, tiles: Tiling) -> bool:
     first, origin, new, mask = np.broadcast_arrays(before.start // tiles.element, start.reshape(-1, 1), after.start // tiles.element, mask)
     first, new, lanes = first[mask], new[mask], before.width // tiles.element
     place = first - origin[mask]
-    last = tiles.layout.held(place + lanes - 1) == new + lanes - 1
+    last = tiles.layout.packed(place + lanes - 1) == new + lanes - 1
     aligned = new % np.gcd(first, lanes) == 0
-    return bool(np.all(place >= 0) and np.all(tiles.layout.held(place) == new) and np.all(last) and np.all(aligned))
+    return bool(np.all(place >= 0) and np.all(tiles.layout.packed(place) == new) and np.all(last) and np.all(aligned))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,9 @@ from im2win.reconstruct.parse.expressions import size_of
 from im2win.reconstruct.parse.unit import AXES, Kernel
 from im2win.reconstruct.text_rules import ReconstructError
 from im2win.reconstruct.trace.events import Access
-from im2win.reconstruct.trace.trace import Trace
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 Ints = npt.NDArray[np.int64]
-CHUNK = 64  # blocks that are traced at once
 PAIRS = 1 << 28  # of blocks, at most
 ELEMENTS = 1 << 27  # of a tensor, at most
 
@@ -83,15 +81,6 @@ class Tiling:
             if along.axis:
                 found = found + along.first(blocks[AXES.index(along.axis)]) * step
         return found
-
-
-def grid_blocks(kernel: Kernel) -> Iterator[tuple[Ints, tuple[Ints, Ints, Ints]]]:
-    """The kernel's blocks, a chunk at a time: their numbers, x fastest, and their indices."""
-    x, y, _ = kernel.launch.grid
-    count = math.prod(kernel.launch.grid)
-    for first in range(0, count, CHUNK):
-        number = np.arange(first, min(first + CHUNK, count))
-        yield number, (number % x, number // x % y, number // (x * y))
 
 
 def elements(access: Access, element: int, blocks: Ints) -> tuple[Ints, Ints]:

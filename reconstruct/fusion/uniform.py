@@ -49,14 +49,14 @@ def _step(kernel: Kernel, name: str) -> int | None:
     except NotShown:
         return None
     element = next(parameter.element for parameter in kernel.parameters if parameter.name == name)
-    return _linear(kernel, trace.apart.get(name, ""), element)
+    return _linear(kernel, trace.block_terms.get(name, ""), element)
 
 
-def _linear(kernel: Kernel, apart: str, element: str) -> int | None:
+def _linear(kernel: Kernel, block_terms: str, element: str) -> int | None:
     """The factor of blockIdx.x in a sum of terms of the block, in elements, if for every block it is only that."""
     x, y, z = (np.arange(extent) for extent in kernel.launch.grid)
     scope = {"blockIdx.x": x[:, None, None], "blockIdx.y": y[:, None], "blockIdx.z": z}
-    value, size = evaluate(parse(apart), scope) if apart else None, size_of(element)
+    value, size = evaluate(parse(block_terms), scope) if block_terms else None, size_of(element)
     if value is None or not size:
         return None
     value = np.broadcast_to(value, kernel.launch.grid)

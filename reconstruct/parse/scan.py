@@ -43,7 +43,7 @@ def written(kernel: Kernel) -> set[str]:
     return found & {parameter.name for parameter in kernel.parameters}
 
 
-def places_used(kernel: Kernel) -> set[str]:
+def builtins_used(kernel: Kernel) -> set[str]:
     """Built-ins that fusion does not rename: extents, and whatever says where a thread is in functions that the kernel calls."""
     text = blanked(kernel.source)
     found = set(re.findall(r"\b(?:blockDim|gridDim)\b", text[slice(*kernel.inner)]))
@@ -67,7 +67,7 @@ def base(expr: Expr) -> set[str]:
     return set()
 
 
-def settled(kernel: Kernel) -> set[str]:
+def constant_arrays(kernel: Kernel) -> set[str]:
     """Arrays of integers of a thread's own that one statement sets, or several outside of loops; no function gets the address of them."""
     counts, other, looped = dict[str, int](), set[str](), set[str]()
     in_loops = {id(part) for loop in kernel.loops for part in every(loop.body)}

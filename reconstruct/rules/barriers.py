@@ -19,8 +19,8 @@ import numpy as np
 from im2win.reconstruct.parse.scan import written
 from im2win.reconstruct.parse.unit import WARP, Edit, Kernel, Unit
 from im2win.reconstruct.text_rules import Match
-from im2win.reconstruct.trace.events import NotShown, Waited
-from im2win.reconstruct.trace.footprints import Ledger, Meeting
+from im2win.reconstruct.trace.events import BarrierReached, NotShown
+from im2win.reconstruct.trace.footprints import Conflict, Ledger
 from im2win.reconstruct.trace.trace import Trace
 
 Needed = Literal["needed", "not shown", "warp", "none"]
@@ -52,7 +52,7 @@ class Verdict:
         return "__syncwarp();" if self.outcome == "warp" and self.scope == "block" else None
 
 
-def judge(kernel: Kernel) -> list[Verdict]:
+def barrier_verdicts(kernel: Kernel) -> list[Verdict]:
     """A verdict on every barrier of a kernel, in the order of the text; those that are met most often are decided first.
 
     Raises:
@@ -66,9 +66,9 @@ def judge(kernel: Kernel) -> list[Verdict]:
     except NotShown as error:
         return [_verdict(kernel, number, "not shown", str(error)) for number in range(count)]
     state = [barrier.scope for barrier in kernel.barriers]
-    met = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
+    counts = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
     found = dict[int, Verdict]()
-    for number in sorted(range(count), key=lambda number: (-met[number], number)):
+    for number in sorted(range(count), key=lambda number: (-counts[number], number)):
         outcome, why = _decide(kernel, ledgers, state, number)
         if outcome in ("warp", "none"):
             state[number] = outcome
@@ -107,42 +107,44 @@ def _ledgers(kernel: Kernel) -> list[Ledger]:
 def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], number: int) -> tuple[Needed, str]:
     """Block barriers first: without this one, do warps meet? Then barriers of any kind: do threads?"""
     if state[number] == "block":
-        held = _held(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
-        if held is not None:
-            return held
-    held = _held(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
-    if held is None:
+        reason = _conflict(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
+        if reason is not None:
+            return reason
+    reason = _conflict(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
+    if reason is None:
         return "none", "no thread touches what another writes"
     if state[number] == "block":
-        return "warp", f"only threads of one warp meet: {held[1]}"
-    return held
+        return "warp", f"only threads of one warp meet: {reason[1]}"
+    return reason
 
 
-def _held(kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int) -> tuple[Needed, str] | None:
-    """Why a barrier must stay among those that are `apart`; None if without it no threads of different groups of `per` meet."""
+def _conflict(
+    kernel: Kernel, ledgers: Sequence[Ledger], number: int, separates: Callable[[BarrierReached], bool], per: int
+) -> tuple[Needed, str] | None:
+    """Why a barrier must stay among those that are `separates`; None if without it no threads of different groups of `per` meet."""
     for ledger in ledgers:
-        for group in ledger.groups(lambda wait: wait.number != number and apart(wait)):
+        for group in ledger.groups(lambda wait: wait.number != number and separates(wait)):
             if not any(epoch.ended and epoch.ended.number == number for epoch in group[:-1]):
                 continue
             fence = next((epoch.fence for epoch in group if epoch.fence), None)
             if fence:
                 return "needed", f"it orders {fence.text} in line {kernel.line(fence.span[0])}, which other blocks take part in"
-            meeting = next(ledger.meetings(group, per), None)
-            if meeting is not None:
-                sure = meeting.certain and meeting.parted
-                return ("needed" if sure else "not shown"), _described(kernel, meeting)
+            conflict = next(ledger.conflicts(group, per), None)
+            if conflict is not None:
+                sure = conflict.certain and conflict.separated
+                return ("needed" if sure else "not shown"), _described(kernel, conflict)
     return None
 
 
-def _described(kernel: Kernel, meeting: Meeting) -> str:
-    """The meeting in words."""
-    one, other = meeting.one, meeting.other
-    write, read = ("writes", "reads") if meeting.certain else ("may write", "may read")
-    place = f"byte {meeting.byte} of {meeting.buffer}"
-    first, second = (_thread(kernel, thread) for thread in (meeting.thread, meeting.another))
+def _described(kernel: Kernel, conflict: Conflict) -> str:
+    """The conflict in words."""
+    one, other = conflict.one, conflict.other
+    write, read = ("writes", "reads") if conflict.certain else ("may write", "may read")
+    place = f"byte {conflict.byte} of {conflict.buffer}"
+    first, second = (_thread(kernel, thread) for thread in (conflict.thread, conflict.another))
     lines = [kernel.line(access.span[0]) for access in (one, other)]
     text = f"{first} {write} {place} in line {lines[0]}, {second} {write if other.write else read} it in line {lines[1]}"
-    return text + ("" if meeting.parted else ", and no barrier is between them even now")
+    return text + ("" if conflict.separated else ", and no barrier is between them even now")
 
 
 def _thread(kernel: Kernel, thread: int) -> str:
@@ -176,5 +178,5 @@ def changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]
 
 def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
     """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts."""
-    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in barrier_verdicts(kernel)]
     return *changed(unit, verdicts), verdicts

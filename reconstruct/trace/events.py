@@ -32,7 +32,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Waited:
+class BarrierReached:
     """A barrier that is reached; `number` counts the kernel's barriers in the order of the text."""
 
     number: int
@@ -40,12 +40,12 @@ class Waited:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitGroup:
     """Closes a group of asynchronous copies."""
 
 
 @dataclass(frozen=True)
-class Landed:
+class WaitGroup:
     """All groups but the newest `left` have landed."""
 
     left: int
@@ -59,4 +59,4 @@ class Fence:
     text: str
 
 
-Event = Access | Waited | Commit | Landed | Fence
+Event = Access | BarrierReached | CommitGroup | WaitGroup | Fence

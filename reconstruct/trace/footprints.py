@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.trace.events import Access, Commit, Event, Fence, Landed, Waited
+from im2win.reconstruct.trace.events import Access, BarrierReached, CommitGroup, Event, Fence, WaitGroup
 
 Ints = npt.NDArray[np.int64]
 _NOBODY = np.iinfo(np.int32).max
@@ -36,7 +36,7 @@ class Touched:
         np.minimum(self.first, other.first, out=self.first)
         np.maximum(self.last, other.last, out=self.last)
 
-    def met(self, per: int) -> npt.NDArray[np.bool_]:
+    def conflicts(self, per: int) -> npt.NDArray[np.bool_]:
         """Units where threads of different groups of `per` threads meet."""
         return np.asarray(self.wrote & (self.first // per != self.last // per))
 
@@ -51,29 +51,29 @@ class Epoch:
 
     accesses: list[Access] = field(default_factory=list)
     fence: Fence | None = None
-    ended: Waited | None = None
+    ended: BarrierReached | None = None
     touched: dict[str, Touched] = field(default_factory=dict)
 
 
 def epochs(events: Iterable[Event]) -> list[Epoch]:
     """The events in pieces that barriers part; an asynchronous copy counts in all pieces until it has landed for sure."""
-    found, groups, opened = [Epoch()], list[list[Access]](), list[Access]()
+    found, groups, uncommitted = [Epoch()], list[list[Access]](), list[Access]()
     for event in events:
         match event:
             case Access():
                 found[-1].accesses.append(event)
                 if event.pending:
-                    opened.append(event)
-            case Commit():
-                groups.append(opened)
-                opened = []
-            case Landed(left):
+                    uncommitted.append(event)
+            case CommitGroup():
+                groups.append(uncommitted)
+                uncommitted = []
+            case WaitGroup(left):
                 del groups[: max(len(groups) - left, 0)]
             case Fence():
                 found[-1].fence = found[-1].fence or event
-            case Waited():
+            case BarrierReached():
                 found[-1].ended = event
-                found.append(Epoch([access for group in groups for access in group] + opened))
+                found.append(Epoch([access for group in groups for access in group] + uncommitted))
     return found
 
 
@@ -130,7 +130,7 @@ class Ledger:
         wrote[at] = access.write
         touched.add(Touched(wrote, first, last))
 
-    def meetings(self, group: Sequence[Epoch], per: int) -> Iterator[Meeting]:
+    def conflicts(self, group: Sequence[Epoch], per: int) -> Iterator[Conflict]:
         """A meeting of threads of different groups of `per`, for every buffer that has one where several of these epochs touch it."""
         for buffer in sorted({buffer for epoch in group for buffer in epoch.touched}):
             touched = Touched.nothing(len(self._places[buffer]))
@@ -138,11 +138,11 @@ class Ledger:
             for part in (epoch.touched[buffer] for epoch in group if buffer in epoch.touched):
                 touched.add(part)
                 times += part.last >= 0
-            met = touched.met(per) & (times > 1)
-            if met.any():
-                yield self._meeting(group, per, buffer, int(np.argmax(met)))
+            conflicting = touched.conflicts(per) & (times > 1)
+            if conflicting.any():
+                yield self._conflict(group, per, buffer, int(np.argmax(conflicting)))
 
-    def _meeting(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Meeting:
+    def _conflict(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Conflict:
         """Two accesses of one unit, one of them a write, by threads of different groups; in different epochs where there are such."""
         unit, found = int(self._places[buffer][place]), list[tuple[int, Access, int]]()
         for number, epoch in enumerate(group):
@@ -150,26 +150,26 @@ class Ledger:
                 units, threads = self._touches(access)
                 found += [(number, access, int(thread)) for thread in np.unique(threads[units == unit])]
         pairs = [
-            (Meeting(buffer, unit * self._units[buffer], one, thread, other, another, epoch != later))
+            (Conflict(buffer, unit * self._units[buffer], one, thread, other, another, epoch != later))
             for epoch, one, thread in found
             for later, other, another in found
             if one.write and thread // per != another // per
         ]
-        return min(pairs, key=lambda pair: (not pair.parted, not pair.certain))
+        return min(pairs, key=lambda pair: (not pair.separated, not pair.certain))
 
-    def groups(self, apart: Callable[[Waited], bool]) -> list[list[Epoch]]:
-        """The epochs in runs that only the barriers `apart` part."""
+    def groups(self, separates: Callable[[BarrierReached], bool]) -> list[list[Epoch]]:
+        """The epochs in runs that only the barriers `separates` part."""
         runs: list[list[Epoch]] = [[]]
         for epoch in self.epochs:
             runs[-1].append(epoch)
-            if epoch.ended is not None and apart(epoch.ended):
+            if epoch.ended is not None and separates(epoch.ended):
                 runs.append([])
         return runs
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
-    """Two threads at one byte of a buffer: `thread` writes it, `another` touches it; `parted`: a barrier is between them as it is."""
+class Conflict:
+    """Two threads at one byte of a buffer: `thread` writes it, `another` touches it; `separated`: a barrier is between them as it is."""
 
     buffer: str
     byte: int
@@ -177,7 +177,7 @@ class Meeting:
     thread: int
     other: Access
     another: int
-    parted: bool
+    separated: bool
 
     @property
     def certain(self) -> bool:

@@ -18,13 +18,13 @@ _BLOCK = {f"blockIdx.{axis}" for axis in "xyz"}
 class Pointer:
     """Where an expression points: a buffer, an offset in bytes (None: unknown), and the size of what is there.
 
-    apart: terms of the offset that depend on the block alone, as text; they are left out of it while no block is given.
+    block_terms: terms of the offset that depend on the block alone, as text; they are left out of it while no block is given.
     """
 
     buffer: str
     offset: Values | None
     size: int
-    apart: str = ""
+    block_terms: str = ""
 
 
 class Memory:
@@ -80,15 +80,15 @@ class Memory:
         if value is not None or self.blocks:
             return moved(pointer, value, 1)
         parts = terms(steps)
-        apart = [(factor, rest) for factor, rest in parts if rest is not None and names(rest) and names(rest) <= _BLOCK]
+        block_terms = [(factor, rest) for factor, rest in parts if rest is not None and names(rest) and names(rest) <= _BLOCK]
         whole: Values | None = np.asarray(0)
-        for factor, rest in (part for part in parts if part not in apart):
+        for factor, rest in (part for part in parts if part not in block_terms):
             value = np.asarray(1) if rest is None else evaluate(rest, scope)
             whole = None if whole is None or value is None else whole + factor * value
-        if pointer.apart or not apart or whole is None:
+        if pointer.block_terms or not block_terms or whole is None:
             return moved(pointer, None, 1)
-        words = " + ".join(sorted(f"{text(part)} * {factor * pointer.size}" for factor, part in apart if part is not None))
-        return replace(moved(pointer, whole, 1), apart=words)
+        words = " + ".join(sorted(f"{text(part)} * {factor * pointer.size}" for factor, part in block_terms if part is not None))
+        return replace(moved(pointer, whole, 1), block_terms=words)
 
     @staticmethod
     def _recast(type_: str, pointer: Pointer | None) -> Pointer | None:

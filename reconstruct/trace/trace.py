@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
-from im2win.reconstruct.parse.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
+from im2win.reconstruct.parse.scan import POINTER_CASTS, base, constant_arrays, functions, lanes, synchronizes
 from im2win.reconstruct.parse.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
 from im2win.reconstruct.parse.unit import Kernel
-from im2win.reconstruct.trace.events import Access, Commit, Event, Fence, Landed, NotShown, Waited
+from im2win.reconstruct.trace.events import Access, BarrierReached, CommitGroup, Event, Fence, NotShown, WaitGroup
 from im2win.reconstruct.trace.pointers import Memory, Pointer, moved
 from im2win.reconstruct.trace.values import Table, Values, evaluate
 
 CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
-
+CHUNK = 64  # blocks that are traced at once
 
 _FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|ticket)\w*|__nanosleep)$")
 _REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
@@ -61,12 +61,12 @@ class Trace:
         targets = [part.target for part in every(kernel.statements) if isinstance(part, Assignment)]
         targets = [target.base if isinstance(target, Member) else target for target in targets]
         self._mutated = {target.name for target in targets if isinstance(target, Name)}
-        self._tables = settled(kernel)
+        self._tables = constant_arrays(kernel)
         self._dynamic = next((array.name for array in kernel.shared if array.space == "dynamic"), "")
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
-        self.apart: dict[str, str] = {}  # by buffer: what was left out of its places because it depends on the block, see `Pointer`
+        self.block_terms: dict[str, str] = {}  # by buffer: what was left out of its places because it depends on the block, see `Pointer`
 
     def __iter__(self) -> Iterator[Event]:
         """The events, in the order in which a thread goes through them.
@@ -74,7 +74,7 @@ class Trace:
         Raises:
             NotShown: code that cannot be enumerated.
         """
-        self.apart = {}
+        self.block_terms = {}
         yield from self._run(self.kernel.statements, self._start(), None, True)
 
     def _start(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Trace:
                 case Effect():
                     yield from self._reads(part.value, scope, mask, certain, part.span)
                 case Barrier():
-                    yield Waited(self._barriers[part.span], part.scope)
+                    yield BarrierReached(self._barriers[part.span], part.scope)
                 case Loop():
                     yield from self._loop(part, scope, mask, certain)
                 case If():
@@ -217,7 +217,7 @@ class Trace:
         if place.offset is None:
             what = "writes" if write else "reads"
             raise self._not_shown(span, f"the place in {place.buffer} that it {what} depends on data, or on the block")
-        if self.apart.setdefault(place.buffer, place.apart) != place.apart:
+        if self.block_terms.setdefault(place.buffer, place.block_terms) != place.block_terms:
             raise self._not_shown(span, f"places in {place.buffer} depend on the block in several ways")
         return Access(place.buffer, write, place.size, np.asarray(place.offset), mask, certain, span, **more)
 
@@ -320,10 +320,10 @@ class Trace:
                 yield self._access(place, write, mask, certain, span, pending=True)
 
     def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        yield Commit()
+        yield CommitGroup()
 
     def _wait(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        yield Landed(int(call.template))
+        yield WaitGroup(int(call.template))
 
     def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         to, source = (self.memory.pointer(argument, scope) for argument in call.arguments)
@@ -351,6 +351,15 @@ class Trace:
         for line in range(outer):
             place = moved(pointer, leading * line, 1)
             yield self._access(replace(place, size=pointer.size * inner), write, mask, certain, span)
+
+
+def grid_blocks(kernel: Kernel) -> Iterator[tuple[Values, tuple[Values, Values, Values]]]:
+    """The kernel's blocks, a chunk at a time: their numbers, x fastest, and their indices."""
+    x, y, _ = kernel.launch.grid
+    count = math.prod(kernel.launch.grid)
+    for first in range(0, count, CHUNK):
+        number = np.arange(first, min(first + CHUNK, count))
+        yield number, (number % x, number // x % y, number // (x * y))
 
 
 def _known(condition: Expr, scope: dict[str, Any]) -> Values | None:

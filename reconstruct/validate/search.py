@@ -1,7 +1,7 @@
-"""The document's search over the barriers that are left, made safe: a barrier goes if indices show that it may, and no judge objects.
+"""Search over the barriers of a unit: a barrier is deleted if the index analysis allows it and no validator objects.
 
-The document deletes what a test does not miss. A race can pass a test, so that alone proves nothing; `trial` reports what it would have
-deleted, for comparison, and never hands that source out.
+The PKF-Reconstructor (see `im2win.reconstruct`) deletes every barrier whose absence no test notices. A race can pass a test, so a pass
+proves nothing. `trial` reports what that search would delete, for comparison, and never returns the resulting source.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from im2win.reconstruct.parse.unit import Edit, Unit
-from im2win.reconstruct.rules.barriers import RULE, Verdict, changed, judge
+from im2win.reconstruct.rules.barriers import RULE, Verdict, barrier_verdicts, changed
 from im2win.reconstruct.text_rules import Match
-from im2win.reconstruct.validate.validators import Judge
+from im2win.reconstruct.validate.validators import Validator
 
 log = logging.getLogger("im2win.reconstruct")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One barrier: what indices show, what the judges say to the change, and whether it was made.
+    """The decision on one barrier: the verdict of the index analysis, the validators' answer, and whether the source was changed.
 
-    objection: a judge's, with its name; None if there was none, or nobody was asked.
+    objection: the first objection, after its validator's name; None if no validator objected or none was asked.
     """
 
     verdict: Verdict
@@ -36,29 +36,35 @@ class Tried:
         return text + (f", although: {self.objection}" if self.objection else "")
 
 
-def _objection(judges: Sequence[Judge], unit: Unit) -> str | None:
-    for one in judges:
-        said = one.objection(unit)
+def _objection(validators: Sequence[Validator], unit: Unit) -> str | None:
+    for validator in validators:
+        said = validator.objection(unit)
         if said is not None:
-            return f"{one.name}: {said}"
+            return f"{validator.name}: {said}"
     return None
 
 
-def search(unit: Unit, judges: Sequence[Judge]) -> tuple[Unit, list[Match], list[Tried]]:
-    """The unit without the barriers that indices show to be needless and that no judge misses, what was changed, and the whole story.
+def search(unit: Unit, validators: Sequence[Validator]) -> tuple[Unit, list[Match], list[Tried]]:
+    """Deletes or weakens the barriers that the index analysis shows to be needless, unless a validator objects.
 
-    Judges see all changes at once; if one objects, one after the other. What indices show and a judge objects to is a mistake of one of
-    them: the barrier stays, and the log says so loudly.
+    The validators first see all changes at once. If one objects, they see the changes one by one. An objection contradicts the analysis, so
+    one of the two has a bug: the barrier stays, and the log reports an error.
+
+    Returns:
+        The new unit, its changes, and the decision on every barrier.
+
+    Raises:
+        ReconstructError: the launch of a kernel with barriers is not known.
     """
-    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in barrier_verdicts(kernel)]
     shown = [verdict for verdict in verdicts if verdict.replacement is not None]
     allowed, story = list[Verdict](), list[Tried]()
-    whole = not shown or _objection(judges, changed(unit, shown)[0]) is None
+    whole = not shown or _objection(validators, changed(unit, shown)[0]) is None
     for verdict in verdicts:
         if verdict.replacement is None:
             story.append(Tried(verdict, None, False))
             continue
-        objection = None if whole else _objection(judges, changed(unit, [*allowed, verdict])[0])
+        objection = None if whole else _objection(validators, changed(unit, [*allowed, verdict])[0])
         story.append(Tried(verdict, objection, objection is None))
         if objection is None:
             allowed.append(verdict)
@@ -70,14 +76,14 @@ def search(unit: Unit, judges: Sequence[Judge]) -> tuple[Unit, list[Match], list
 
 @dataclass(frozen=True)
 class Trial:
-    """What trial and error alone would do with one barrier: delete it, because no judge missed it."""
+    """What trial and error alone decides about one barrier."""
 
     verdict: Verdict
     deleted: bool
 
     @property
     def unsound(self) -> bool:
-        """Whether it would delete what indices show to be needed."""
+        """Whether trial and error deletes a barrier that the index analysis shows to be needed."""
         return self.deleted and self.verdict.outcome == "needed"
 
     def __str__(self) -> str:
@@ -87,13 +93,16 @@ class Trial:
         return text + (f", although {verdict.why}" if self.unsound else "")
 
 
-def trial(unit: Unit, judges: Sequence[Judge]) -> list[Trial]:
-    """Deletes barrier after barrier and keeps what no judge misses, as the document does; only what would happen is returned."""
-    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+def trial(unit: Unit, validators: Sequence[Validator]) -> list[Trial]:
+    """Deletes barrier after barrier and keeps each deletion that no validator notices, as the PKF-Reconstructor does.
+
+    Only the decisions are returned, never the source.
+    """
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in barrier_verdicts(kernel)]
     gone, story = list[Edit](), list[Trial]()
     for verdict in verdicts:
-        edit = Edit(verdict.span, ";", "trial", "no judge missed it")
-        deleted = _objection(judges, unit.edited([*gone, edit])[0]) is None
+        edit = Edit(verdict.span, ";", "trial", "no validator objected")
+        deleted = _objection(validators, unit.edited([*gone, edit])[0]) is None
         story.append(Trial(verdict, deleted))
         if deleted:
             gone.append(edit)

@@ -1,6 +1,6 @@
 """Who confirms that a rewritten source still computes the same: the emulator with shuffled orders, and racecheck where there is a GPU.
 
-A judge can only object. What an order of threads did not show may still be a race: nothing is rewritten on a judge's word alone.
+A validator can only object. What an order of threads did not show may still be a race: nothing is rewritten on a validator's word alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.emulator import Emulation, EmulationError
-from im2win.reconstruct.fusion.tiles import grid_blocks
 from im2win.reconstruct.parse.expressions import size_of
 from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.text_rules import ReconstructError
 from im2win.reconstruct.trace.events import Access
-from im2win.reconstruct.trace.trace import Trace
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 _NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "signed char": "int8",
           "uchar": "uint8", "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
 
 
-class Judge(Protocol):
+class Validator(Protocol):
     """Objects to a rewritten source, or does not."""
 
     name: str
@@ -97,7 +96,7 @@ def poisoned(size: int, dtype: str) -> npt.NDArray[Any]:
     return np.full(size, np.nan if dtype.startswith("float") else 111, dtype)
 
 
-class EmulatorJudge:
+class EmulatorValidator:
     """Runs a source on the emulator, in several orders of blocks, warps and threads, and compares with the source as it was, bit by bit.
 
     Args:
@@ -115,10 +114,10 @@ class EmulatorJudge:
         self.expected = self._run(unit, Emulation(unit.source, unit.launches), 0)
 
     def _run(self, unit: Unit, emulation: Emulation, seed: int) -> dict[str, npt.NDArray[Any]]:
-        held = {name: array.copy() for name, array in self.tensors.items() if name not in unit.workspace}
+        arrays = {name: array.copy() for name, array in self.tensors.items() if name not in unit.workspace}
         spaces = {name: poisoned(int(np.prod(shape)), dtype) for name, (shape, dtype) in unit.workspace.items()}
-        emulation({**held, **spaces}, seed, self.resident)
-        return held
+        emulation({**arrays, **spaces}, seed, self.resident)
+        return arrays
 
     def objection(self, unit: Unit) -> str | None:
         """The first order in which a tensor comes out differently, or a rule of CUDA is broken."""
@@ -165,7 +164,7 @@ def harness(unit: Unit, sizes: Mapping[str, int]) -> str:
     return unit.source + _MAIN.format(body="\n".join("  " + line for line in lines))
 
 
-class RacecheckJudge:
+class RacecheckValidator:
     """compute-sanitizer's racecheck, which finds two threads of a block at one place in shared memory with no barrier between them.
 
     Args:
