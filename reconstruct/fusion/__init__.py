@@ -1,1 +1,1 @@
-"""Partial kernel fusion: a kernel that writes a tensor and the one that reads it, as one."""
+"""Partial kernel fusion: one kernel replaces the kernel that writes a tensor and the kernel that reads it."""

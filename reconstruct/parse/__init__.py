@@ -1,1 +1,1 @@
-"""The model of generated CUDA: expressions, statements, kernels and launches."""
+"""Parsing of generated CUDA into expressions, statements, kernels and launches."""

@@ -1,1 +1,1 @@
-"""Rewrites of single kernels: needless barriers, HIP."""
+"""Rewrites of single kernels: deletion of needless barriers, translation to HIP."""

@@ -1,1 +1,1 @@
-"""What the threads of a kernel read and write, address by address."""
+"""Memory accesses of all threads of a kernel, enumerated address by address."""

@@ -1,1 +1,1 @@
-"""Checks of rewritten sources, and the search that asks them."""
+"""Validators of rewritten sources, and the barrier search that asks them."""
