@@ -1,4 +1,4 @@
-"""The rule sets by name, and the one function that applies them: what tuning, building and the command line ask for."""
+"""Registry of rule sets by name, and `rewrite`, which applies them for the tuner, the build and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("im2win.reconstruct")
 
 @dataclass(frozen=True)
 class Settings:
-    """What rules need to know.
+    """Parameters of the rule sets.
 
     shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. validators: they must not object to a change.
     """
@@ -30,7 +30,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Applied:
-    """A rewritten unit, every change, and a line for everything that was decided."""
+    """A rewritten unit, its changes, and a line of text for every decision."""
 
     unit: Unit
     matches: list[Match] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Applied:
 class RuleSet:
     """A row of the registry.
 
-    why: what it is for. must: whether a source that it does not fit is an error; otherwise that source stays as it is.
+    why: its purpose. must: whether it is an error if it does not apply; otherwise the source stays unchanged.
     """
 
     name: str
@@ -56,10 +56,10 @@ def _barriers(unit: Unit, settings: Settings) -> Applied:
 
 
 def _validated(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
-    """A fused unit that no validator objects to.
+    """Passes a fused unit to all validators.
 
     Raises:
-        ReconstructError: one does.
+        ReconstructError: a validator objects.
     """
     result, matches = fused
     for validator in settings.validators:
@@ -94,7 +94,7 @@ RULE_SETS: dict[str, RuleSet] = {
 
 
 def split(unit: Unit) -> dict[str, Unit]:
-    """Every kernel of a unit as a source of its own, by name."""
+    """Splits a unit into one unit a kernel, by kernel name."""
     found = {}
     for name, kernel in unit.kernels.items():
         launches = tuple(launch for launch in unit.launches if launch.kernel == name)
@@ -105,10 +105,10 @@ def split(unit: Unit) -> dict[str, Unit]:
 
 
 def rule_sets(names: Sequence[str]) -> list[RuleSet]:
-    """Rule sets by name.
+    """Looks up rule sets by name.
 
     Raises:
-        ReconstructError: an unknown name.
+        ReconstructError: a name is unknown.
     """
     for name in names:
         if name not in RULE_SETS:
@@ -117,13 +117,13 @@ def rule_sets(names: Sequence[str]) -> list[RuleSet]:
 
 
 def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None, must: bool = False) -> Applied:
-    """Applies rule sets in order; one that does not fit leaves the unit as it is, and the log says why.
+    """Applies rule sets in order. One that does not apply leaves the unit unchanged and logs a warning.
 
     Args:
-        must: every rule set must change something; what it is for is part of what the caller has promised.
+        must: whether every rule set must change the unit.
 
     Raises:
-        ReconstructError: an unknown name, or a rule set that must fit and does not.
+        ReconstructError: a name is unknown, or a rule set that must apply does not.
     """
     settings, matches, notes = settings or Settings(), list[Match](), list[str]()
     for row in rule_sets(names):

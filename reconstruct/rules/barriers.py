@@ -1,9 +1,9 @@
-"""Which barriers a kernel needs: decided by an argument about indices, barrier by barrier, and never by trying.
+"""Deletion and weakening of barriers, proven by index analysis.
 
-For every barrier, with all decisions so far in force: without it two epochs become one. If no two threads of different warps meet in it, a
-barrier of the warp is enough; if no two threads of a warp meet, either, none is. Threads meet at a byte that both touch and one writes;
-every address of every thread and iteration is enumerated (`trace`, `footprints`). Global memory that the kernel writes counts like shared
-memory. A fence or an atomic operation keeps its barriers: other blocks see in which order things happen.
+Without a barrier, two epochs become one. If no threads of different warps conflict in it, `__syncwarp` is enough. If no threads of one warp
+conflict either, no barrier is needed. `trace` enumerates every address, `footprints` finds conflicts. Barriers are decided one by one, each
+with the previous decisions in force. Global memory that the kernel writes counts like shared memory. A barrier next to a fence or an atomic
+operation stays, because other blocks observe the order.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from im2win.reconstruct.trace.trace import Trace
 
 Needed = Literal["needed", "not shown", "warp", "none"]
 RULE = "barriers"
-BLOCKS = 4096  # of a grid that are looked at one by one where places depend on the block
+BLOCKS = 4096  # the largest grid whose blocks are analysed one by one
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one barrier.
+    """The result of the analysis of one barrier.
 
-    number: counts the kernel's barriers in the order of the text. line: in the source. scope: "block" or "warp", what it is.
-    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of a warp meet; "none": no threads meet.
+    number: index among the kernel's barriers in source order. line: in the source. scope: "block" or "warp", of the barrier as it is.
+    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of one warp conflict; "none": no threads conflict.
     """
 
     kernel: str
@@ -46,17 +46,17 @@ class Verdict:
 
     @property
     def replacement(self) -> str | None:
-        """The text in its place; None where it stays."""
+        """The text that replaces the barrier; None if it stays."""
         if self.outcome == "none":
             return ""
         return "__syncwarp();" if self.outcome == "warp" and self.scope == "block" else None
 
 
 def barrier_verdicts(kernel: Kernel) -> list[Verdict]:
-    """A verdict on every barrier of a kernel, in the order of the text; those that are met most often are decided first.
+    """A verdict on every barrier of a kernel, in source order. The barriers that are executed most often are decided first.
 
     Raises:
-        ReconstructError: the kernel's launch is not known.
+        ReconstructError: the kernel has barriers, and its launch is not known.
     """
     count = len(kernel.barriers)
     if not count:
@@ -82,7 +82,7 @@ def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:
 
 
 def _ledgers(kernel: Kernel) -> list[Ledger]:
-    """One for every block that must be looked at, with all numbers that launches give: the first, where nothing depends on the block."""
+    """A ledger for every combination of scalar arguments, and for every block unless one block represents all."""
     outputs = written(kernel)
     loose = [parameter.name for parameter in kernel.parameters if parameter.element and not parameter.restrict]
     if outputs and loose:
@@ -105,7 +105,7 @@ def _ledgers(kernel: Kernel) -> list[Ledger]:
 
 
 def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], number: int) -> tuple[Needed, str]:
-    """Block barriers first: without this one, do warps meet? Then barriers of any kind: do threads?"""
+    """Whether warps conflict without this block barrier; then whether threads do without a barrier of any scope."""
     if state[number] == "block":
         reason = _conflict(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
         if reason is not None:
@@ -121,7 +121,7 @@ def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], num
 def _conflict(
     kernel: Kernel, ledgers: Sequence[Ledger], number: int, separates: Callable[[BarrierReached], bool], per: int
 ) -> tuple[Needed, str] | None:
-    """Why a barrier must stay among those that are `separates`; None if without it no threads of different groups of `per` meet."""
+    """Why a barrier must stay among those for which `separates` holds; None if no groups of `per` threads conflict without it."""
     for ledger in ledgers:
         for group in ledger.groups(lambda wait: wait.number != number and separates(wait)):
             if not any(epoch.ended and epoch.ended.number == number for epoch in group[:-1]):
@@ -137,7 +137,7 @@ def _conflict(
 
 
 def _described(kernel: Kernel, conflict: Conflict) -> str:
-    """The conflict in words."""
+    """Description of a conflict."""
     one, other = conflict.one, conflict.other
     write, read = ("writes", "reads") if conflict.certain else ("may write", "may read")
     place = f"byte {conflict.byte} of {conflict.buffer}"
@@ -154,7 +154,7 @@ def _thread(kernel: Kernel, thread: int) -> str:
 
 
 def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
-    """The changes that verdicts allow."""
+    """The edits that verdicts allow."""
     return [
         Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, RULE, verdict.why)
         for verdict in verdicts
@@ -163,7 +163,7 @@ def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
 
 
 def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
-    """The whole line of a barrier that stands alone in it, else the barrier."""
+    """Span of the whole line if the barrier stands alone in it, otherwise of the barrier."""
     start = kernel.source.rfind("\n", 0, verdict.span[0]) + 1
     end = kernel.source.find("\n", verdict.span[1]) + 1
     alone = kernel.source[start:end].strip() == kernel.source[slice(*verdict.span)]
@@ -171,12 +171,19 @@ def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
 
 
 def changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]:
-    """The unit with what verdicts on it allow, and what was changed."""
+    """Makes the changes that verdicts allow; returns the new unit and the changes."""
     kernels = unit.kernels.items()
     return unit.edited(edit for name, kernel in kernels for edit in _edits(kernel, [one for one in verdicts if one.kernel == name]))
 
 
 def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
-    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts."""
+    """Deletes or weakens all barriers that the analysis shows to be needless.
+
+    Returns:
+        The new unit, its changes, and the verdicts on all barriers.
+
+    Raises:
+        ReconstructError: the launch of a kernel with barriers is not known.
+    """
     verdicts = [verdict for kernel in unit.kernels.values() for verdict in barrier_verdicts(kernel)]
     return *changed(unit, verdicts), verdicts

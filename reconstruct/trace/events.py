@@ -1,4 +1,4 @@
-"""What a trace is made of: accesses to memory, and what orders them."""
+"""Events of a trace: memory accesses, and the synchronisation that orders them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from im2win.reconstruct.trace.values import Values
 
 
 class NotShown(ReconstructError):
-    """Code that the argument by indices does not cover; the message says which line and why."""
+    """Code that the index analysis does not cover; the message says which line and why."""
 
 
 @dataclass(frozen=True, eq=False)
 class Access:
     """Bytes of a buffer that threads read or write.
 
-    start: offsets of the first byte, (loops..., blocks, threads). mask: where it happens, None for everywhere. certain: whether it does
-    happen there, rather than only may. pending: an asynchronous copy, under way until it is waited for.
+    width: bytes of one access.
+    start: byte offsets of the accesses, shape (loops..., blocks, threads).
+    mask: which of them are executed; None for all.
+    certain: False if a condition on data decides whether they are executed.
+    pending: an asynchronous copy, complete only after a `WaitGroup`.
     """
 
     buffer: str
@@ -33,7 +36,7 @@ class Access:
 
 @dataclass(frozen=True)
 class BarrierReached:
-    """A barrier that is reached; `number` counts the kernel's barriers in the order of the text."""
+    """A barrier is executed; `number` is its index among the kernel's barriers in source order."""
 
     number: int
     scope: str
@@ -41,19 +44,19 @@ class BarrierReached:
 
 @dataclass(frozen=True)
 class CommitGroup:
-    """Closes a group of asynchronous copies."""
+    """A group of asynchronous copies is committed (`cp.async.commit_group`)."""
 
 
 @dataclass(frozen=True)
 class WaitGroup:
-    """All groups but the newest `left` have landed."""
+    """The thread waits until at most `left` committed groups are pending (`cp.async.wait_group`)."""
 
     left: int
 
 
 @dataclass(frozen=True)
 class Fence:
-    """A fence, an atomic operation or a wait that other blocks take part in."""
+    """A memory fence, an atomic operation or a spin wait: synchronisation with other blocks."""
 
     span: Span
     text: str

@@ -1,4 +1,4 @@
-"""Where expressions point: which buffer, and how many bytes into it, for all threads and iterations at once."""
+"""Pointer analysis: the buffer and byte offset that an expression points to, for all threads and iterations at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _BLOCK = {f"blockIdx.{axis}" for axis in "xyz"}
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where an expression points: a buffer, an offset in bytes (None: unknown), and the size of what is there.
+    """A location in a buffer.
 
-    block_terms: terms of the offset that depend on the block alone, as text; they are left out of it while no block is given.
+    offset: in bytes, None if unknown. size: bytes of the pointee.
+    block_terms: terms that depend on blockIdx alone, as text. `offset` leaves them out while blockIdx is unknown.
     """
 
     buffer: str
@@ -30,7 +31,7 @@ class Pointer:
 class Memory:
     """The buffers of a kernel.
 
-    sizes: bytes of an element, by the name of a parameter or an array. blocks: whether blockIdx has values.
+    sizes: bytes of an element, by the name of the parameter or array. blocks: whether blockIdx is known.
     """
 
     def __init__(self, blocks: bool) -> None:
@@ -38,7 +39,7 @@ class Memory:
         self.blocks = blocks
 
     def place(self, expr: Expr, scope: dict[str, Any]) -> Pointer | None:
-        """The place that an expression names, None if that is not memory of a buffer."""
+        """The location of an lvalue, None if it is not in a buffer."""
         match expr:
             case Index(base, index):
                 pointer = self.pointer(base, scope)
@@ -50,7 +51,7 @@ class Memory:
         return None
 
     def pointer(self, expr: Expr, scope: dict[str, Any]) -> Pointer | None:
-        """Where an expression points, None if that is no buffer, or not known."""
+        """The location that an expression points to, None if it is unknown or not in a buffer."""
         match expr:
             case Name(name):
                 alias = scope.get(name)
@@ -75,7 +76,10 @@ class Memory:
         return None
 
     def step(self, pointer: Pointer, steps: Expr, scope: dict[str, Any]) -> Pointer:
-        """A pointer some elements further on. While no block is given, terms of the block alone stay apart: they move all of a block."""
+        """A pointer advanced by some elements.
+
+        While blockIdx is unknown, terms of blockIdx alone go to `block_terms`, because they shift all accesses of a block alike.
+        """
         value = evaluate(steps, scope)
         if value is not None or self.blocks:
             return moved(pointer, value, 1)
@@ -97,6 +101,6 @@ class Memory:
 
 
 def moved(pointer: Pointer, steps: Values | None, sign: int) -> Pointer:
-    """A pointer `steps` of its elements further on; of an unknown number, it points nowhere that is known."""
+    """A pointer advanced by `sign * steps` elements; its offset is unknown if `steps` is None."""
     offset = None if steps is None or pointer.offset is None else pointer.offset + sign * steps * pointer.size
     return replace(pointer, offset=offset)
