@@ -1,4 +1,4 @@
-"""Where the elements of a part of a tensor lie once it is held by itself: mixed radices, found from the elements' offsets."""
+"""Packed layout of a part of a tensor: offsets as digits of a mixed-radix number."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Places that are sums of digits times strides; held by itself, the part has its digits one after the other.
+    """A set of offsets that are sums of digits times strides. The packed part stores its digits densely.
 
-    digits: (stride, extent), the fastest first; every stride is a multiple of the one before it.
+    digits: (stride, extent) in elements, the fastest first; every stride is a multiple of the previous one.
     """
 
     digits: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, offsets: Ints) -> Layout | None:
-        """The layout whose offsets are exactly these, sorted and beginning at 0; None if they are no such sums."""
+        """The layout with exactly these offsets, given sorted and starting at 0; None if there is none."""
         digits: list[tuple[int, int]] = []
         rest = offsets
         while len(rest) > 1:
@@ -42,23 +42,23 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return int(np.prod([extent for _, extent in self.digits], dtype=np.int64))
 
     @property
     def offsets(self) -> Ints:
-        """All offsets, sorted."""
+        """All offsets in elements, sorted."""
         found = np.zeros(1, np.int64)
         for stride, extent in self.digits:
             found = (np.arange(extent)[:, None] * stride + found).ravel()
         return found
 
     def spread(self) -> Layout:
-        """The same part with the gaps between its elements, which whoever goes through it by the tensor's strides needs."""
+        """The layout that keeps the gaps between the elements, so that the tensor's strides stay valid."""
         return Layout(((1, int(self.offsets[-1]) + 1),))
 
     def _parts(self) -> list[tuple[int, int, int]]:
-        """(stride, how many of it make the next stride or 0 for the last, stride when held by itself)"""
+        """For each digit: its stride, the ratio of the next stride to it (0 for the last digit), and its packed stride."""
         step, found = 1, []
         for (stride, extent), bigger in zip(self.digits, [*[stride for stride, _ in self.digits[1:]], 0], strict=True):
             found.append((stride, bigger // stride, step))
@@ -66,11 +66,11 @@ class Layout:
         return found
 
     def packed(self, place: Any) -> Any:
-        """Where the element at a place lies when the part is held by itself."""
+        """Packed offset of the element at offset `place`; an integer or an array."""
         return sum((place // stride % many if many else place // stride) * step for stride, many, step in self._parts()) + place * 0
 
     def text(self, place: str) -> str:
-        """The same as C, of a place that is not negative."""
+        """The formula of `packed` as C source, for a non-negative offset."""
         words = []
         for stride, many, step in self._parts():
             word = place if stride == 1 else f"({place} / {stride})"
@@ -79,10 +79,12 @@ class Layout:
         return "0" if not words else words[0] if len(words) == 1 else f"({' + '.join(words)})"
 
     def rescaled(self, index: Expr, origin: set[str]) -> str:
-        """An index with its factors changed, term by term: right where no term carries into the next digit, which must be checked.
+        """An index as C source with each factor replaced by its packed factor.
+
+        The result is wrong if a sum of terms carries into the next digit; the caller must check that.
 
         Args:
-            origin: names that only say where the part begins: terms of these alone are left out.
+            origin: variables that determine the origin of the part. Terms of these alone are dropped.
         """
         parts: list[tuple[int, Expr | None]] = []
         for factor, rest in terms(index):

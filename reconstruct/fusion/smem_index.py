@@ -1,4 +1,4 @@
-"""Indices of a tensor of which a block holds a part in shared memory: changed, and compared with the old ones address by address."""
+"""Indices into a tensor, rewritten to its tile in shared memory and verified address by address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 @dataclass(frozen=True)
 class _Site:
-    """An index of a tensor in a kernel's body: the offsets of the name and of the index, and both ends."""
+    """An index expression of a tensor in the source: offset of the tensor's name, span of the index, offset of the closing bracket."""
 
     start: int
     index: tuple[int, int]
@@ -28,10 +28,10 @@ class _Site:
 
 
 def _sites(kernel: Kernel, name: str) -> list[_Site]:
-    """Where a kernel indexes a parameter: `name[index]` or `(name + index)`, and no other use.
+    """All uses of a parameter, each of the form `name[index]` or `(name + index)`.
 
     Raises:
-        NotFused: it is used in another way.
+        NotFused: the parameter is used in another way.
     """
     text, found = blanked(kernel.source), []
     for match in re.finditer(rf"\b{name}\b", text[: kernel.inner[1]]):
@@ -52,12 +52,13 @@ def _sites(kernel: Kernel, name: str) -> list[_Site]:
 
 
 def indexed_in_smem(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
-    """A kernel's body with all indices of the tensor those of its part in shared memory.
+    """The body of a kernel with all indices of the tensor rewritten to its tile in shared memory.
 
-    Factors are changed where that is right for every thread, iteration and block; elsewhere digits are taken apart and put together.
+    An index gets packed factors (`Layout.rescaled`) if that is right for every thread, iteration and block. Otherwise the code computes it
+    digit by digit (`Layout.text`).
 
     Raises:
-        NotFused: an index that neither does.
+        NotFused: neither form is right for some index.
     """
     sites = _sites(kernel, name)
     makes = kernel is found.producer
@@ -94,7 +95,7 @@ def _written(kernel: Kernel, sites: list[_Site], texts: list[str], name: str) ->
 
 
 def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str) -> set[tuple[int, int]]:
-    """Spans, in the kernel's source, of statements whose new indices are not where the old ones' elements are held."""
+    """Spans of the statements in the kernel's source whose new indices do not address the elements of the old ones."""
     tile, wrong = f"{found.tensor}_tile", set[tuple[int, int]]()
     changed = kernel.source[: kernel.inner[0]] + body + kernel.source[kernel.inner[1] :]
     inner = kernel.inner[0], kernel.inner[0] + len(body)
@@ -115,7 +116,7 @@ def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str
 
 
 def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Ints, Ints]) -> Iterator[tuple[dict[str, Ints], Ints]]:
-    """Which tile of its box each block is, and where that box begins: one case for a consumer, one for each tile of a producer."""
+    """Values of the tile variables, and the first element of the tile: one case for a consumer, one for each position of a producer."""
     if kernel is not found.producer:
         yield {}, tiles.start(blocks)
         return
@@ -129,7 +130,7 @@ def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Int
 
 
 def _same(before: Access, after: Access, start: Ints, tiles: Tiling) -> bool:
-    """Whether an access goes where its elements are held: all its lanes, and aligned as before, up to its width."""
+    """Whether an access reaches the packed offsets of all its elements, with the alignment that its width needs."""
     mask = np.True_ if before.mask is None else before.mask
     first, origin, new, mask = np.broadcast_arrays(before.start // tiles.element, start.reshape(-1, 1), after.start // tiles.element, mask)
     first, new, lanes = first[mask], new[mask], before.width // tiles.element
