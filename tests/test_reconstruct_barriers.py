@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         f"{SHARED}{STAGE}  __syncthreads();\n  y[{T}] = s[(127 - {T})];\n",
         [("needed", r"thread \d+ of warp 0 writes byte \d+ of s in line 3, thread \d+ of warp 3 reads it in line 5")],
     ),
-    "the warp itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[({T} ^ 31)];\n", [("warp", "only threads of one warp meet")]),
+    "the warp itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[({T} ^ 31)];\n", [("warp", "only threads of one warp conflict")]),
     "the thread itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[{T}];\n", [("none", "no thread touches what another writes")]),
     "a barrier of the warp": (f"{SHARED}{STAGE}  __syncwarp();\n  y[{T}] = s[({T} ^ 1)];\n", [("needed", "thread 0 of warp 0")]),
     "a needless barrier of the warp": (f"{SHARED}{STAGE}  __syncwarp();\n  y[{T}] = s[{T}];\n", [("none", "")]),
@@ -169,7 +169,7 @@ def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp(sizes:
     result, matches, verdicts = weakened(unit)
     assert [verdict.outcome for verdict in verdicts] == ["warp"] * count and len(matches) == count
     assert "__syncthreads" not in result.source and result.source.count("__syncwarp();") == count
-    assert all(match.why.startswith("only threads of one warp meet") for match in matches)
+    assert all(match.why.startswith("only threads of one warp conflict") for match in matches)
     again, matches, _ = weakened(result)
     assert again == result and not matches
 

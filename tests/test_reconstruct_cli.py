@@ -32,7 +32,7 @@ def test_barriers_and_fusion_are_explained(source: Path, command: Callable[..., 
         "-      __syncthreads();", "+      __syncwarp();", "-// workspace: V float32 8192", f"{out}: 1 kernels, 1 launches.",
     ):  # fmt: skip
         assert line in done.out, line
-    assert "only threads of one warp meet: thread" in done.out and "weakened to __syncwarp" in done.out
+    assert "only threads of one warp conflict: thread" in done.out and "weakened to __syncwarp" in done.out
     result = read(out.read_text())
     assert list(result.kernels) == ["winograd_kernel_1_pkf_shmem"] and result.launches[0].dynamic_bytes == 8192
 

@@ -114,7 +114,7 @@ def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], num
     if reason is None:
         return "none", "no thread touches what another writes"
     if state[number] == "block":
-        return "warp", f"only threads of one warp meet: {reason[1]}"
+        return "warp", f"only threads of one warp conflict: {reason[1]}"
     return reason
 
 

@@ -28,7 +28,7 @@ def reconstruct(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
-    validate: Annotated[bool, typer.Option("--validate", help="Let the emulator confirm every change; slow.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Ask a validator, the emulator, about every change; slow.")] = False,
     trial: Annotated[bool, typer.Option("--trial", help="Also say what trial and error alone would delete; changes nothing.")] = False,
     shared: Annotated[int, typer.Option(metavar="BYTES", help="Shared memory that a block may take.")] = 49152,
     wave: Annotated[int, typer.Option(help="pkf-llc: blocks that are served before the next tensor parts are made; 0 for all.")] = 0,
