@@ -13,7 +13,7 @@ import numpy as np
 from oracle import Array
 
 from im2win.emulator import Launch
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.parse.unit import Unit
 
 ROWS, COLUMNS, OUTPUTS = 6, 64, 8
 X, Y, TX = "((int)blockIdx.x)", "((int)blockIdx.y)", "((int)threadIdx.x)"

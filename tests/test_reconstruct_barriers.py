@@ -11,8 +11,8 @@ from test_cuda_races import KERNELS
 from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.emulator import Launch
-from im2win.reconstruct.barriers import judge, weakened
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.parse.unit import Kernel, Unit
+from im2win.reconstruct.rules.barriers import barrier_verdicts, weakened
 from im2win.spec.conv2d import Conv2d
 
 SHARED = "  __shared__ alignas(64) float s[256];\n"
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
         f"{SHARED}{STAGE}  __syncthreads();\n  y[{T}] = s[(127 - {T})];\n",
         [("needed", r"thread \d+ of warp 0 writes byte \d+ of s in line 3, thread \d+ of warp 3 reads it in line 5")],
     ),
-    "the warp itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[({T} ^ 31)];\n", [("warp", "only threads of one warp meet")]),
+    "the warp itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[({T} ^ 31)];\n", [("warp", "only threads of one warp conflict")]),
     "the thread itself reads": (f"{SHARED}{STAGE}{BARRIER}  y[{T}] = s[{T}];\n", [("none", "no thread touches what another writes")]),
     "a barrier of the warp": (f"{SHARED}{STAGE}  __syncwarp();\n  y[{T}] = s[({T} ^ 1)];\n", [("needed", "thread 0 of warp 0")]),
     "a needless barrier of the warp": (f"{SHARED}{STAGE}  __syncwarp();\n  y[{T}] = s[{T}];\n", [("none", "")]),
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[str, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_verdicts(name: str) -> None:
     body, wanted = CASES[name]
-    found = judge(kernel(body))
+    found = barrier_verdicts(kernel(body))
     assert [verdict.outcome for verdict in found] == [outcome for outcome, _ in wanted], found
     for verdict, (_, reason) in zip(found, wanted, strict=True):
         assert re.search(reason, verdict.why), verdict.why
@@ -117,41 +117,42 @@ def test_a_copy_is_under_way_until_it_is_waited_for() -> None:
     """The first barrier is behind no wait: what it parts is not there yet, and the second one is what is needed."""
     copy = f"  im2win::copy_async<4>((&(s[{T}])), (&(x[{T}])));\n  im2win::commit_copies();\n"
     body = f"{SHARED}{copy}  __syncthreads();\n  im2win::wait_copies<0>();\n  __syncthreads();\n  y[{T}] = s[(127 - {T})];\n"
-    assert [verdict.outcome for verdict in judge(kernel(body))] == ["none", "needed"]
+    assert [verdict.outcome for verdict in barrier_verdicts(kernel(body))] == ["none", "needed"]
     early = body.replace("  im2win::wait_copies<0>();\n", "  im2win::wait_copies<1>();\n")
-    assert {verdict.outcome for verdict in judge(kernel(early))} <= {"none", "needed", "not shown"}
+    assert {verdict.outcome for verdict in barrier_verdicts(kernel(early))} <= {"none", "needed", "not shown"}
 
 
 def test_places_that_depend_on_the_block() -> None:
     """Terms of the block alone move all of it; anything else is looked at block by block, as far as that goes."""
     block = "((int)blockIdx.x)"
     stored = f"{SHARED}{STAGE}{BARRIER}  y[(({block} * 128) + {T})] = s[({T} ^ 1)];\n{BARRIER}  y[(({block} * 128) + {T})] = 0.0f;\n"
-    assert [verdict.outcome for verdict in judge(kernel(stored, grid=(1 << 20, 1, 1)))] == ["warp", "none"]
+    assert [verdict.outcome for verdict in barrier_verdicts(kernel(stored, grid=(1 << 20, 1, 1)))] == ["warp", "none"]
     folded = stored.replace(f"(({block} * 128) + {T})", f"((({block} * 128) + {T}) % 1000)")
-    assert [verdict.outcome for verdict in judge(kernel(folded, grid=(9, 1, 1)))] == ["warp", "none"]
-    assert {verdict.outcome for verdict in judge(kernel(folded, grid=(1 << 20, 1, 1)))} == {"not shown"}
+    assert [verdict.outcome for verdict in barrier_verdicts(kernel(folded, grid=(9, 1, 1)))] == ["warp", "none"]
+    assert {verdict.outcome for verdict in barrier_verdicts(kernel(folded, grid=(1 << 20, 1, 1)))} == {"not shown"}
 
 
 def test_pointers_that_may_be_the_same_show_nothing() -> None:
     body = f"{SHARED}{STAGE}  __syncthreads();\n  y[{T}] = s[{T}];\n"
     one = kernel(body)
     loose = Unit(one.source.replace("__restrict__ y", "y"), one.launches).kernel("k")
-    assert [verdict.outcome for verdict in judge(loose)] == ["not shown"]
+    assert [verdict.outcome for verdict in barrier_verdicts(loose)] == ["not shown"]
 
 
 def test_warps_are_counted_along_x_then_y() -> None:
     body = f"{SHARED}  s[((((int)threadIdx.y) * 32) + {T})] = 0.0f;\n{BARRIER}  y[{T}] = s[((((int)threadIdx.y) * 32) + (31 - {T}))];\n"
-    assert judge(kernel(body, (32, 4, 1)))[0].outcome == "warp"
+    assert barrier_verdicts(kernel(body, (32, 4, 1)))[0].outcome == "warp"
     narrow = body.replace("* 32", "* 16").replace("(31 - ", "(15 - ")
-    assert judge(kernel(narrow, (16, 8, 1)))[0].outcome == "warp"
-    assert judge(kernel(narrow.replace("s[((((int)threadIdx.y)", "s[(((((int)threadIdx.y) ^ 2)", 1), (16, 8, 1)))[0].outcome == "needed"
+    assert barrier_verdicts(kernel(narrow, (16, 8, 1)))[0].outcome == "warp"
+    crossed = narrow.replace("s[((((int)threadIdx.y)", "s[(((((int)threadIdx.y) ^ 2)", 1)
+    assert barrier_verdicts(kernel(crossed, (16, 8, 1)))[0].outcome == "needed"
 
 
 def test_a_function_with_a_barrier_inside() -> None:
     head = "__device__ float wait(float v) { __syncthreads(); return v; }\n"
     body = f"{SHARED}{STAGE}  __syncthreads();\n  y[{T}] = wait(s[{T}]);\n"
-    assert judge(kernel(body, head=head))[0].outcome == "not shown"
-    assert judge(kernel(body, head=head.replace("__syncthreads(); ", "")))[0].outcome == "none"
+    assert barrier_verdicts(kernel(body, head=head))[0].outcome == "not shown"
+    assert barrier_verdicts(kernel(body, head=head.replace("__syncthreads(); ", "")))[0].outcome == "none"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_tvms_barriers_around_loads_of_a_warp_become_barriers_of_the_warp(sizes:
     result, matches, verdicts = weakened(unit)
     assert [verdict.outcome for verdict in verdicts] == ["warp"] * count and len(matches) == count
     assert "__syncthreads" not in result.source and result.source.count("__syncwarp();") == count
-    assert all(match.why.startswith("only threads of one warp meet") for match in matches)
+    assert all(match.why.startswith("only threads of one warp conflict") for match in matches)
     again, matches, _ = weakened(result)
     assert again == result and not matches
 
@@ -181,15 +182,15 @@ def test_tvms_barriers_between_warps_stay() -> None:
 
 def test_a_race_that_is_there_already_shows_nothing() -> None:
     body = f"{SHARED}  s[({T} & 31)] = x[{T}];\n  s[({T} & 31)] = 0.0f;\n  __syncthreads();\n  if ({T} < 32) {{\n    s[{T}] = 1.0f;\n  }}\n"
-    assert judge(kernel(body))[0].outcome == "needed"
+    assert barrier_verdicts(kernel(body))[0].outcome == "needed"
     once = kernel(f"{SHARED}  s[({T} & 31)] = x[{T}];\n  __syncthreads();\n  y[{T}] = 0.0f;\n")
-    assert judge(once)[0].outcome == "none", "the race is on one side of the barrier, which changes nothing about it"
+    assert barrier_verdicts(once)[0].outcome == "none", "the race is on one side of the barrier, which changes nothing about it"
 
 
 def test_barriers_in_loops_go_first() -> None:
     """Either of the two would do before the loop's first step; the one in the loop is met more often."""
     body = f"{SHARED}{STAGE}{BARRIER}  for (int i = 0; i < 8; ++i) {{\n    __syncthreads();\n    y[{T}] = s[(127 - {T})];\n  }}\n"
-    assert [verdict.outcome for verdict in judge(kernel(body))] == ["needed", "none"]
+    assert [verdict.outcome for verdict in barrier_verdicts(kernel(body))] == ["needed", "none"]
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -198,7 +199,7 @@ def test_our_own_kernels_need_all_their_barriers(kind: str) -> None:
     key, (algorithm, tile), barriers = KERNELS[kind]
     made = generated(Conv2d.parse(key), algorithm, tile)
     unit = Unit(made.source, made.launches, made.workspace)
-    found = [verdict for name, kernel in unit.kernels.items() if name.startswith("conv2d_kernel") for verdict in judge(kernel)]
+    found = [verdict for name, kernel in unit.kernels.items() if name.startswith("conv2d_kernel") for verdict in barrier_verdicts(kernel)]
     outcome = "not shown" if tile.product.startswith("wg_") else "needed"
     assert [verdict.outcome for verdict in found] == [outcome] * len(barriers), found
     if outcome == "not shown":

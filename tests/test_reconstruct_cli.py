@@ -11,7 +11,7 @@ import pytest
 import winograd_pair
 from winograd_pair import Pair
 
-from im2win.reconstruct.unit import read
+from im2win.reconstruct.parse.unit import read
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_barriers_and_fusion_are_explained(source: Path, command: Callable[..., 
         "-      __syncthreads();", "+      __syncwarp();", "-// workspace: V float32 8192", f"{out}: 1 kernels, 1 launches.",
     ):  # fmt: skip
         assert line in done.out, line
-    assert "only threads of one warp meet: thread" in done.out and "weakened to __syncwarp" in done.out
+    assert "only threads of one warp conflict: thread" in done.out and "weakened to __syncwarp" in done.out
     result = read(out.read_text())
     assert list(result.kernels) == ["winograd_kernel_1_pkf_shmem"] and result.launches[0].dynamic_bytes == 8192
 
@@ -58,10 +58,10 @@ def test_a_rule_that_does_not_fit_is_said(source: Path, command: Callable[..., A
     assert read(out.read_text()) == read(source.read_text())
 
 
-def test_judged_and_tried(tmp_path: Path, command: Callable[..., Any]) -> None:
+def test_validated_and_tried(tmp_path: Path, command: Callable[..., Any]) -> None:
     path = tmp_path / "in.cu"
     path.write_text(fusable.unit("a barrier, fewer threads").annotated())
-    done = command("reconstruct", path, "-o", tmp_path / "out.cu", "--rules", "pkf-llc", "--judge", "--trial")
+    done = command("reconstruct", path, "-o", tmp_path / "out.cu", "--rules", "pkf-llc", "--validate", "--trial")
     assert done.status == 0, done.err
     assert "trial and error would delete 0 of 1 barriers, 0 of them needed." in done.out
     assert "a block of consume waits for the 1 block(s) of produce whose V it reads" in done.out

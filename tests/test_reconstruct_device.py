@@ -11,10 +11,10 @@ from gpu_only import this_gpu
 from winograd_pair import NAME, Pair
 
 from im2win.codegen.rewritten import compile_reconstructed
-from im2win.reconstruct import llc, shmem
-from im2win.reconstruct.barriers import weakened
-from im2win.reconstruct.judges import RacecheckJudge, tensor_sizes
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.rules.barriers import weakened
 from im2win.reconstruct.rulesets import Settings
+from im2win.reconstruct.validate.validators import RacecheckValidator, tensor_sizes
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 
 torch = pytest.importorskip("torch")
@@ -44,14 +44,14 @@ def test_right_as_often_as_it_is_called(rules: tuple[str, ...], wave: int, tmp_p
 
 
 def test_racecheck_finds_nothing_and_finds_what_is_missing() -> None:
-    missing, gpu = RacecheckJudge.missing(), GPU
+    missing, gpu = RacecheckValidator.missing(), GPU
     if missing is not None:
         pytest.skip(missing)
     pair = winograd_pair.unit(Pair(private=True))
-    judge = RacecheckJudge(gpu.arch, tensor_sizes(pair) | tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
+    validator = RacecheckValidator(gpu.arch, tensor_sizes(pair) | tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
     weak = weakened(pair)[0]
     for unit in (weak, weakened(shmem.fuse(pair, gpu.block_shared)[0])[0], llc.fuse(fusable.unit("two barriers"), gpu.block_shared)[0]):
-        assert judge.objection(unit) is None
+        assert validator.objection(unit) is None
     broken = weakened(winograd_pair.unit(Pair()))[0]
     without = broken.edited([])[0].source.replace("__syncthreads();", "")
-    assert "hazard" in (judge.objection(type(pair)(without, broken.launches, broken.workspace)) or "").lower()
+    assert "hazard" in (validator.objection(type(pair)(without, broken.launches, broken.workspace)) or "").lower()

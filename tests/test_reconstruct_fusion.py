@@ -20,12 +20,12 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError
-from im2win.reconstruct import llc, shmem
-from im2win.reconstruct.barriers import weakened
-from im2win.reconstruct.judges import poisoned
-from im2win.reconstruct.pairs import pair
-from im2win.reconstruct.tiles import NotFused
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.fusion.pairs import pair
+from im2win.reconstruct.fusion.tiles import NotFused
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.rules.barriers import weakened
+from im2win.reconstruct.validate.validators import poisoned
 
 LIMIT = H200.block_shared
 SEEDS = range(3)

@@ -12,9 +12,11 @@ from winograd_pair import TENSOR_CORES, Pair
 
 from im2win.device.gpu import H200
 from im2win.emulator import Launch
-from im2win.reconstruct import ReconstructError, hip, llc, shmem
-from im2win.reconstruct.barriers import weakened
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct import ReconstructError
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.rules import hip
+from im2win.reconstruct.rules.barriers import weakened
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.spec.conv2d import Conv2d
 

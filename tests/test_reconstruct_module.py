@@ -23,8 +23,8 @@ from im2win.common.worker_pool import Worker
 from im2win.device.gpu import H200
 from im2win.emulator import Emulation, Launch
 from im2win.reconstruct import ReconstructError
-from im2win.reconstruct.judges import poisoned
 from im2win.reconstruct.rulesets import Settings
+from im2win.reconstruct.validate.validators import poisoned
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE

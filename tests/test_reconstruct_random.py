@@ -8,10 +8,10 @@ import numpy as np
 from fusable import together
 
 from im2win.emulator import Emulation, Launch
-from im2win.reconstruct.barriers import judge, weakened
-from im2win.reconstruct.footprints import Ledger
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.parse.unit import Kernel, Unit
+from im2win.reconstruct.rules.barriers import barrier_verdicts, weakened
+from im2win.reconstruct.trace.footprints import Ledger
+from im2win.reconstruct.trace.trace import Trace
 
 THREADS, SIZE, KERNELS, SEEDS = 96, 96, 32, range(5)
 T = "((int)threadIdx.x)"
@@ -52,7 +52,7 @@ def drawn(draw: random.Random) -> Unit:
 def racy(kernel: Kernel) -> bool:
     """Whether threads meet already with all barriers in place."""
     ledger = Ledger(Trace(kernel, {"s", "t"}), THREADS)
-    return any(touched.met(1).any() for epoch in ledger.epochs for touched in epoch.touched.values())
+    return any(touched.conflicts(1).any() for epoch in ledger.epochs for touched in epoch.touched.values())
 
 
 def test_what_goes_is_missed_by_no_order() -> None:
@@ -61,7 +61,7 @@ def test_what_goes_is_missed_by_no_order() -> None:
         unit = drawn(draw)
         if not racy(unit.kernel("k")):
             units.append(unit)
-    outcomes = [verdict.outcome for unit in units for verdict in judge(unit.kernel("k"))]
+    outcomes = [verdict.outcome for unit in units for verdict in barrier_verdicts(unit.kernel("k"))]
     counts = {outcome: outcomes.count(outcome) for outcome in ("needed", "warp", "none")}
     assert sum(counts.values()) == len(outcomes) and min(counts.values()) > 6, counts
     whole = together([*units, *(weakened(unit)[0] for unit in units)])

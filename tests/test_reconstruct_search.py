@@ -1,4 +1,4 @@
-"""The search over barriers with its judges, and what trial and error alone would have done."""
+"""The search over barriers with its validators, and what trial and error alone would have done."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from winograd_pair import Pair
 
 from im2win.device.gpu import H200
 from im2win.emulator import Launch
-from im2win.reconstruct import ReconstructError, llc
-from im2win.reconstruct.events import NotShown
-from im2win.reconstruct.judges import EmulatorJudge, RacecheckJudge, harness, tensor_sizes, tensor_types, tensors_for
+from im2win.reconstruct import ReconstructError
+from im2win.reconstruct.fusion import llc
+from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.rulesets import RULE_SETS, Settings, rewrite, rule_sets
-from im2win.reconstruct.search import search, trial
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.trace.events import NotShown
+from im2win.reconstruct.validate.search import search, trial
+from im2win.reconstruct.validate.validators import EmulatorValidator, RacecheckValidator, harness, tensor_sizes, tensor_types, tensors_for
 
 T = "((int)threadIdx.x)"
 
@@ -45,13 +46,13 @@ SAME_AGAIN = Unit(
 
 
 @pytest.fixture(scope="module")
-def same_again() -> EmulatorJudge:
-    """A judge of that kernel."""
-    return EmulatorJudge(SAME_AGAIN)
+def same_again() -> EmulatorValidator:
+    """A validator of that kernel."""
+    return EmulatorValidator(SAME_AGAIN)
 
 
 class Objects:
-    """A judge who objects to every change."""
+    """A validator that objects to every change."""
 
     name = "nobody"
 
@@ -59,7 +60,7 @@ class Objects:
         return "no"
 
 
-def test_a_barrier_goes_if_indices_show_it_and_no_judge_objects(same_again: EmulatorJudge, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_barrier_goes_if_indices_show_it_and_all_agree(same_again: EmulatorValidator, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "im2win.reconstruct"):
         result, matches, story = search(SAME_AGAIN, [same_again])
     assert [(tried.verdict.outcome, tried.changed) for tried in story] == [("needed", False), ("needed", False), ("none", True)]
@@ -67,13 +68,13 @@ def test_a_barrier_goes_if_indices_show_it_and_no_judge_objects(same_again: Emul
     assert "barrier 2 in line 12: none, no thread touches what another writes; deleted" in caplog.text
 
 
-def test_a_barrier_stays_if_a_judge_objects(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_barrier_stays_if_a_validator_objects(caplog: pytest.LogCaptureFixture) -> None:
     result, matches, story = search(SAME_AGAIN, [Objects()])
     assert result == SAME_AGAIN and not matches and [tried.objection for tried in story] == [None, None, "nobody: no"]
     assert any(record.levelno == logging.ERROR and "although: nobody: no" in record.message for record in caplog.records)
 
 
-def test_trial_and_error_alone_is_unsound(same_again: EmulatorJudge) -> None:
+def test_trial_and_error_alone_is_unsound(same_again: EmulatorValidator) -> None:
     """It deletes the barrier that keeps readers from the next write, because no order it tries shows the race."""
     story = trial(SAME_AGAIN, [same_again])
     assert [tried.deleted for tried in story] == [False, True, True]
@@ -83,11 +84,11 @@ def test_trial_and_error_alone_is_unsound(same_again: EmulatorJudge) -> None:
 
 def test_the_emulator_confirms_what_becomes_of_tvms_barriers() -> None:
     unit = winograd_pair.unit(Pair(private=True))
-    judge = EmulatorJudge(unit, seeds=range(4))
-    _, matches, story = search(unit, [judge])
+    validator = EmulatorValidator(unit, seeds=range(4))
+    _, matches, story = search(unit, [validator])
     assert [tried.changed for tried in story] == [True] * 2 and len(matches) == 2
     nothing = replace(unit, source=unit.source.replace("__syncthreads();", ""))
-    assert "output comes out differently" in (judge.objection(nothing) or "")
+    assert "output comes out differently" in (validator.objection(nothing) or "")
 
 
 def test_tensors_come_from_the_addresses_that_kernels_reach() -> None:
@@ -130,7 +131,7 @@ def test_a_rule_that_does_not_fit_leaves_the_source_and_the_log_says_why(caplog:
     applied = rewrite(unit, ["pkf-shmem", "barriers"], Settings(shared=1024))
     assert applied.unit == unit and not applied.matches
     assert "pkf-shmem does not apply, the source stays as it is: V takes 8192 bytes of a block's shared memory" in caplog.text
-    assert rewrite(unit, ["pkf-llc"], Settings(judges=(Objects(),))).unit == unit
+    assert rewrite(unit, ["pkf-llc"], Settings(validators=(Objects(),))).unit == unit
     assert "nobody objects to the fused kernel: no" in caplog.text
 
 
@@ -148,29 +149,30 @@ def test_the_program_for_racecheck_compiles(tmp_path: Path) -> None:
     unit = llc.fuse(fusable.unit("two barriers"), H200.block_shared)[0]
     program = harness(unit, tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
     assert "consume_pkf_llc<<<dim3(12, 1, 1), dim3(96, 1, 1), 0>>>(t_V, t_output, t_data, t_V_flags)" in program
-    judge = RacecheckJudge(H200.arch, tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
-    if judge.missing() == "nvcc is not on PATH":
+    validator = RacecheckValidator(H200.arch, tensor_sizes(fusable.unit("two barriers")) | {"V_flags": 5})
+    if validator.missing() == "nvcc is not on PATH":
         pytest.skip("nvcc is not on PATH")
-    assert judge.build(unit, tmp_path).stat().st_mode & 0o100
+    assert validator.build(unit, tmp_path).stat().st_mode & 0o100
 
 
 def test_racecheck_says_what_it_lacks() -> None:
-    missing = RacecheckJudge.missing()
+    missing = RacecheckValidator.missing()
     if missing is None:
         pytest.skip("this machine has all that racecheck needs; test_reconstruct_device runs it")
     with pytest.raises(ReconstructError, match=f"racecheck cannot run: {missing}"):
-        RacecheckJudge(H200.arch).objection(SAME_AGAIN)
+        RacecheckValidator(H200.arch).objection(SAME_AGAIN)
 
 
 def test_racecheck_reads_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, runs = RacecheckJudge(H200.arch, {"x": 64, "y": 64}), list[list[str]]()
+    validator, runs = RacecheckValidator(H200.arch, {"x": 64, "y": 64}), list[list[str]]()
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         runs.append(command)
         said = "========= Error: Race reported between Write access at turn+0x90 and Read access at turn+0xd0 [64 hazards]\n"
         return subprocess.CompletedProcess(command, 9 if command[0] == "compute-sanitizer" else 0, said, "")
 
-    monkeypatch.setattr(RacecheckJudge, "missing", staticmethod(lambda: None))
+    monkeypatch.setattr(RacecheckValidator, "missing", staticmethod(lambda: None))
     monkeypatch.setattr(subprocess, "run", run)
-    assert judge.objection(SAME_AGAIN) == "Error: Race reported between Write access at turn+0x90 and Read access at turn+0xd0 [64 hazards]"
+    found = validator.objection(SAME_AGAIN)
+    assert found == "Error: Race reported between Write access at turn+0x90 and Read access at turn+0xd0 [64 hazards]"
     assert [command[0] for command in runs] == ["nvcc", "compute-sanitizer"] and "racecheck" in runs[1]

@@ -10,11 +10,11 @@ from winograd_pair import Pair
 
 from im2win.emulator import Launch
 from im2win.reconstruct import ReconstructError
-from im2win.reconstruct.expressions import ExpressionError, names, parse, terms, text, total
+from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, terms, text, total
+from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Opaque, blanked, every, statements
+from im2win.reconstruct.parse.unit import Edit, Unit, read
 from im2win.reconstruct.rulesets import split
-from im2win.reconstruct.statements import Assignment, Declaration, If, Loop, Opaque, blanked, every, statements
-from im2win.reconstruct.unit import Edit, Unit, read
-from im2win.reconstruct.values import evaluate
+from im2win.reconstruct.trace.values import evaluate
 
 KERNEL = 'extern "C" __global__ void k(float* x, int n) {\n  x[0] = n;\n}\n'
 SCOPE = {"a": np.array(7), "b": np.array(-7), "i": np.arange(4), "threadIdx.x": np.arange(4), "unknown": None}

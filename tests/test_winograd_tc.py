@@ -24,11 +24,11 @@ from im2win.emulator import EmulationError
 from im2win.numerics.reference import error, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.reconstruct import ReconstructError
-from im2win.reconstruct.pairs import pair
-from im2win.reconstruct.uniform import FEW, few
+from im2win.reconstruct.fusion.pairs import pair
+from im2win.reconstruct.fusion.uniform import FEW, few
 from im2win.records.log import Log
 from im2win.records.lookup import choose, search
-from im2win.registry import cuda_lowering
+from im2win.registry import backends, cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
@@ -335,7 +335,7 @@ def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
     source = generated(CONV, "winograd/tensor_cores", tile).source
     assert cuda_codegen.cubin(source, H200).startswith(b"\x7fELF")
     built = build(BuildJob(CONV, "winograd/tensor_cores", tile, H200, tmp_path / "kernel.so"))
-    assert built.outcome == "ok" and built.allocated == Sizes(CONV, tile).made_bytes, built.message
+    assert built.kernel is not None and built.kernel.extra_bytes == Sizes(CONV, tile).made_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (fusion != "shmem")
 
@@ -347,7 +347,7 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
     assert session.default == session.search.all[0] and session.default in batch and len({choice.tile for choice in batch}) == len(batch)
     assert {choice.tile.fusion for choice in batch} == {"none", "shmem", "llc"}
     first, second, *_ = batch
-    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), Sizes(CONV, first.tile).made_bytes)
+    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), backends.Kernel(Sizes(CONV, first.tile).made_bytes, "0" * 16))
     session.record(second, Outcome("build_error", "pkf-llc does not apply: there is no pair"), None)
     again = Session(CONV, ["winograd/tensor_cores"], H200, log, 32, 0, accuracy="winograd")
     assert again.tried == session.tried and again.best == session.best and again.best is not None and again.best[0] == first

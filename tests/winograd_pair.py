@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 
 from im2win.codegen.rewritten import functions
 from im2win.device.gpu import H200
-from im2win.reconstruct.unit import Unit, read
+from im2win.reconstruct.parse.unit import Unit, read
 
 T, M, R = 4, 2, 3  # a tile of the input, of the output, of the filter
 B = np.array([[1, 0, 0, 0], [0, 1, -1, 1], [-1, 1, 1, 0], [0, 0, 0, -1]], np.float64)

@@ -1,7 +1,9 @@
-"""Partial kernel fusion through shared memory (PKF-Shmem): a kernel that writes a tensor and the one that reads it, as one kernel.
+"""Partial kernel fusion through shared memory (PKF-Shmem): one kernel replaces a producer and a consumer kernel.
 
-The tensor stays in shared memory: every block makes what it reads itself, block by block of the producer, and then goes on as a block of
-the consumer. Which block needs which is enumerated (`tiles`), never guessed, and the new indices are compared with the old ones (`held`).
+Every block of the fused kernel first executes the producer blocks whose results it reads, one after the other, and stores their results in
+shared memory. It then executes its consumer block. `tiles` enumerates which blocks are needed; `smem_index` rewrites and verifies indices.
+
+Source: the PKF paper, see `im2win.reconstruct`.
 """
 
 from __future__ import annotations
@@ -10,35 +12,40 @@ import math
 from dataclasses import replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.held import held
-from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.splice import as_part, indented, linear_thread
-from im2win.reconstruct.tiles import NotFused, Tiling
-from im2win.reconstruct.uniform import few
-from im2win.reconstruct.unit import AXES, Unit
+from im2win.reconstruct.fusion.pairs import ALIGNMENT, STATIC_LIMIT, Merged, Pair, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.fusion.smem_index import indexed_in_smem
+from im2win.reconstruct.fusion.splice import as_part, indented, linear_thread
+from im2win.reconstruct.fusion.tiles import NotFused, Tiling
+from im2win.reconstruct.fusion.uniform import few
+from im2win.reconstruct.parse.unit import AXES, Unit
+from im2win.reconstruct.text_rules import Match
 
 RULE = "pkf-shmem"
 
 
 def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | None = None) -> tuple[Unit, list[Match]]:
-    """Two kernels as one that keeps the tensor between them in shared memory.
+    """Fuses two kernels; the tensor between them stays in shared memory.
 
     Args:
+        unit: with launches and workspaces.
         limit: bytes of shared memory that a block may take.
+        producer, consumer: names of the kernels; None for those of the first pair.
+
+    Returns:
+        The new unit and the change.
 
     Raises:
-        NotFused: no such pair, or one whose blocks, indices or sizes do not fit.
+        NotFused: there is no such pair, or its blocks, indices or sizes do not permit fusion.
     """
     found = pair(unit, producer, consumer)
     block, merged = fused_block(found), merged_parameters(found, {found.tensor})
     small = few(found)
     tiles = small.tiling()
     try:
-        parts = _held(small, tiles)
+        parts = _bodies(small, tiles)
     except NotFused:
         tiles = replace(tiles, layout=tiles.layout.spread())
-        parts = _held(small, tiles)
+        parts = _bodies(small, tiles)
     size, dynamic = _bytes(found, tiles, limit)
     name = f"{found.consumer.name}_{RULE.replace('-', '_')}"
     made = _producer_part(found, tiles, block, merged, rebased(found.producer, parts[0], size))
@@ -64,16 +71,20 @@ def fuse(unit: Unit, limit: int, producer: str | None = None, consumer: str | No
     return replace(result, workspace=workspace), matches
 
 
-def _held(found: Pair, tiles: Tiling) -> list[str]:
-    """The bodies of both kernels with the tensor's part where `tiles` has it."""
+def _bodies(found: Pair, tiles: Tiling) -> list[str]:
+    """The bodies of both kernels, indexing the tile in shared memory."""
     both = (found.producer, found.written.name), (found.consumer, found.read.name)
-    return [held(found, tiles, kernel, name) for kernel, name in both]
+    return [indexed_in_smem(found, tiles, kernel, name) for kernel, name in both]
 
 
 def _bytes(found: Pair, tiles: Tiling, limit: int) -> tuple[int, int]:
-    """Of shared memory: what the tensor's part takes, and that with all that the kernels do not declare; NotFused if it is too much.
+    """Bytes of the tile, and bytes of dynamic shared memory of the launch.
 
-    A launch has 48 KiB in all unless it asks for more, which runtimes do where that much is not declared: a smaller rest is filled up.
+    A launch with more than 48 KiB in all needs an opt-in, which runtimes make only if the dynamic part has at least 48 KiB. A smaller
+    dynamic part is padded.
+
+    Raises:
+        NotFused: the kernels need more shared memory than there is.
     """
     size = -(-tiles.layout.size * tiles.element // ALIGNMENT) * ALIGNMENT
     dynamic = size + max(found.producer.launch.dynamic_bytes, found.consumer.launch.dynamic_bytes)
@@ -89,7 +100,7 @@ def _bytes(found: Pair, tiles: Tiling, limit: int) -> tuple[int, int]:
 
 
 def _origin(tiles: Tiling) -> str:
-    """The first element that a block needs, as C."""
+    """The first element that a block needs, as C source."""
     words = [str(tiles.origin[0])] if tiles.origin[0] else []
     for along, step in zip(tiles.along, tiles.origin[1:], strict=True):
         if along.axis:
@@ -98,7 +109,7 @@ def _origin(tiles: Tiling) -> str:
 
 
 def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merged: Merged, body: str) -> str:
-    """Makes a block's part of the tensor: the producer's blocks that it needs, one after the other; `body`: of one of them."""
+    """C source that executes the producer blocks that a block needs, one after the other; `body` is that of one producer block."""
     kernel = found.producer
     names = {before: after for before, after in merged.producer.items() if before != after and before != found.written.name}
     before, after, blocks = "", "", dict[str, str]()
@@ -116,7 +127,7 @@ def _producer_part(found: Pair, tiles: Tiling, block: tuple[int, int, int], merg
             depth += 1
     inner = as_part(kernel, body, "producer", block, names, blocks)
     if depth and kernel.shared:
-        inner += "__syncthreads();\n"  # the next of them writes the shared memory that this one reads
+        inner += "__syncthreads();\n"  # the next producer block overwrites the shared memory that this one reads
     for level in reversed(range(depth)):
         after += "  " * level + "}\n"
     return before + indented(inner, 2 * depth) + after

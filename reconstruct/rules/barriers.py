@@ -1,9 +1,9 @@
-"""Which barriers a kernel needs: decided by an argument about indices, barrier by barrier, and never by trying.
+"""Deletion and weakening of barriers, proven by index analysis.
 
-For every barrier, with all decisions so far in force: without it two epochs become one. If no two threads of different warps meet in it, a
-barrier of the warp is enough; if no two threads of a warp meet, either, none is. Threads meet at a byte that both touch and one writes;
-every address of every thread and iteration is enumerated (`trace`, `footprints`). Global memory that the kernel writes counts like shared
-memory. A fence or an atomic operation keeps its barriers: other blocks see in which order things happen.
+Without a barrier, two epochs become one. If no threads of different warps conflict in it, `__syncwarp` is enough. If no threads of one warp
+conflict either, no barrier is needed. `trace` enumerates every address, `footprints` finds conflicts. Barriers are decided one by one, each
+with the previous decisions in force. Global memory that the kernel writes counts like shared memory. A barrier next to a fence or an atomic
+operation stays, because other blocks observe the order.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Literal
 
 import numpy as np
 
-from im2win.reconstruct.events import NotShown, Waited
-from im2win.reconstruct.footprints import Ledger, Meeting
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.scan import written
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import WARP, Edit, Kernel, Unit
+from im2win.reconstruct.parse.scan import written
+from im2win.reconstruct.parse.unit import WARP, Edit, Kernel, Unit
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.trace.events import BarrierReached, NotShown
+from im2win.reconstruct.trace.footprints import Conflict, Ledger
+from im2win.reconstruct.trace.trace import Trace
 
 Needed = Literal["needed", "not shown", "warp", "none"]
 RULE = "barriers"
-BLOCKS = 4096  # of a grid that are looked at one by one where places depend on the block
+BLOCKS = 4096  # the largest grid whose blocks are analysed one by one
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of one barrier.
+    """The result of the analysis of one barrier.
 
-    number: counts the kernel's barriers in the order of the text. line: in the source. scope: "block" or "warp", what it is.
-    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of a warp meet; "none": no threads meet.
+    number: index among the kernel's barriers in source order. line: in the source. scope: "block" or "warp", of the barrier as it is.
+    outcome: "needed"; "not shown" to be needless, so it stays; "warp": only threads of one warp conflict; "none": no threads conflict.
     """
 
     kernel: str
@@ -46,17 +46,17 @@ class Verdict:
 
     @property
     def replacement(self) -> str | None:
-        """The text in its place; None where it stays."""
+        """The text that replaces the barrier; None if it stays."""
         if self.outcome == "none":
             return ""
         return "__syncwarp();" if self.outcome == "warp" and self.scope == "block" else None
 
 
-def judge(kernel: Kernel) -> list[Verdict]:
-    """A verdict on every barrier of a kernel, in the order of the text; those that are met most often are decided first.
+def barrier_verdicts(kernel: Kernel) -> list[Verdict]:
+    """A verdict on every barrier of a kernel, in source order. The barriers that are executed most often are decided first.
 
     Raises:
-        ReconstructError: the kernel's launch is not known.
+        ReconstructError: the kernel has barriers, and its launch is not known.
     """
     count = len(kernel.barriers)
     if not count:
@@ -66,9 +66,9 @@ def judge(kernel: Kernel) -> list[Verdict]:
     except NotShown as error:
         return [_verdict(kernel, number, "not shown", str(error)) for number in range(count)]
     state = [barrier.scope for barrier in kernel.barriers]
-    met = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
+    counts = Counter(epoch.ended.number for epoch in ledgers[0].epochs if epoch.ended)
     found = dict[int, Verdict]()
-    for number in sorted(range(count), key=lambda number: (-met[number], number)):
+    for number in sorted(range(count), key=lambda number: (-counts[number], number)):
         outcome, why = _decide(kernel, ledgers, state, number)
         if outcome in ("warp", "none"):
             state[number] = outcome
@@ -82,7 +82,7 @@ def _verdict(kernel: Kernel, number: int, outcome: Needed, why: str) -> Verdict:
 
 
 def _ledgers(kernel: Kernel) -> list[Ledger]:
-    """One for every block that must be looked at, with all numbers that launches give: the first, where nothing depends on the block."""
+    """A ledger for every combination of scalar arguments, and for every block unless one block represents all."""
     outputs = written(kernel)
     loose = [parameter.name for parameter in kernel.parameters if parameter.element and not parameter.restrict]
     if outputs and loose:
@@ -105,44 +105,46 @@ def _ledgers(kernel: Kernel) -> list[Ledger]:
 
 
 def _decide(kernel: Kernel, ledgers: Sequence[Ledger], state: Sequence[str], number: int) -> tuple[Needed, str]:
-    """Block barriers first: without this one, do warps meet? Then barriers of any kind: do threads?"""
+    """Whether warps conflict without this block barrier; then whether threads do without a barrier of any scope."""
     if state[number] == "block":
-        held = _held(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
-        if held is not None:
-            return held
-    held = _held(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
-    if held is None:
+        reason = _conflict(kernel, ledgers, number, lambda wait: state[wait.number] == "block", WARP)
+        if reason is not None:
+            return reason
+    reason = _conflict(kernel, ledgers, number, lambda wait: state[wait.number] != "none", 1)
+    if reason is None:
         return "none", "no thread touches what another writes"
     if state[number] == "block":
-        return "warp", f"only threads of one warp meet: {held[1]}"
-    return held
+        return "warp", f"only threads of one warp conflict: {reason[1]}"
+    return reason
 
 
-def _held(kernel: Kernel, ledgers: Sequence[Ledger], number: int, apart: Callable[[Waited], bool], per: int) -> tuple[Needed, str] | None:
-    """Why a barrier must stay among those that are `apart`; None if without it no threads of different groups of `per` meet."""
+def _conflict(
+    kernel: Kernel, ledgers: Sequence[Ledger], number: int, separates: Callable[[BarrierReached], bool], per: int
+) -> tuple[Needed, str] | None:
+    """Why a barrier must stay among those for which `separates` holds; None if no groups of `per` threads conflict without it."""
     for ledger in ledgers:
-        for group in ledger.groups(lambda wait: wait.number != number and apart(wait)):
+        for group in ledger.groups(lambda wait: wait.number != number and separates(wait)):
             if not any(epoch.ended and epoch.ended.number == number for epoch in group[:-1]):
                 continue
             fence = next((epoch.fence for epoch in group if epoch.fence), None)
             if fence:
                 return "needed", f"it orders {fence.text} in line {kernel.line(fence.span[0])}, which other blocks take part in"
-            meeting = next(ledger.meetings(group, per), None)
-            if meeting is not None:
-                sure = meeting.certain and meeting.parted
-                return ("needed" if sure else "not shown"), _described(kernel, meeting)
+            conflict = next(ledger.conflicts(group, per), None)
+            if conflict is not None:
+                sure = conflict.certain and conflict.separated
+                return ("needed" if sure else "not shown"), _described(kernel, conflict)
     return None
 
 
-def _described(kernel: Kernel, meeting: Meeting) -> str:
-    """The meeting in words."""
-    one, other = meeting.one, meeting.other
-    write, read = ("writes", "reads") if meeting.certain else ("may write", "may read")
-    place = f"byte {meeting.byte} of {meeting.buffer}"
-    first, second = (_thread(kernel, thread) for thread in (meeting.thread, meeting.another))
+def _described(kernel: Kernel, conflict: Conflict) -> str:
+    """Description of a conflict."""
+    one, other = conflict.one, conflict.other
+    write, read = ("writes", "reads") if conflict.certain else ("may write", "may read")
+    place = f"byte {conflict.byte} of {conflict.buffer}"
+    first, second = (_thread(kernel, thread) for thread in (conflict.thread, conflict.another))
     lines = [kernel.line(access.span[0]) for access in (one, other)]
     text = f"{first} {write} {place} in line {lines[0]}, {second} {write if other.write else read} it in line {lines[1]}"
-    return text + ("" if meeting.parted else ", and no barrier is between them even now")
+    return text + ("" if conflict.separated else ", and no barrier is between them even now")
 
 
 def _thread(kernel: Kernel, thread: int) -> str:
@@ -152,7 +154,7 @@ def _thread(kernel: Kernel, thread: int) -> str:
 
 
 def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
-    """The changes that verdicts allow."""
+    """The edits that verdicts allow."""
     return [
         Edit(_line_of(kernel, verdict) if not verdict.replacement else verdict.span, verdict.replacement, RULE, verdict.why)
         for verdict in verdicts
@@ -161,7 +163,7 @@ def _edits(kernel: Kernel, verdicts: Sequence[Verdict]) -> list[Edit]:
 
 
 def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
-    """The whole line of a barrier that stands alone in it, else the barrier."""
+    """Span of the whole line if the barrier stands alone in it, otherwise of the barrier."""
     start = kernel.source.rfind("\n", 0, verdict.span[0]) + 1
     end = kernel.source.find("\n", verdict.span[1]) + 1
     alone = kernel.source[start:end].strip() == kernel.source[slice(*verdict.span)]
@@ -169,12 +171,19 @@ def _line_of(kernel: Kernel, verdict: Verdict) -> tuple[int, int]:
 
 
 def changed(unit: Unit, verdicts: Sequence[Verdict]) -> tuple[Unit, list[Match]]:
-    """The unit with what verdicts on it allow, and what was changed."""
+    """Makes the changes that verdicts allow; returns the new unit and the changes."""
     kernels = unit.kernels.items()
     return unit.edited(edit for name, kernel in kernels for edit in _edits(kernel, [one for one in verdicts if one.kernel == name]))
 
 
 def weakened(unit: Unit) -> tuple[Unit, list[Match], list[Verdict]]:
-    """The unit without the barriers that the argument shows to be needless, what was changed, and all verdicts."""
-    verdicts = [verdict for kernel in unit.kernels.values() for verdict in judge(kernel)]
+    """Deletes or weakens all barriers that the analysis shows to be needless.
+
+    Returns:
+        The new unit, its changes, and the verdicts on all barriers.
+
+    Raises:
+        ReconstructError: the launch of a kernel with barriers is not known.
+    """
+    verdicts = [verdict for kernel in unit.kernels.values() for verdict in barrier_verdicts(kernel)]
     return *changed(unit, verdicts), verdicts

@@ -1,7 +1,7 @@
-"""The body of a kernel as a tree of statements, found with regular expressions and matching brackets.
+"""The body of a kernel as a tree of statements, parsed with regular expressions and matching brackets.
 
-Generated code is regular: one statement a line, loops that count up to a bound, scalars that are set where they are declared. What is not
-of that kind becomes `Opaque`, and whoever reads the tree must not conclude anything about it.
+Generated code is regular: one statement a line, loops that count up to a bound, scalars that are initialised where they are declared. Any
+other text becomes `Opaque`. An analysis must not conclude anything about an `Opaque` statement.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from im2win.reconstruct.expressions import Expr, ExpressionError, Unary, parse, plain_type
+from im2win.reconstruct.parse.expressions import Expr, ExpressionError, Unary, parse, plain_type
 
 Span = tuple[int, int]
-"""Offsets of the first character and of the one behind the last, in the source."""
+"""Half-open range of character offsets in the source."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """`type name = value;`, or an array of `count` elements; `space` is "shared", "dynamic" or "" for a thread's own."""
+    """`type name = value;`, or an array of `count` elements.
+
+    space: "shared" for static shared memory, "dynamic" for dynamic shared memory, "" for local memory.
+    """
 
     span: Span
     type: str
@@ -31,7 +34,7 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Assignment:
-    """`target = value;`, or `target += value;` with its operator."""
+    """`target = value;`, or a compound assignment such as `target += value;`, whose `operator` is "+"."""
 
     span: Span
     target: Expr
@@ -41,7 +44,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Effect:
-    """An expression for what it does: mostly a call."""
+    """An expression statement, in most cases a call."""
 
     span: Span
     value: Expr
@@ -49,7 +52,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Barrier:
-    """`__syncthreads();` ("block") or `__syncwarp();` ("warp")."""
+    """`__syncthreads();` (scope "block") or `__syncwarp();` (scope "warp")."""
 
     span: Span
     scope: str
@@ -88,7 +91,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Opaque:
-    """Text that is none of these, and why."""
+    """Text that is not parsed, and the reason."""
 
     span: Span
     text: str
@@ -112,7 +115,11 @@ _KEYWORDS = re.compile(r"(?:return|break|continue|goto|while|do|switch|asm|__asm
 
 
 def closing(text: str, start: int) -> int:
-    """Offset of the bracket that closes the one at `start`."""
+    """Offset of the bracket that closes the one at `start`.
+
+    Raises:
+        ExpressionError: no bracket closes it.
+    """
     pairs = {"(": ")", "{": "}", "[": "]"}
     opens, closes, depth = text[start], pairs[text[start]], 0
     for match in re.finditer(re.escape(opens) + "|" + re.escape(closes), text[start:]):
@@ -124,13 +131,13 @@ def closing(text: str, start: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def blanked(source: str) -> str:
-    """The source with comments and string literals as blanks, every character where it was."""
+    """The source with comments and string literals replaced by blanks; all offsets stay the same. `extern "C"` keeps its literal."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
     return pattern.sub(lambda match: match.group() if match.group().startswith('"C"') else re.sub(r"[^\n]", " ", match.group()), source)
 
 
 def statements(text: str, start: int, end: int) -> tuple[Statement, ...]:
-    """The statements between two offsets of a blanked source.
+    """The statements between two offsets of a source from `blanked`.
 
     Raises:
         ExpressionError: brackets do not match.
@@ -206,7 +213,7 @@ def _simple(text: str, at: int, end: int) -> Statement:
 
 
 def _opaque(text: str, at: int, end: int, why: str) -> Opaque:
-    """Up to the next end of a statement, with all brackets that open before it."""
+    """Text up to the end of the statement, with all bracket pairs that open in it."""
     stop = at
     while stop < end and text[stop] not in ";}":
         stop = closing(text, stop) if text[stop] in "({[" else stop
@@ -217,7 +224,7 @@ def _opaque(text: str, at: int, end: int, why: str) -> Opaque:
 
 
 def every(body: Sequence[Statement]) -> Iterator[Statement]:
-    """All statements of a tree, in the order of the text."""
+    """All statements of a tree, nested ones included, in source order."""
     for statement in body:
         yield statement
         match statement:
@@ -229,5 +236,5 @@ def every(body: Sequence[Statement]) -> Iterator[Statement]:
 
 
 def has_barrier(statement: Statement) -> bool:
-    """Whether a barrier is in it."""
+    """Whether a statement is a barrier or contains one."""
     return any(isinstance(part, Barrier) for part in every([statement]))

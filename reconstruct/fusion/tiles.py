@@ -1,37 +1,36 @@
-"""Which blocks of one kernel make what a block of another reads: by enumeration of both, then as a formula of the block index."""
+"""Which producer blocks write what a consumer block reads: enumerated for all blocks, then expressed as a formula of the block index."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.events import Access
-from im2win.reconstruct.expressions import size_of
-from im2win.reconstruct.layout import Layout
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import AXES, Kernel
+from im2win.reconstruct.fusion.layout import Layout
+from im2win.reconstruct.parse.expressions import size_of
+from im2win.reconstruct.parse.unit import AXES, Kernel
+from im2win.reconstruct.text_rules import ReconstructError
+from im2win.reconstruct.trace.events import Access
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 Ints = npt.NDArray[np.int64]
-CHUNK = 64  # blocks that are traced at once
-PAIRS = 1 << 28  # of blocks, at most
-ELEMENTS = 1 << 27  # of a tensor, at most
+PAIRS = 1 << 28  # largest number of (consumer block, producer block) pairs
+ELEMENTS = 1 << 27  # largest size of a tensor
 
 
 class NotFused(ReconstructError):
-    """Two kernels that cannot be fused; the message says why. The unfused ones are used then."""
+    """Two kernels cannot be fused; the message says why."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """The blocks along one axis of the producer that a block of the consumer needs: `count` from ``block / every % period * step`` on.
+    """The producer blocks along one axis that a consumer block needs: `count` blocks from ``block / every % period * step``.
 
-    axis: of the consumer's grid; "" for all blocks of the producer, whatever the consumer's block. period 0: without the remainder.
+    axis: axis of the consumer's grid that gives `block`; "" if every consumer block needs all producer blocks along the axis.
+    period: 0 for a formula without the remainder.
     """
 
     axis: str
@@ -41,12 +40,12 @@ class Along:
     count: int
 
     def first(self, block: Ints) -> Ints:
-        """The first of them, for blocks of the consumer along `axis`."""
+        """The first producer block, for consumer blocks with these indices along `axis`."""
         index = block // self.every
         return (index % self.period if self.period else index) * self.step
 
     def text(self, block: str) -> str:
-        """The same as C."""
+        """The formula of `first` as C source."""
         if not self.axis:
             return "0"
         word = block if self.every == 1 else f"({block} / {self.every})"
@@ -56,11 +55,13 @@ class Along:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a consumer's blocks lie over a producer's.
+    """The mapping from consumer blocks to producer blocks and elements.
 
-    along: of the producer's axes x, y, z. origin: the first element of block (0, 0, 0), and what each axis of the producer adds. layout: of
-    the elements that one block of the consumer needs, counted from the first. element: bytes of one. owner: of every element, the number
-    of the producer's block that writes it, or -1.
+    along: for the producer's axes x, y and z.
+    origin: the first element of producer block (0, 0, 0), and the elements that one block along x, y and z adds.
+    layout: of the elements that one consumer block needs, relative to the first.
+    element: bytes of an element.
+    owner: linear index of the producer block that writes each element, -1 for none.
     """
 
     along: tuple[Along, Along, Along]
@@ -71,12 +72,12 @@ class Tiling:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Blocks of the producer along each axis that a block of the consumer needs."""
+        """Producer blocks that a consumer block needs, along x, y and z."""
         x, y, z = (along.count for along in self.along)
         return x, y, z
 
     def start(self, blocks: tuple[Ints, Ints, Ints]) -> Ints:
-        """The first element that blocks of the consumer need."""
+        """The first element that each consumer block needs; `blocks`: their indices along x, y and z."""
         start, *steps = self.origin
         found = np.full(blocks[0].shape, start)
         for along, step in zip(self.along, steps, strict=True):
@@ -85,20 +86,11 @@ class Tiling:
         return found
 
 
-def grid_blocks(kernel: Kernel) -> Iterator[tuple[Ints, tuple[Ints, Ints, Ints]]]:
-    """The kernel's blocks, a chunk at a time: their numbers, x fastest, and their indices."""
-    x, y, _ = kernel.launch.grid
-    count = math.prod(kernel.launch.grid)
-    for first in range(0, count, CHUNK):
-        number = np.arange(first, min(first + CHUNK, count))
-        yield number, (number % x, number // x % y, number // (x * y))
-
-
 def elements(access: Access, element: int, blocks: Ints) -> tuple[Ints, Ints]:
-    """The elements of an access, and the number of the block that touches each.
+    """The elements of an access, and the linear index of the block that accesses each.
 
     Raises:
-        NotFused: an access that is no whole number of elements.
+        NotFused: the width of the access is not a multiple of the element size.
     """
     if access.width % element:
         raise NotFused(f"an access of {access.width} bytes in a tensor of elements of {element}")
@@ -110,10 +102,10 @@ def elements(access: Access, element: int, blocks: Ints) -> tuple[Ints, Ints]:
 
 
 def owners(kernel: Kernel, name: str, size: int) -> Ints:
-    """Of every element of a tensor, the number of the block of `kernel` that writes it, -1 for none.
+    """Linear index of the block of `kernel` that writes each of the `size` elements of a tensor, -1 for none.
 
     Raises:
-        NotFused: two blocks write one element, or a block reads what another writes.
+        NotFused: two blocks write one element, a block reads what it does not write, or an access is out of bounds.
     """
     element, owner = element_size(kernel, name), np.full(size, -1, np.int64)
     reads: list[tuple[Ints, Ints]] = []
@@ -136,10 +128,10 @@ def owners(kernel: Kernel, name: str, size: int) -> Ints:
 
 
 def needs(kernel: Kernel, name: str, owner: Ints, makers: int) -> npt.NDArray[np.bool_]:
-    """[blocks of the kernel, blocks of the maker]: whether one reads of a tensor what the other writes.
+    """Whether each block of the kernel reads what each producer block writes, shape [kernel blocks, producer blocks].
 
     Raises:
-        NotFused: it reads what nobody writes, or writes.
+        NotFused: the kernel writes the tensor or reads elements that no block writes, or there are too many pairs of blocks.
     """
     element, count = element_size(kernel, name), math.prod(kernel.launch.grid)
     if count * makers > PAIRS:
@@ -158,7 +150,11 @@ def needs(kernel: Kernel, name: str, owner: Ints, makers: int) -> npt.NDArray[np
 
 
 def element_size(kernel: Kernel, name: str) -> int:
-    """Bytes of what a parameter points to."""
+    """Bytes of the pointee of a parameter.
+
+    Raises:
+        NotFused: the size of the type is not known.
+    """
     parameter = next(parameter for parameter in kernel.parameters if parameter.name == name)
     size = size_of(parameter.element)
     if size is None:
@@ -167,13 +163,17 @@ def element_size(kernel: Kernel, name: str) -> int:
 
 
 def tiling(producer: Kernel, written: str, consumer: Kernel, read: str, size: int) -> Tiling:
-    """How the consumer's blocks lie over the producer's.
+    """The tiling of a producer and a consumer.
 
     Args:
-        written, read: the parameter that is the tensor between them, in each kernel. size: its elements.
+        producer: the kernel that writes the tensor, with its launch.
+        written: the tensor's parameter in the producer.
+        consumer: the kernel that reads the tensor, with its launch.
+        read: the tensor's parameter in the consumer.
+        size: elements of the tensor.
 
     Raises:
-        NotFused: there is no formula for it.
+        NotFused: the tensor is too large to enumerate, or no formula describes the mapping.
     """
     if size > ELEMENTS:
         raise NotFused(f"{size} elements are too many to look at, and no few blocks stand for all")
@@ -190,7 +190,7 @@ def tiling(producer: Kernel, written: str, consumer: Kernel, read: str, size: in
 
 
 def _along(needed: npt.NDArray[np.bool_], consumer: Kernel, axis: str) -> Along:
-    """The formula behind [blocks of the consumer, indices along one axis of the producer]."""
+    """The formula of a mask with shape [consumer blocks, producer blocks along one axis]."""
     extent = needed.shape[1]
     first, last = needed.argmax(axis=1), extent - 1 - needed[:, ::-1].argmax(axis=1)
     count = int((last - first).max()) + 1
@@ -207,7 +207,7 @@ def _along(needed: npt.NDArray[np.bool_], consumer: Kernel, axis: str) -> Along:
 
 
 def _formula(first: Ints, axis: str, count: int) -> Along | None:
-    """``block / every % period * step`` that gives these values; None if it does not."""
+    """The formula ``block / every % period * step`` with these values; None if the first value is not 0 or all values are equal."""
     changes = np.flatnonzero(first != first[0])
     if first[0] != 0 or not len(changes):
         return None
@@ -218,7 +218,7 @@ def _formula(first: Ints, axis: str, count: int) -> Along | None:
 
 
 def _origin(owner: Ints, grid: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """The first element of the first block, and what one block along each axis adds to it."""
+    """The first element of the first block, and the elements that one block along x, y and z adds."""
     least = np.full(math.prod(grid), np.iinfo(np.int64).max)
     np.minimum.at(least, owner[owner >= 0], np.flatnonzero(owner >= 0))
     x, y, _ = grid
@@ -227,9 +227,9 @@ def _origin(owner: Ints, grid: tuple[int, int, int]) -> tuple[int, int, int, int
 
 
 def _layout(owner: Ints, grid: tuple[int, int, int], origin: tuple[int, int, int, int], along: tuple[Along, Along, Along]) -> Layout:
-    """Of what the blocks of a box write, counted from the box's first element.
+    """Layout of the elements that the producer blocks of one consumer block write, relative to the first.
 
-    Every block must write the same pattern, or part of it, from its own first element on.
+    Every producer block must write the same pattern, or a part of it, relative to its own first element.
     """
     place = np.flatnonzero(owner >= 0)
     block = owner[place]

@@ -1,7 +1,7 @@
-"""Who touches what between two barriers, and whether anyone meets.
+"""Footprints of the epochs between barriers, and conflicts between threads.
 
-Two threads meet at a byte if both touch it and one of them writes. As long as no two threads of different warps meet between two block
-barriers, and no two threads of a warp between two barriers of any kind, the order in which threads run cannot be seen.
+Two threads conflict at a byte if both access it and at least one writes. A kernel has no data race if threads of different warps do not
+conflict between two block barriers, and threads of one warp do not conflict between two barriers of any scope.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, Waited
+from im2win.reconstruct.trace.events import Access, BarrierReached, CommitGroup, Event, Fence, WaitGroup
 
 Ints = npt.NDArray[np.int64]
 _NOBODY = np.iinfo(np.int32).max
@@ -20,7 +20,7 @@ _NOBODY = np.iinfo(np.int32).max
 
 @dataclass
 class Touched:
-    """Of one buffer in one epoch, unit by unit: whether it is written, and the first and last thread that touches it."""
+    """Accesses to one buffer in one epoch, by unit: whether it is written, and the lowest and highest thread that accesses it."""
 
     wrote: npt.NDArray[np.bool_]
     first: npt.NDArray[np.int32]
@@ -31,58 +31,59 @@ class Touched:
         return cls(np.zeros(size, np.bool_), np.full(size, _NOBODY, np.int32), np.full(size, -1, np.int32))
 
     def add(self, other: Touched) -> None:
-        """What both touch."""
+        """Merges the accesses of another footprint of the same units."""
         self.wrote |= other.wrote
         np.minimum(self.first, other.first, out=self.first)
         np.maximum(self.last, other.last, out=self.last)
 
-    def met(self, per: int) -> npt.NDArray[np.bool_]:
-        """Units where threads of different groups of `per` threads meet."""
+    def conflicts(self, per: int) -> npt.NDArray[np.bool_]:
+        """Whether threads of different groups of `per` threads conflict, by unit."""
         return np.asarray(self.wrote & (self.first // per != self.last // per))
 
 
 @dataclass
 class Epoch:
-    """What happens between two barriers.
+    """The code between two barriers.
 
-    accesses: all of them, asynchronous ones as long as they may be under way. fence: something that other blocks take part in. ended: the
-    barrier behind it, None at the end of the kernel.
+    accesses: of the epoch, and asynchronous copies that may still be pending.
+    fence: the first synchronisation with other blocks, if any.
+    ended: the barrier at the end, None at the end of the kernel.
     """
 
     accesses: list[Access] = field(default_factory=list)
     fence: Fence | None = None
-    ended: Waited | None = None
+    ended: BarrierReached | None = None
     touched: dict[str, Touched] = field(default_factory=dict)
 
 
 def epochs(events: Iterable[Event]) -> list[Epoch]:
-    """The events in pieces that barriers part; an asynchronous copy counts in all pieces until it has landed for sure."""
-    found, groups, opened = [Epoch()], list[list[Access]](), list[Access]()
+    """Splits events at barriers. An asynchronous copy belongs to every epoch until a `WaitGroup` completes it."""
+    found, groups, uncommitted = [Epoch()], list[list[Access]](), list[Access]()
     for event in events:
         match event:
             case Access():
                 found[-1].accesses.append(event)
                 if event.pending:
-                    opened.append(event)
-            case Commit():
-                groups.append(opened)
-                opened = []
-            case Landed(left):
+                    uncommitted.append(event)
+            case CommitGroup():
+                groups.append(uncommitted)
+                uncommitted = []
+            case WaitGroup(left):
                 del groups[: max(len(groups) - left, 0)]
             case Fence():
                 found[-1].fence = found[-1].fence or event
-            case Waited():
+            case BarrierReached():
                 found[-1].ended = event
-                found.append(Epoch([access for group in groups for access in group] + opened))
+                found.append(Epoch([access for group in groups for access in group] + uncommitted))
     return found
 
 
 class Ledger:
-    """The epochs of a kernel with what is touched in each.
+    """The epochs of one block with their footprints.
 
     Args:
-        events: of one block.
-        threads: of that block.
+        events: of the block.
+        threads: of the block.
     """
 
     def __init__(self, events: Iterable[Event], threads: int) -> None:
@@ -102,12 +103,12 @@ class Ledger:
         return list({id(access): access for epoch in self.epochs for access in epoch.accesses}.values())
 
     def _count(self, buffer: str, accesses: Sequence[Access]) -> None:
-        """Chooses units in which all accesses of a buffer are whole, and lists those in use."""
+        """Chooses the largest unit that divides all accesses of a buffer, and lists the units in use."""
         self._units[buffer] = int(np.gcd.reduce([np.gcd.reduce(np.append(access.start.ravel(), access.width)) for access in accesses]))
         self._places[buffer] = np.unique(np.concatenate([np.unique(self._touches(access)[0]) for access in accesses]))
 
     def _touches(self, access: Access) -> tuple[Ints, Ints]:
-        """The units of an access and the threads that touch them, one beside the other, in the order of threads."""
+        """Parallel arrays of the accessed units and their threads, sorted by thread."""
         shape = np.broadcast_shapes(access.start.shape, () if access.mask is None else access.mask.shape, (self.threads,))
         starts = np.broadcast_to(access.start, shape)
         threads = np.broadcast_to(np.arange(self.threads), shape)
@@ -125,51 +126,51 @@ class Ledger:
         at = np.searchsorted(self._places[access.buffer], units)
         touched = epoch.touched.setdefault(access.buffer, Touched.nothing(len(self._places[access.buffer])))
         first, last = (np.full(len(touched.first), nobody, np.int32) for nobody in (_NOBODY, -1))
-        first[at[::-1]], last[at] = threads[::-1], threads  # of equal places the last one stays
+        first[at[::-1]], last[at] = threads[::-1], threads  # the last of several stores to one index wins
         wrote = np.zeros(len(first), np.bool_)
         wrote[at] = access.write
         touched.add(Touched(wrote, first, last))
 
-    def meetings(self, group: Sequence[Epoch], per: int) -> Iterator[Meeting]:
-        """A meeting of threads of different groups of `per`, for every buffer that has one where several of these epochs touch it."""
+    def conflicts(self, group: Sequence[Epoch], per: int) -> Iterator[Conflict]:
+        """One conflict a buffer between threads of different groups of `per`, at units that several of these epochs access."""
         for buffer in sorted({buffer for epoch in group for buffer in epoch.touched}):
             touched = Touched.nothing(len(self._places[buffer]))
             times = np.zeros(len(self._places[buffer]), np.int64)
             for part in (epoch.touched[buffer] for epoch in group if buffer in epoch.touched):
                 touched.add(part)
                 times += part.last >= 0
-            met = touched.met(per) & (times > 1)
-            if met.any():
-                yield self._meeting(group, per, buffer, int(np.argmax(met)))
+            conflicting = touched.conflicts(per) & (times > 1)
+            if conflicting.any():
+                yield self._conflict(group, per, buffer, int(np.argmax(conflicting)))
 
-    def _meeting(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Meeting:
-        """Two accesses of one unit, one of them a write, by threads of different groups; in different epochs where there are such."""
+    def _conflict(self, group: Sequence[Epoch], per: int, buffer: str, place: int) -> Conflict:
+        """Two conflicting accesses of one unit by threads of different groups, in different epochs if possible."""
         unit, found = int(self._places[buffer][place]), list[tuple[int, Access, int]]()
         for number, epoch in enumerate(group):
             for access in (access for access in epoch.accesses if access.buffer == buffer):
                 units, threads = self._touches(access)
                 found += [(number, access, int(thread)) for thread in np.unique(threads[units == unit])]
         pairs = [
-            (Meeting(buffer, unit * self._units[buffer], one, thread, other, another, epoch != later))
+            (Conflict(buffer, unit * self._units[buffer], one, thread, other, another, epoch != later))
             for epoch, one, thread in found
             for later, other, another in found
             if one.write and thread // per != another // per
         ]
-        return min(pairs, key=lambda pair: (not pair.parted, not pair.certain))
+        return min(pairs, key=lambda pair: (not pair.separated, not pair.certain))
 
-    def groups(self, apart: Callable[[Waited], bool]) -> list[list[Epoch]]:
-        """The epochs in runs that only the barriers `apart` part."""
+    def groups(self, separates: Callable[[BarrierReached], bool]) -> list[list[Epoch]]:
+        """The epochs, grouped by the barriers for which `separates` holds."""
         runs: list[list[Epoch]] = [[]]
         for epoch in self.epochs:
             runs[-1].append(epoch)
-            if epoch.ended is not None and apart(epoch.ended):
+            if epoch.ended is not None and separates(epoch.ended):
                 runs.append([])
         return runs
 
 
 @dataclass(frozen=True, eq=False)
-class Meeting:
-    """Two threads at one byte of a buffer: `thread` writes it, `another` touches it; `parted`: a barrier is between them as it is."""
+class Conflict:
+    """`thread` writes a byte of a buffer, `another` accesses it; `separated` says whether a barrier stands between them today."""
 
     buffer: str
     byte: int
@@ -177,9 +178,9 @@ class Meeting:
     thread: int
     other: Access
     another: int
-    parted: bool
+    separated: bool
 
     @property
     def certain(self) -> bool:
-        """Whether both are sure to happen."""
+        """Whether both accesses are certain."""
         return self.one.certain and self.other.certain

@@ -1,4 +1,4 @@
-"""A kernel's body as a part of another kernel: its threads and blocks become numbers that are computed there."""
+"""Splicing of a kernel's body into another kernel: thread and block indices become variables computed there."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from im2win.reconstruct.expressions import Index, Unary, walk
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.scan import expressions
-from im2win.reconstruct.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
-from im2win.reconstruct.unit import AXES, WARP, Kernel
+from im2win.reconstruct.parse.expressions import Index, Unary, walk
+from im2win.reconstruct.parse.scan import expressions
+from im2win.reconstruct.parse.statements import Barrier, Declaration, If, Loop, Opaque, Scope, Statement, blanked, has_barrier, statements
+from im2win.reconstruct.parse.unit import AXES, WARP, Kernel
+from im2win.reconstruct.text_rules import ReconstructError
 
 _WARP_WIDE = re.compile(r"_sync\(|__syncwarp|wmma|product_|__activemask")
 
 
 def indented(text: str, by: int = 2) -> str:
-    """Text further right; directives and blank lines as they are."""
+    """Indents all lines that are not empty by `by` columns."""
     return re.sub(r"^(?=[^\n])", " " * by, text, flags=re.MULTILINE)
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """Text with whole identifiers replaced; never in what they replace."""
+    """Replaces whole identifiers, all at once."""
     if not names:
         return text
     pattern = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, names), key=len, reverse=True)) + r")(?!\w)")
@@ -30,7 +30,7 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def linear_thread(block: tuple[int, int, int]) -> str:
-    """The number of a thread in a block of this shape, as C."""
+    """Linear index of a thread in a block of this shape, as C source."""
     x, y, z = block
     text = "((int)threadIdx.x)"
     if y > 1:
@@ -42,17 +42,18 @@ Shape = tuple[int, int, int]
 
 
 def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping[str, str], blocks: Mapping[str, str] | None) -> str:
-    """A kernel's body with another kernel's threads.
+    """A kernel's body for execution by the threads of another kernel.
 
     Args:
-        body: the kernel's, perhaps edited.
-        prefix: of the names that say which thread and block of its own launch this is.
-        block: shape of the blocks of the kernel it becomes a part of; a thread's number there is called `thread`.
-        names: of parameters and arrays, as they are called there.
-        blocks: its block's index along x, y and z, as C; None if it is that of the kernel it is part of.
+        kernel: with its launch.
+        body: of the kernel, possibly edited.
+        prefix: of the variables that hold its thread and block indices.
+        block: block shape of the other kernel, whose linear thread index is the variable `thread`.
+        names: new names of parameters and arrays.
+        blocks: its block index along x, y and z, as C source; None if it equals the other kernel's.
 
     Raises:
-        ReconstructError: it has more threads and barriers, or a warp's work that a part of a warp cannot do.
+        ReconstructError: the kernel has block barriers and more threads than the other, or warp-wide operations in partial warps.
     """
     own, text, threads = kernel.threads, renamed(body, names), math.prod(block)
     if own != threads and (own % WARP or threads % WARP) and _WARP_WIDE.search(body):
@@ -76,7 +77,7 @@ def as_part(kernel: Kernel, body: str, prefix: str, block: Shape, names: Mapping
 
 
 def _indices(kernel: Kernel, text: str, prefix: str, number: str, blocks: Mapping[str, str] | None, moved: Sequence[str]) -> str:
-    """Declarations of the indices that a body uses, of the kinds that are `moved`."""
+    """Declarations of the thread and block indices that a body uses, for the kinds in `moved`."""
     x, y, z = kernel.launch.block
     numbers = {"x": f"({number} % {x})" if y * z > 1 else number, "y": f"(({number} / {x}) % {y})" if z > 1 else f"({number} / {x})",
                "z": f"({number} / {x * y})"}  # fmt: skip
@@ -90,7 +91,7 @@ def _indices(kernel: Kernel, text: str, prefix: str, number: str, blocks: Mappin
 
 
 def _rounds(own: int, threads: int, prefix: str) -> tuple[str, str, str]:
-    """What stands before and after a body whose threads are taken in turns, and a thread's number in between."""
+    """Loop head, name of the linear thread index, and loop tail for a body whose threads run in several rounds."""
     count, number = -(-own // threads), f"{prefix}_thread"
     before, after, depth = "", "", 0
     if count > 1:
@@ -108,10 +109,10 @@ def _rounds(own: int, threads: int, prefix: str) -> tuple[str, str, str]:
 
 
 def guarded(body: str, condition: str) -> str:
-    """A body of which only some threads do anything, while all of them meet at its barriers.
+    """A body whose statements run under a condition, while all threads execute its barriers.
 
     Raises:
-        ReconstructError: a declaration that reads memory, which the others must not do.
+        ReconstructError: a declaration reads memory, which threads outside the condition must not do.
     """
     text = blanked(body)
     inserts = sorted(_guards(statements(text, 0, len(text)), condition), reverse=True)

@@ -1,6 +1,7 @@
-"""Which work a block takes up, by the order in which blocks start: blocks that make a tensor before those that read it, wave by wave.
+"""Assignment of work to blocks by the order in which they start, so that consumer blocks can wait for producer blocks without deadlock.
 
-Whoever reads waits only for blocks with smaller tickets, which have started and wait for nobody. That is checked, ticket by ticket.
+A block draws a ticket when it starts. Producer blocks get smaller tickets than the consumer blocks that wait for them, wave by wave. A
+consumer waits only for blocks that have already started, and producers never wait. `order` checks this for every ticket.
 """
 
 from __future__ import annotations
@@ -12,21 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from im2win.reconstruct.expressions import parse
-from im2win.reconstruct.splice import indented
-from im2win.reconstruct.tiles import Along, Ints, NotFused, Tiling
-from im2win.reconstruct.unit import AXES
-from im2win.reconstruct.values import evaluate
+from im2win.reconstruct.fusion.splice import indented
+from im2win.reconstruct.fusion.tiles import Along, Ints, NotFused, Tiling
+from im2win.reconstruct.parse.expressions import parse
+from im2win.reconstruct.parse.unit import AXES
+from im2win.reconstruct.trace.values import evaluate
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Order:
-    """The work of a ticket, as C.
+    """The work of a ticket, as C source.
 
-    blocks: tickets there are. head: declarations before the work, of a `ticket`. makes: the condition that it makes, rather than reads.
-    producer, consumer: which block of its kernel it is then, along x, y and z.
+    blocks: number of tickets.
+    head: (variable, value) declarations, computed from `ticket`.
+    makes: condition that the ticket is a producer block.
+    producer, consumer: its block index along x, y and z in either kernel.
     """
 
     blocks: int
@@ -37,12 +40,12 @@ class Order:
 
     @property
     def declarations(self) -> str:
-        """The head as C."""
+        """The head as C source."""
         return "".join(f"int {name} = {value};\n" for name, value in self.head)
 
 
 def _spread(number: str, grid: Grid, left_out: int | None = None) -> dict[str, str]:
-    """The index along each axis of the block with a number, x fastest, among the axes that are not left out."""
+    """The block index along each axis from a linear index, x fastest, without the axis `left_out`."""
     found, before = dict[str, str](), 1
     axes = [axis for axis in range(3) if axis != left_out]
     for axis in axes:
@@ -57,7 +60,7 @@ def order(producer: Grid, consumer: Grid, tiles: Tiling, wave: int) -> Order:
     """The order of a fused launch; see `llc.fuse` for `wave`.
 
     Raises:
-        NotFused: waves where the kernels share no axis along which blocks lie over whole blocks.
+        NotFused: `wave` is negative, or the kernels share no axis along which each consumer block needs producer blocks of its own.
     """
     makers, readers = math.prod(producer), math.prod(consumer)
     if wave < 0:
@@ -93,10 +96,10 @@ def _waves(producer: Grid, consumer: Grid, tiles: Tiling, wave: int) -> Order:
 
 
 def _check(found: Order, producer: Grid, consumer: Grid, tiles: Tiling) -> None:
-    """Every block is somebody's work, and what a block reads is made by earlier tickets.
+    """Checks that every block has exactly one ticket, and that consumers wait only for smaller tickets.
 
     Raises:
-        NotFused: it is not so.
+        NotFused: the order violates one of both.
     """
     scope: dict[str, Ints | None] = {"ticket": np.arange(found.blocks)}
     for name, value in found.head:
@@ -117,7 +120,7 @@ def _check(found: Order, producer: Grid, consumer: Grid, tiles: Tiling) -> None:
 
 
 def _latest(when: Ints, tiles: Tiling, consumer: Grid, readers: Ints) -> Ints:
-    """The last ticket, of those that [x, y, z] of the producer's blocks have, that each of the consumer's blocks waits for."""
+    """The largest ticket that each consumer block waits for; `when`: tickets of the producer blocks, shape [x, y, z]."""
     x, y, _ = consumer
     index = {"x": readers % x, "y": readers // x % y, "z": readers // (x * y)}
     boxes = list[tuple[Ints, int]]()
@@ -134,10 +137,12 @@ def _latest(when: Ints, tiles: Tiling, consumer: Grid, readers: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Flags:
-    """One counter for the tickets, then one for the blocks that make at each place along the shared axes.
+    """Counters in global memory: one for tickets, then one for each producer index along the shared axes.
 
-    count: of counters. signal: that of a block that makes, as C. expected: what it comes to. waits: C that waits for those of a block that
-    reads, with the counters called `flags`.
+    count: number of counters.
+    signal: index of the counter that a producer block increments, as C source.
+    expected: final value of such a counter.
+    waits: C source that waits for all counters that a consumer block needs.
     """
 
     count: int
@@ -147,7 +152,7 @@ class Flags:
 
 
 def flags(found: Order, producer: Grid, tiles: Tiling, name: str) -> Flags:
-    """The counters of a fused launch; `name` is that of their parameter."""
+    """The counters of a fused launch; `name` is the name of their parameter."""
     tied: list[tuple[str, Along, int]] = [(AXES[axis], along, producer[axis]) for axis, along in enumerate(tiles.along) if along.axis]
     signal, index, many, depth = "1", "1", 1, 1
     lines = "if (thread == 0) {\n"

@@ -1,4 +1,4 @@
-"""Where expressions point: which buffer, and how many bytes into it, for all threads and iterations at once."""
+"""Pointer analysis: the buffer and byte offset that an expression points to, for all threads and iterations at once."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Any
 
 import numpy as np
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, names, size_of, terms, text
-from im2win.reconstruct.scan import POINTER_CASTS
-from im2win.reconstruct.values import Values, evaluate
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, names, size_of, terms, text
+from im2win.reconstruct.parse.scan import POINTER_CASTS
+from im2win.reconstruct.trace.values import Values, evaluate
 
 _BLOCK = {f"blockIdx.{axis}" for axis in "xyz"}
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where an expression points: a buffer, an offset in bytes (None: unknown), and the size of what is there.
+    """A location in a buffer.
 
-    apart: terms of the offset that depend on the block alone, as text; they are left out of it while no block is given.
+    offset: in bytes, None if unknown. size: bytes of the pointee.
+    block_terms: terms that depend on blockIdx alone, as text. `offset` leaves them out while blockIdx is unknown.
     """
 
     buffer: str
     offset: Values | None
     size: int
-    apart: str = ""
+    block_terms: str = ""
 
 
 class Memory:
     """The buffers of a kernel.
 
-    sizes: bytes of an element, by the name of a parameter or an array. blocks: whether blockIdx has values.
+    sizes: bytes of an element, by the name of the parameter or array. blocks: whether blockIdx is known.
     """
 
     def __init__(self, blocks: bool) -> None:
@@ -38,7 +39,7 @@ class Memory:
         self.blocks = blocks
 
     def place(self, expr: Expr, scope: dict[str, Any]) -> Pointer | None:
-        """The place that an expression names, None if that is not memory of a buffer."""
+        """The location of an lvalue, None if it is not in a buffer."""
         match expr:
             case Index(base, index):
                 pointer = self.pointer(base, scope)
@@ -50,7 +51,7 @@ class Memory:
         return None
 
     def pointer(self, expr: Expr, scope: dict[str, Any]) -> Pointer | None:
-        """Where an expression points, None if that is no buffer, or not known."""
+        """The location that an expression points to, None if it is unknown or not in a buffer."""
         match expr:
             case Name(name):
                 alias = scope.get(name)
@@ -75,20 +76,23 @@ class Memory:
         return None
 
     def step(self, pointer: Pointer, steps: Expr, scope: dict[str, Any]) -> Pointer:
-        """A pointer some elements further on. While no block is given, terms of the block alone stay apart: they move all of a block."""
+        """A pointer advanced by some elements.
+
+        While blockIdx is unknown, terms of blockIdx alone go to `block_terms`, because they shift all accesses of a block alike.
+        """
         value = evaluate(steps, scope)
         if value is not None or self.blocks:
             return moved(pointer, value, 1)
         parts = terms(steps)
-        apart = [(factor, rest) for factor, rest in parts if rest is not None and names(rest) and names(rest) <= _BLOCK]
+        block_terms = [(factor, rest) for factor, rest in parts if rest is not None and names(rest) and names(rest) <= _BLOCK]
         whole: Values | None = np.asarray(0)
-        for factor, rest in (part for part in parts if part not in apart):
+        for factor, rest in (part for part in parts if part not in block_terms):
             value = np.asarray(1) if rest is None else evaluate(rest, scope)
             whole = None if whole is None or value is None else whole + factor * value
-        if pointer.apart or not apart or whole is None:
+        if pointer.block_terms or not block_terms or whole is None:
             return moved(pointer, None, 1)
-        words = " + ".join(sorted(f"{text(part)} * {factor * pointer.size}" for factor, part in apart if part is not None))
-        return replace(moved(pointer, whole, 1), apart=words)
+        words = " + ".join(sorted(f"{text(part)} * {factor * pointer.size}" for factor, part in block_terms if part is not None))
+        return replace(moved(pointer, whole, 1), block_terms=words)
 
     @staticmethod
     def _recast(type_: str, pointer: Pointer | None) -> Pointer | None:
@@ -97,6 +101,6 @@ class Memory:
 
 
 def moved(pointer: Pointer, steps: Values | None, sign: int) -> Pointer:
-    """A pointer `steps` of its elements further on; of an unknown number, it points nowhere that is known."""
+    """A pointer advanced by `sign * steps` elements; its offset is unknown if `steps` is None."""
     offset = None if steps is None or pointer.offset is None else pointer.offset + sign * steps * pointer.size
     return replace(pointer, offset=offset)

@@ -1,6 +1,6 @@
-"""Who confirms that a rewritten source still computes the same: the emulator with shuffled orders, and racecheck where there is a GPU.
+"""Validators test that a rewritten source computes the same: on the emulator with shuffled thread orders, and with racecheck on a GPU.
 
-A judge can only object. What an order of threads did not show may still be a race: nothing is rewritten on a judge's word alone.
+A validator can only object. A race that no tested order shows may still exist, so a validator never justifies a rewrite.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ import numpy as np
 import numpy.typing as npt
 
 from im2win.emulator import Emulation, EmulationError
-from im2win.reconstruct.events import Access
-from im2win.reconstruct.expressions import size_of
-from im2win.reconstruct.rules import ReconstructError
-from im2win.reconstruct.tiles import grid_blocks
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.parse.expressions import size_of
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import ReconstructError
+from im2win.reconstruct.trace.events import Access
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 _NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "signed char": "int8",
           "uchar": "uint8", "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
 
 
-class Judge(Protocol):
-    """Objects to a rewritten source, or does not."""
+class Validator(Protocol):
+    """Tests a rewritten source; `name` appears in messages."""
 
     name: str
 
     def objection(self, unit: Unit) -> str | None:
-        """What is wrong with it; None if nothing was found."""
+        """The first error found; None if there is none."""
 
 
 def tensor_types(unit: Unit) -> dict[str, str]:
-    """The element type of every tensor that launches take, as C calls it.
+    """The C element type of every tensor argument, by tensor name.
 
     Raises:
-        ReconstructError: two kernels take one tensor for different things.
+        ReconstructError: two kernels give one tensor different element types.
     """
     found: dict[str, str] = {}
     for launch in unit.launches:
@@ -55,10 +54,10 @@ def tensor_types(unit: Unit) -> dict[str, str]:
 
 
 def tensor_sizes(unit: Unit) -> dict[str, int]:
-    """Elements of every tensor that launches take, from the addresses they reach.
+    """The number of elements of every tensor argument, from the largest address that a launch accesses.
 
     Raises:
-        NotShown: an address that depends on data.
+        NotShown: an address depends on data.
     """
     sizes = dict.fromkeys(tensor_types(unit), 0)
     for launch in unit.launches:
@@ -77,10 +76,11 @@ def tensor_sizes(unit: Unit) -> dict[str, int]:
 
 
 def tensors_for(unit: Unit, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Small integers for every tensor that launches take, so that every order of a sum gives the same; workspaces are poisoned.
+    """Test data for every tensor argument: integers from -4 to 4, so that sums do not depend on their order; workspaces are poisoned.
 
     Raises:
-        NotShown: a size that is not known. ReconstructError: a type that numpy does not have.
+        NotShown: a size is not known.
+        ReconstructError: numpy has no such element type.
     """
     draw, found = np.random.default_rng(seed), dict[str, npt.NDArray[Any]]()
     types = tensor_types(unit)
@@ -93,18 +93,18 @@ def tensors_for(unit: Unit, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
 
 
 def poisoned(size: int, dtype: str) -> npt.NDArray[Any]:
-    """An array of NaN, or of a number that nobody expects."""
+    """An array of NaN, or of 111 for integer types, so that a read before the first write shows."""
     return np.full(size, np.nan if dtype.startswith("float") else 111, dtype)
 
 
-class EmulatorJudge:
-    """Runs a source on the emulator, in several orders of blocks, warps and threads, and compares with the source as it was, bit by bit.
+class EmulatorValidator:
+    """Runs a source on the emulator in several orders of blocks, warps and threads, and compares all bits with the original's results.
 
     Args:
-        unit: as it was.
-        tensors: every tensor that its launches take, workspaces apart; None for small integers.
-        seeds: of the orders.
-        resident: blocks in turns.
+        unit: the original.
+        tensors: every tensor argument except workspaces, by name; None for those of `tensors_for`.
+        seeds: one for each order.
+        resident: blocks that run concurrently.
     """
 
     name = "emulator"
@@ -115,13 +115,13 @@ class EmulatorJudge:
         self.expected = self._run(unit, Emulation(unit.source, unit.launches), 0)
 
     def _run(self, unit: Unit, emulation: Emulation, seed: int) -> dict[str, npt.NDArray[Any]]:
-        held = {name: array.copy() for name, array in self.tensors.items() if name not in unit.workspace}
+        arrays = {name: array.copy() for name, array in self.tensors.items() if name not in unit.workspace}
         spaces = {name: poisoned(int(np.prod(shape)), dtype) for name, (shape, dtype) in unit.workspace.items()}
-        emulation({**held, **spaces}, seed, self.resident)
-        return held
+        emulation({**arrays, **spaces}, seed, self.resident)
+        return arrays
 
     def objection(self, unit: Unit) -> str | None:
-        """The first order in which a tensor comes out differently, or a rule of CUDA is broken."""
+        """The first order in which a tensor differs, or the first violation of a rule of CUDA."""
         try:
             emulation = Emulation(unit.source, unit.launches)
             for seed in self.seeds:
@@ -151,7 +151,7 @@ int main() {{
 
 
 def harness(unit: Unit, sizes: Mapping[str, int]) -> str:
-    """A program that runs a unit's launches once, on tensors of zeros: CUDA C++ with a `main`."""
+    """A CUDA C++ program whose `main` runs a unit's launches once, on zeroed tensors; `sizes` are in elements."""
     lines = []
     for name, element in tensor_types(unit).items():
         lines.append(f"{element}* t_{name}; check(cudaMalloc(&t_{name}, {max(sizes[name], 1)} * sizeof({element})));")
@@ -165,12 +165,12 @@ def harness(unit: Unit, sizes: Mapping[str, int]) -> str:
     return unit.source + _MAIN.format(body="\n".join("  " + line for line in lines))
 
 
-class RacecheckJudge:
-    """compute-sanitizer's racecheck, which finds two threads of a block at one place in shared memory with no barrier between them.
+class RacecheckValidator:
+    """Runs racecheck of NVIDIA's compute-sanitizer, which reports data races in shared memory.
 
     Args:
-        arch: the architecture to compile for.
-        sizes: elements of every tensor that launches take; None where their addresses say it.
+        arch: the architecture to compile for, such as "sm_90a".
+        sizes: elements of every tensor argument; None for those of `tensor_sizes`.
     """
 
     name = "racecheck"
@@ -180,7 +180,7 @@ class RacecheckJudge:
 
     @staticmethod
     def missing() -> str | None:
-        """What it needs and this machine lacks; None if nothing."""
+        """What this machine lacks to run racecheck; None if nothing."""
         if shutil.which("nvcc") is None:
             return "nvcc is not on PATH"
         if shutil.which("compute-sanitizer") is None:
@@ -188,10 +188,10 @@ class RacecheckJudge:
         return None if Path("/dev/nvidiactl").exists() else "there is no GPU"
 
     def build(self, unit: Unit, folder: Path) -> Path:
-        """Compiles the program for racecheck; needs no GPU.
+        """Compiles the program for racecheck. No GPU is needed.
 
         Raises:
-            ReconstructError: it does not compile.
+            ReconstructError: the program does not compile.
         """
         code, program = folder / "harness.cu", folder / "harness"
         code.write_text(harness(unit, tensor_sizes(unit) if self.sizes is None else self.sizes))
@@ -205,7 +205,7 @@ class RacecheckJudge:
         """The first hazard that racecheck reports.
 
         Raises:
-            ReconstructError: it cannot run here, or the source does not compile.
+            ReconstructError: racecheck cannot run on this machine, or the source does not compile.
         """
         missing = self.missing()
         if missing:

@@ -1,7 +1,7 @@
-"""Rules as data, and the one function that applies them.
+"""Rewrite rules as regular expressions, and the function that applies them.
 
-A rule that matches less often or more often than it says is an error with its context, never a guess: generated code has changed under it.
-Without rules the source passes through unchanged, which is what CPU targets and untouched kernels get.
+A rule states how often it matches. Another number of matches is an error: it means that the generated code has changed. Without rules
+the source passes through unchanged.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 
 
 class ReconstructError(ValueError):
-    """A rule that cannot be applied; the message names the rule, what it expected and what it found."""
+    """A rewrite that cannot be applied; the message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """One rewrite of source text.
 
-    name, why: for people; both appear in errors and explanations.
-    pattern: a regular expression (multi-line), `replacement` in `re.sub` syntax.
-    matches: (least, most) matches it expects in a translation unit.
+    name, why: shown in errors and explanations.
+    pattern: a regular expression, compiled with `re.MULTILINE`.
+    replacement: in the syntax of `re.sub`.
+    matches: the least and the largest number of matches in a translation unit.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Match:
-    """One place that a rule changed: its line (from 1, in the text the rule saw), the text before and after, and why."""
+    """One change: its line (from 1, in the text before the change), the text before and after, and the reason."""
 
     rule: str
     line: int
@@ -44,17 +45,17 @@ class Match:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Rewritten source with every change made to get there, in order."""
+    """Rewritten source and its changes, in order."""
 
     source: str
     matches: list[Match] = field(default_factory=list)
 
 
 def reconstruct(source: str, rules: Sequence[Rule] = ()) -> Reconstruction:
-    """Applies rules in order, each to the result of those before it; a rule whose result it would match again is refused.
+    """Applies rules in order, each to the result of the previous ones.
 
     Raises:
-        ReconstructError: a rule's number of matches is not what it says, or it is not idempotent.
+        ReconstructError: a rule matches too often or too rarely, or matches its own result.
     """
     done: list[Match] = []
     for rule in rules:

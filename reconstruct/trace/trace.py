@@ -1,7 +1,7 @@
-"""What the threads of a kernel read and write, in order: every address of every thread, block and iteration, as numbers.
+"""Enumeration of the memory accesses of a kernel: every address of every thread, block and iteration, in program order.
 
-Indices of generated code are integer expressions of threadIdx, blockIdx, loop variables and constants, so all of them can be enumerated. A
-condition on data counts as one that may hold. What cannot be enumerated raises `NotShown`; nothing is guessed.
+Indices of generated code are integer expressions of threadIdx, blockIdx, loop variables and constants, so all addresses can be computed. A
+branch on data counts as one that may be taken. Code that cannot be enumerated raises `NotShown`.
 
 Arrays of values have the axes (loops..., blocks, threads), the innermost loop first.
 """
@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, Commit, Event, Fence, Landed, NotShown, Waited
-from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
-from im2win.reconstruct.pointers import Memory, Pointer, moved
-from im2win.reconstruct.scan import POINTER_CASTS, base, functions, lanes, settled, synchronizes
-from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
-from im2win.reconstruct.unit import Kernel
-from im2win.reconstruct.values import Table, Values, evaluate
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Unary, names, size_of
+from im2win.reconstruct.parse.scan import POINTER_CASTS, base, constant_arrays, functions, lanes, synchronizes
+from im2win.reconstruct.parse.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Scope, Span, Statement, every
+from im2win.reconstruct.parse.unit import Kernel
+from im2win.reconstruct.trace.events import Access, BarrierReached, CommitGroup, Event, Fence, NotShown, WaitGroup
+from im2win.reconstruct.trace.pointers import Memory, Pointer, moved
+from im2win.reconstruct.trace.values import Table, Values, evaluate
 
-CAP = 1 << 24  # values at once: beyond it, loops are stepped through one by one
-
+CAP = 1 << 24  # values in one array; a larger loop is evaluated iteration by iteration
+CHUNK = 64  # blocks in one array
 
 _FENCE = re.compile(r"(?:__threadfence\w*|atomic\w+|im2win::(?:signal|await|ticket)\w*|__nanosleep)$")
 _REFUSED = re.compile(r"__sync(?!warp\b)\w*|\bbar\b|barrier|cooperative|pipeline|\basm\b|__asm__|__threadfence|atomic|__shared__|volatile")
@@ -39,10 +39,10 @@ class Trace:
     """The events of one kernel, for some of its blocks.
 
     Args:
-        kernel: with its launch.
-        tracked: buffers whose accesses are wanted: names of parameters and shared arrays.
-        blocks: (x, y, z) of the blocks to run, each an array; None for one of them, with blockIdx unknown.
-        names: values of more names, an array with one for each block or for all of them.
+        kernel: with a launch.
+        tracked: names of the parameters and shared arrays whose accesses are reported.
+        blocks: the blockIdx of the traced blocks, one array each for x, y and z; None for a single block with unknown blockIdx.
+        names: values of further variables, one for each block or one for all.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class Trace:
         targets = [part.target for part in every(kernel.statements) if isinstance(part, Assignment)]
         targets = [target.base if isinstance(target, Member) else target for target in targets]
         self._mutated = {target.name for target in targets if isinstance(target, Name)}
-        self._tables = settled(kernel)
+        self._tables = constant_arrays(kernel)
         self._dynamic = next((array.name for array in kernel.shared if array.space == "dynamic"), "")
         self._barriers = {barrier.span: number for number, barrier in enumerate(kernel.barriers)}
         self._fragments = {match["name"]: match for match in _FRAGMENT.finditer(kernel.body)}
         self._blocks, self._names = blocks, names or {}
-        self.apart: dict[str, str] = {}  # by buffer: what was left out of its places because it depends on the block, see `Pointer`
+        self.block_terms: dict[str, str] = {}  # by buffer, see `Pointer`
 
     def __iter__(self) -> Iterator[Event]:
-        """The events, in the order in which a thread goes through them.
+        """The events in program order.
 
         Raises:
-            NotShown: code that cannot be enumerated.
+            NotShown: some code cannot be enumerated.
         """
-        self.apart = {}
+        self.block_terms = {}
         yield from self._run(self.kernel.statements, self._start(), None, True)
 
     def _start(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Trace:
                 case Effect():
                     yield from self._reads(part.value, scope, mask, certain, part.span)
                 case Barrier():
-                    yield Waited(self._barriers[part.span], part.scope)
+                    yield BarrierReached(self._barriers[part.span], part.scope)
                 case Loop():
                     yield from self._loop(part, scope, mask, certain)
                 case If():
@@ -123,7 +123,7 @@ class Trace:
             if size is None and (part.space or part.name in self.tracked):
                 raise self._not_shown(part.span, f"{part.name} is of {part.type}, whose size is not known")
             self.memory.sizes[part.name] = size or 0
-            if part.space == "dynamic":  # all of them are the same memory
+            if part.space == "dynamic":  # all dynamic arrays alias
                 scope[part.name] = Pointer(self._dynamic, np.asarray(0), size or 0)
             scope[f"{part.name}[]"] = Table(part.count) if part.count and not part.space and part.name in self._tables else None
             return
@@ -158,7 +158,7 @@ class Trace:
             raise self._not_shown(part.span, "where it writes is not known")
 
     def _settle(self, target: Expr, value: Expr, scope: dict[str, Any], mask: Values | None, certain: bool) -> None:
-        """Keeps what goes into a thread's own array of integers."""
+        """Records a store to a local integer array."""
         match target:
             case Index(Name(array), index) if isinstance(scope.get(f"{array}[]"), Table):
                 place, found = evaluate(index, scope), evaluate(value, scope)
@@ -217,12 +217,12 @@ class Trace:
         if place.offset is None:
             what = "writes" if write else "reads"
             raise self._not_shown(span, f"the place in {place.buffer} that it {what} depends on data, or on the block")
-        if self.apart.setdefault(place.buffer, place.apart) != place.apart:
+        if self.block_terms.setdefault(place.buffer, place.block_terms) != place.block_terms:
             raise self._not_shown(span, f"places in {place.buffer} depend on the block in several ways")
         return Access(place.buffer, write, place.size, np.asarray(place.offset), mask, certain, span, **more)
 
     def _reads(self, expr: Expr, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        """What evaluating an expression reads, and what its calls do."""
+        """The accesses of evaluating an expression, including those of its calls."""
         match expr:
             case Index() | Unary("*", _) | Member(Index() | Unary("*", _) | Member(), _):
                 yield from self._inside(expr, scope, mask, certain, span)
@@ -251,7 +251,7 @@ class Trace:
                 yield from self._call(expr, scope, mask, certain, span)
 
     def _inside(self, expr: Expr, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        """What finding a place reads: its indices."""
+        """The accesses of computing an address: those of its indices."""
         match expr:
             case Index(base, index):
                 yield from self._inside(base, scope, mask, certain, span)
@@ -294,7 +294,7 @@ class Trace:
                 if place is not None and place.buffer in self.tracked:
                     yield self._access(place, True, mask, certain, span)
             return
-        product = call.function.startswith("im2win::product_")  # of registers alone, in assembly
+        product = call.function.startswith("im2win::product_")  # inline assembly that uses registers only
         if _REFUSED.search(call.function) or (body is not None and _REFUSED.search(body) and not product):
             raise self._not_shown(span, f"what {call.function} waits for or does to memory is not known")
         for argument in call.arguments:
@@ -320,10 +320,10 @@ class Trace:
                 yield self._access(place, write, mask, certain, span, pending=True)
 
     def _commit(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        yield Commit()
+        yield CommitGroup()
 
     def _wait(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        yield Landed(int(call.template))
+        yield WaitGroup(int(call.template))
 
     def _load_words(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
         to, source = (self.memory.pointer(argument, scope) for argument in call.arguments)
@@ -335,7 +335,7 @@ class Trace:
             yield self._access(replace(source, size=16), False, mask, certain, span)
 
     def _fragment(self, call: Call, scope: dict[str, Any], mask: Values | None, certain: bool, span: Span) -> Iterator[Event]:
-        """A matrix of a warp: all its lanes count as reading or writing all of it."""
+        """A WMMA load or store; every lane of the warp counts as accessing the whole matrix."""
         write = call.function.endswith("store_matrix_sync")
         fragment, pointed = (call.arguments[1], call.arguments[0]) if write else call.arguments[:2]
         pointer, leading = self.memory.pointer(pointed, scope), evaluate(call.arguments[2], scope)
@@ -353,8 +353,17 @@ class Trace:
             yield self._access(replace(place, size=pointer.size * inner), write, mask, certain, span)
 
 
+def grid_blocks(kernel: Kernel) -> Iterator[tuple[Values, tuple[Values, Values, Values]]]:
+    """The blocks of a kernel in chunks: linear indices (x fastest), and blockIdx as (x, y, z)."""
+    x, y, _ = kernel.launch.grid
+    count = math.prod(kernel.launch.grid)
+    for first in range(0, count, CHUNK):
+        number = np.arange(first, min(first + CHUNK, count))
+        yield number, (number % x, number // x % y, number // (x * y))
+
+
 def _known(condition: Expr, scope: dict[str, Any]) -> Values | None:
-    """Of a condition's parts that must all hold, those that are known; None if none is."""
+    """The conjunction of those operands of `&&` that are known; None if none is."""
     match condition:
         case Binary("&&", left, right):
             known = [part for part in (_known(left, scope), _known(right, scope)) if part is not None]

@@ -1,9 +1,8 @@
-"""Two kernels whose blocks along x all do the same, each with its own piece of the tensor between them: a few blocks stand for all.
+"""Reduction of a pair of kernels to a few blocks along x, if all blocks along x do the same work on pieces of the tensor.
 
-What is enumerated of a pair grows with its tensor, which may be larger than memory. If of every place that a kernel touches in it the part
-that depends on the block is that of ``blockIdx.x * piece`` and of other axes, and nothing else depends on ``blockIdx.x``, not even whether
-the place is touched, then blocks differ by where their pieces begin. That is shown for each kernel with no block given (`Trace` keeps terms
-of the block apart, and refuses what is no such sum); then pieces are compared for all blocks.
+Enumerating a pair takes memory in proportion to its tensor, which may be larger than the host's memory. The blocks are uniform if every
+address is a sum of ``blockIdx.x * piece`` and terms without ``blockIdx.x``, and no condition depends on ``blockIdx.x``. A trace with
+unknown blockIdx proves this (`Pointer.block_terms`). The step between blocks must equal the size of a piece.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, NotShown
-from im2win.reconstruct.expressions import parse, size_of
-from im2win.reconstruct.pairs import Pair
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import Kernel
-from im2win.reconstruct.values import evaluate
+from im2win.reconstruct.fusion.pairs import Pair
+from im2win.reconstruct.parse.expressions import parse, size_of
+from im2win.reconstruct.parse.unit import Kernel
+from im2win.reconstruct.trace.events import Access, NotShown
+from im2win.reconstruct.trace.trace import Trace
+from im2win.reconstruct.trace.values import evaluate
 
 FEW = 3
 
 
 def few(found: Pair) -> Pair:
-    """The pair with so few blocks along x that they stand for all; the pair itself where that is not shown."""
+    """The pair with `FEW` blocks along x, if they represent all blocks; otherwise the pair itself."""
     extents = {kernel.launch.grid[0] for kernel in (found.producer, found.consumer)}
     blocks = min(extents)
     if len(extents) > 1 or blocks <= FEW or found.elements % blocks:
@@ -41,7 +40,7 @@ def _fewer(kernel: Kernel) -> Kernel:
 
 
 def _step(kernel: Kernel, name: str) -> int | None:
-    """Elements by which a block's places in a tensor lie behind those of the block before it along x; None if that is not shown."""
+    """Elements between the accesses of neighbouring blocks along x; None if the blocks are not shown to be uniform."""
     try:
         trace = Trace(kernel, {name})
         if not all(event.certain for event in trace if isinstance(event, Access)):
@@ -49,14 +48,14 @@ def _step(kernel: Kernel, name: str) -> int | None:
     except NotShown:
         return None
     element = next(parameter.element for parameter in kernel.parameters if parameter.name == name)
-    return _linear(kernel, trace.apart.get(name, ""), element)
+    return _linear(kernel, trace.block_terms.get(name, ""), element)
 
 
-def _linear(kernel: Kernel, apart: str, element: str) -> int | None:
-    """The factor of blockIdx.x in a sum of terms of the block, in elements, if for every block it is only that."""
+def _linear(kernel: Kernel, block_terms: str, element: str) -> int | None:
+    """The factor of blockIdx.x in the block terms, in elements; None if the terms are not linear in blockIdx.x for all blocks."""
     x, y, z = (np.arange(extent) for extent in kernel.launch.grid)
     scope = {"blockIdx.x": x[:, None, None], "blockIdx.y": y[:, None], "blockIdx.z": z}
-    value, size = evaluate(parse(apart), scope) if apart else None, size_of(element)
+    value, size = evaluate(parse(block_terms), scope) if block_terms else None, size_of(element)
     if value is None or not size:
         return None
     value = np.broadcast_to(value, kernel.launch.grid)

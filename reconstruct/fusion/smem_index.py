@@ -1,4 +1,4 @@
-"""Indices of a tensor of which a block holds a part in shared memory: changed, and compared with the old ones address by address."""
+"""Indices into a tensor, rewritten to its tile in shared memory and verified address by address."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from im2win.reconstruct.events import Access, NotShown
-from im2win.reconstruct.expressions import ExpressionError, parse
-from im2win.reconstruct.pairs import Pair
-from im2win.reconstruct.statements import blanked, closing
-from im2win.reconstruct.tiles import Ints, NotFused, Tiling, grid_blocks
-from im2win.reconstruct.trace import Trace
-from im2win.reconstruct.unit import AXES, Kernel
+from im2win.reconstruct.fusion.pairs import Pair
+from im2win.reconstruct.fusion.tiles import Ints, NotFused, Tiling
+from im2win.reconstruct.parse.expressions import ExpressionError, parse
+from im2win.reconstruct.parse.statements import blanked, closing
+from im2win.reconstruct.parse.unit import AXES, Kernel
+from im2win.reconstruct.trace.events import Access, NotShown
+from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 
 @dataclass(frozen=True)
 class _Site:
-    """An index of a tensor in a kernel's body: the offsets of the name and of the index, and both ends."""
+    """An index expression of a tensor in the source: offset of the tensor's name, span of the index, offset of the closing bracket."""
 
     start: int
     index: tuple[int, int]
@@ -28,10 +28,10 @@ class _Site:
 
 
 def _sites(kernel: Kernel, name: str) -> list[_Site]:
-    """Where a kernel indexes a parameter: `name[index]` or `(name + index)`, and no other use.
+    """All uses of a parameter, each of the form `name[index]` or `(name + index)`.
 
     Raises:
-        NotFused: it is used in another way.
+        NotFused: the parameter is used in another way.
     """
     text, found = blanked(kernel.source), []
     for match in re.finditer(rf"\b{name}\b", text[: kernel.inner[1]]):
@@ -51,13 +51,14 @@ def _sites(kernel: Kernel, name: str) -> list[_Site]:
     return found
 
 
-def held(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
-    """A kernel's body with all indices of the tensor those of its part in shared memory.
+def indexed_in_smem(found: Pair, tiles: Tiling, kernel: Kernel, name: str) -> str:
+    """The body of a kernel with all indices of the tensor rewritten to its tile in shared memory.
 
-    Factors are changed where that is right for every thread, iteration and block; elsewhere digits are taken apart and put together.
+    An index gets packed factors (`Layout.rescaled`) if that is right for every thread, iteration and block. Otherwise the code computes it
+    digit by digit (`Layout.text`).
 
     Raises:
-        NotFused: an index that neither does.
+        NotFused: neither form is right for some index.
     """
     sites = _sites(kernel, name)
     makes = kernel is found.producer
@@ -94,17 +95,17 @@ def _written(kernel: Kernel, sites: list[_Site], texts: list[str], name: str) ->
 
 
 def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str) -> set[tuple[int, int]]:
-    """Spans, in the kernel's source, of statements whose new indices are not where the old ones' elements are held."""
+    """Spans of the statements in the kernel's source whose new indices do not address the elements of the old ones."""
     tile, wrong = f"{found.tensor}_tile", set[tuple[int, int]]()
     changed = kernel.source[: kernel.inner[0]] + body + kernel.source[kernel.inner[1] :]
     inner = kernel.inner[0], kernel.inner[0] + len(body)
     parameters = tuple(replace(parameter, name=tile) if parameter.name == name else parameter for parameter in kernel.parameters)
-    held = Kernel(kernel.name, parameters, kernel.bounds, (kernel.span[0], inner[1] + 1), inner, changed, kernel.launches)
+    rewritten = Kernel(kernel.name, parameters, kernel.bounds, (kernel.span[0], inner[1] + 1), inner, changed, kernel.launches)
     for _, blocks in grid_blocks(kernel):
         old = [event for event in Trace(kernel, {name}, blocks) if isinstance(event, Access)]
         for names, start in _origins(found, tiles, kernel, blocks):
             try:
-                traced = Trace(held, {tile}, blocks, {**names, f"{found.tensor}_origin": start})
+                traced = Trace(rewritten, {tile}, blocks, {**names, f"{found.tensor}_origin": start})
                 new = [event for event in traced if isinstance(event, Access)]
             except NotShown:
                 return {kernel.inner}
@@ -115,7 +116,7 @@ def _mismatches(found: Pair, tiles: Tiling, kernel: Kernel, name: str, body: str
 
 
 def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Ints, Ints]) -> Iterator[tuple[dict[str, Ints], Ints]]:
-    """Which tile of its box each block is, and where that box begins: one case for a consumer, one for each tile of a producer."""
+    """Values of the tile variables, and the first element of the tile: one case for a consumer, one for each position of a producer."""
     if kernel is not found.producer:
         yield {}, tiles.start(blocks)
         return
@@ -129,11 +130,11 @@ def _origins(found: Pair, tiles: Tiling, kernel: Kernel, blocks: tuple[Ints, Int
 
 
 def _same(before: Access, after: Access, start: Ints, tiles: Tiling) -> bool:
-    """Whether an access goes where its elements are held: all its lanes, and aligned as before, up to its width."""
+    """Whether an access reaches the packed offsets of all its elements, with the alignment that its width needs."""
     mask = np.True_ if before.mask is None else before.mask
     first, origin, new, mask = np.broadcast_arrays(before.start // tiles.element, start.reshape(-1, 1), after.start // tiles.element, mask)
     first, new, lanes = first[mask], new[mask], before.width // tiles.element
     place = first - origin[mask]
-    last = tiles.layout.held(place + lanes - 1) == new + lanes - 1
+    last = tiles.layout.packed(place + lanes - 1) == new + lanes - 1
     aligned = new % np.gcd(first, lanes) == 0
-    return bool(np.all(place >= 0) and np.all(tiles.layout.held(place) == new) and np.all(last) and np.all(aligned))
+    return bool(np.all(place >= 0) and np.all(tiles.layout.packed(place) == new) and np.all(last) and np.all(aligned))

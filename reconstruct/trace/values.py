@@ -1,7 +1,7 @@
-"""Values of expressions, for many threads, blocks and iterations at once.
+"""Integer values of expressions, for many threads, blocks and iterations at once.
 
-C's integer rules hold: division truncates, `%` has the dividend's sign, `>>` keeps the sign. What has no value here (data from memory,
-floating point, a type that would wrap) is unknown, which is None.
+C's integer rules hold: division truncates, `%` has the dividend's sign, `>>` keeps the sign. An unknown value is None: data from memory,
+floating point, and integers that would wrap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Number, Unary
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Choice, Expr, Index, Member, Name, Number, Unary
 
 Values = npt.NDArray[Any]
 
@@ -37,17 +37,17 @@ Scope = Mapping[str, Any]
 
 
 class Table:
-    """The values of a thread's own array of integers, as far as they are known: [elements, blocks, threads]."""
+    """Known values of a local integer array, shape [elements, blocks, threads]."""
 
     def __init__(self, count: int) -> None:
         self.known = np.zeros(count, np.bool_)
         self.values: Values = np.zeros((count, 1, 1), np.int64)
-        self.pending = False  # written in a loop all of whose iterations run at once: nothing is known until it ends
+        self.pending = False  # written in a loop whose iterations are evaluated at once: unknown until the loop ends
 
     def store(self, index: Values, value: Values) -> None:
-        """Sets elements, one for each combination of loop variables; an element that gets several values is unknown."""
+        """Stores one element for each combination of loop variables; an element that gets several values becomes unknown."""
         index, value = (np.reshape(part, (1,) * (2 - np.ndim(part)) + np.shape(part)) for part in (index, value))
-        if index.shape[-2:] != (1, 1):  # a place that threads do not share
+        if index.shape[-2:] != (1, 1):  # the index differs between threads
             self.known[:] = False
             return
         loops = np.broadcast_shapes(index.shape[:-2], value.shape[:-2])
@@ -63,7 +63,7 @@ class Table:
         self.known[places[(self.values[places] != values).any(axis=(1, 2))]] = False
 
     def load(self, index: Values) -> Values | None:
-        """The values of elements, None if one is unknown."""
+        """Values of elements, None if any of them is unknown."""
         if self.pending or np.min(index) < 0 or np.max(index) >= len(self.known) or not np.all(self.known[index]):
             return None
         _, blocks, threads = self.values.shape
@@ -71,10 +71,10 @@ class Table:
 
 
 def evaluate(expr: Expr, scope: Scope) -> Values | None:
-    """Integer values of an expression, for all elements of the scope's arrays at once; None where it has none.
+    """Integer values of an expression, for all elements of the scope's arrays at once; None if they are unknown.
 
     Args:
-        scope: values by name; of built-ins by "threadIdx.x" and the like. They broadcast against each other.
+        scope: values by name, built-ins as "threadIdx.x". They broadcast against each other.
     """
     match expr:
         case Number(number):
@@ -119,7 +119,7 @@ def _converted(type_: str, value: Values | None) -> Values | None:
 
 
 def _wraps(expr: Expr) -> bool:
-    """Whether it is of an unsigned type, whose differences wrap: what threadIdx and its like are until they are converted."""
+    """Whether an expression is unsigned, so that differences wrap. `threadIdx` and similar built-ins are unsigned."""
     match expr:
         case Member(Name("threadIdx" | "blockIdx" | "blockDim" | "gridDim"), _):
             return True

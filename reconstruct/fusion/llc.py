@@ -1,10 +1,10 @@
-"""Partial kernel fusion through the last-level cache (PKF-LLC): two kernels as one launch, the tensor between them in global memory.
+"""Partial kernel fusion through the last-level cache (PKF-LLC): one launch of two kernels, with the tensor between them in global memory.
 
-The document parts the two with a barrier of the threads, which orders only the threads of one block. Here every block signals what it has
-made, with a fence and an atomic counter, and every block that reads waits for those counters.
+A producer block signals its completion with a fence and an atomic counter. A consumer block waits for the counters of what it reads. The
+PKF paper (see `im2win.reconstruct`) separates the two parts by a barrier, which orders only the threads of one block.
 
-A grid-wide barrier would need the whole grid resident at once, which today's hardware promises to cooperative launches only. Here the order
-in which blocks start decides what they do (`order`), so that nobody waits for a block that has not started: any grid will do.
+A grid-wide barrier needs all blocks resident, which CUDA guarantees only for cooperative launches. Here the order in which blocks start
+decides their work (`block_order`). So no block waits for one that has not started, and the grid may have any size.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import math
 from dataclasses import replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.order import flags, order
-from im2win.reconstruct.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merged_parameters, pair, rebased, replaced
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.splice import as_part, indented, linear_thread
-from im2win.reconstruct.tiles import NotFused
-from im2win.reconstruct.uniform import few
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion.block_order import flags, order
+from im2win.reconstruct.fusion.pairs import ALIGNMENT, STATIC_LIMIT, fused_block, merged_parameters, pair, rebased, replaced
+from im2win.reconstruct.fusion.splice import as_part, indented, linear_thread
+from im2win.reconstruct.fusion.tiles import NotFused
+from im2win.reconstruct.fusion.uniform import few
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import Match
 
 RULE = "pkf-llc"
 
@@ -48,15 +48,20 @@ __device__ __forceinline__ void await_done(unsigned* flag, unsigned count) {
 
 
 def fuse(unit: Unit, limit: int, wave: int = 0, producer: str | None = None, consumer: str | None = None) -> tuple[Unit, list[Match]]:
-    """Two kernels as one launch; before it, a kernel of one block clears the counters.
+    """Fuses two kernels into one launch. A second kernel of one block clears the counters before it.
 
     Args:
+        unit: with launches and workspaces.
         limit: bytes of shared memory that a block may take.
-        wave: how many of the consumer's blocks, along the axis that both kernels share, are served before the next are: so much of the
-            tensor is to fit the cache, twice over. 0 for all at once.
+        wave: consumer blocks in a wave, along the axis that both kernels share; 0 for a single wave. The cache should hold the tensor's
+            part of two waves.
+        producer, consumer: names of the kernels; None for those of the first pair.
+
+    Returns:
+        The new unit and the change.
 
     Raises:
-        NotFused: no such pair, or one whose blocks or sizes do not fit.
+        NotFused: there is no such pair, or its blocks or sizes do not permit fusion.
     """
     found = pair(unit, producer, consumer)
     block, merged = fused_block(found), merged_parameters(found, set())
@@ -82,7 +87,7 @@ def fuse(unit: Unit, limit: int, wave: int = 0, producer: str | None = None, con
         + f"  if (thread == 0) {{\n    im2win::signal_done(({counters} + {signals.signal}));\n  }}\n}} else {{\n"
         + f"{indented(signals.waits)}  __syncthreads();\n{indented(used)}}}\n"
     )
-    # No __restrict__ for the tensor between the parts: one block reads what another has written.
+    # The tensor between the parts is not __restrict__: one block reads what another has written.
     rows = [row.replace(" __restrict__", "") if tensor == found.tensor else row for tensor, row in merged.parameters]
     threads = min(1024, -(-signals.count // 32) * 32)
     parameters = ", ".join([*rows, f"unsigned int* {counters}"])

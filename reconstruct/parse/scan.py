@@ -1,21 +1,36 @@
-"""What the text of a kernel says without being run: what it may write, which functions it calls, what must keep its order."""
+"""Static facts about a kernel: parameters it may write, functions it calls, statements whose order matters."""
 
 from __future__ import annotations
 
 import functools
 import re
 
-from im2win.reconstruct.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
-from im2win.reconstruct.statements import Assignment, Barrier, Declaration, Effect, If, Loop, Opaque, Statement, blanked, closing, every
-from im2win.reconstruct.unit import Kernel
+from im2win.reconstruct.parse.expressions import Binary, Call, Cast, Expr, Index, Member, Name, Unary, walk
+from im2win.reconstruct.parse.statements import (
+    Assignment,
+    Barrier,
+    Declaration,
+    Effect,
+    If,
+    Loop,
+    Opaque,
+    Statement,
+    blanked,
+    closing,
+    every,
+)
+from im2win.reconstruct.parse.unit import Kernel
 
-_WRITE_FIRST = ("im2win::copy_async", "nvcuda::wmma::load_matrix_sync")  # functions that write what their first argument points to
+_WRITE_FIRST = ("im2win::copy_async", "nvcuda::wmma::load_matrix_sync")  # functions that write only through their first argument
 POINTER_CASTS = ("static_cast", "reinterpret_cast")
 _SYNCHRONIZING = re.compile(r"im2win::(?:commit_copies|wait_copies)$")
 
 
 def written(kernel: Kernel) -> set[str]:
-    """Parameters that a kernel may write: on the left of an assignment, behind another pointer, given to a function, or in opaque text."""
+    """Names of parameters that a kernel may write.
+
+    A parameter counts if it is assigned to, aliased by another pointer, passed to a function, or named in opaque text.
+    """
     found = set[str]()
     for part in every(kernel.statements):
         if isinstance(part, Assignment):
@@ -31,8 +46,8 @@ def written(kernel: Kernel) -> set[str]:
     return found & {parameter.name for parameter in kernel.parameters}
 
 
-def places_used(kernel: Kernel) -> set[str]:
-    """Built-ins that fusion does not rename: extents, and whatever says where a thread is in functions that the kernel calls."""
+def builtins_used(kernel: Kernel) -> set[str]:
+    """Built-ins that fusion cannot rename: `blockDim` and `gridDim`, and any thread or block index in a function that the kernel calls."""
     text = blanked(kernel.source)
     found = set(re.findall(r"\b(?:blockDim|gridDim)\b", text[slice(*kernel.inner)]))
     bodies = functions(kernel.source[: kernel.source.find('extern "C"')])
@@ -42,7 +57,7 @@ def places_used(kernel: Kernel) -> set[str]:
 
 
 def base(expr: Expr) -> set[str]:
-    """What an expression that names a place begins at."""
+    """Names of the variables that a memory operand is based on."""
     match expr:
         case Name(name):
             return {name}
@@ -55,8 +70,11 @@ def base(expr: Expr) -> set[str]:
     return set()
 
 
-def settled(kernel: Kernel) -> set[str]:
-    """Arrays of integers of a thread's own that one statement sets, or several outside of loops; no function gets the address of them."""
+def constant_arrays(kernel: Kernel) -> set[str]:
+    """Local integer arrays whose elements can be enumerated.
+
+    One statement writes the array, or several statements outside of loops do. No pointer to the array exists.
+    """
     counts, other, looped = dict[str, int](), set[str](), set[str]()
     in_loops = {id(part) for loop in kernel.loops for part in every(loop.body)}
     for part in every(kernel.statements):
@@ -74,14 +92,14 @@ def settled(kernel: Kernel) -> set[str]:
 
 
 def lanes(part: Declaration) -> tuple[Expr, ...]:
-    """The parts of a vector of integers that is put together where it is declared."""
+    """The components of an integer vector that is declared with `make_int2`, `make_int3` or `make_int4`."""
     if isinstance(part.value, Call) and re.fullmatch(r"make_int[234]", part.value.function):
         return part.value.arguments
     return ()
 
 
 def expressions(part: Statement) -> list[Expr]:
-    """The expressions of one statement, not of those inside it."""
+    """The expressions of one statement, without those of nested statements."""
     match part:
         case Declaration(value=value):
             return [value] if value is not None else []
@@ -98,7 +116,7 @@ def expressions(part: Statement) -> list[Expr]:
 
 @functools.lru_cache(maxsize=64)
 def functions(head: str) -> dict[str, str]:
-    """Bodies of the functions that stand before a source's kernels, by name."""
+    """Bodies of the functions that a source defines before its kernels, by name; overloads are concatenated."""
     text, found = blanked(head), dict[str, str]()
     for match in re.finditer(r"\b(\w+)\s*\([^()]*\)\s*(?:const\s*)?\{", text):
         if match[1] not in ("if", "for", "while", "switch"):
@@ -107,7 +125,7 @@ def functions(head: str) -> dict[str, str]:
 
 
 def synchronizes(part: Statement) -> bool:
-    """Whether a statement holds something whose order among others must be kept exactly."""
+    """Whether a statement contains a barrier or commits or awaits asynchronous copies."""
     for inner in every([part]):
         if isinstance(inner, Barrier):
             return True

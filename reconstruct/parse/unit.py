@@ -1,7 +1,7 @@
-"""A translation unit of generated CUDA: its kernels, what they are given, share and wait for, and how they are launched.
+"""A translation unit of generated CUDA: kernels, parameters, shared arrays, barriers and launches.
 
-Found with regular expressions, so it is a model of what TVM writes, not of C++. A launch is not in the source; TVM's host code has it, and
-`emulator.generate` reads it there. A source that stands alone carries its launches in comments, one a kernel, in the order of execution:
+Regular expressions parse the source, so this is a model of what TVM generates, not of C++. TVM's host code holds the launches;
+`codegen.cuda_source.generate` reads them there. A standalone source states its launches in comments, in the order of execution:
 
     // launch: main_kernel(V, data) grid 4 1 1 block 32 4 1 dynamic 0
     // workspace: V float32 2048
@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.expressions import plain_type, size_of
-from im2win.reconstruct.rules import Match, ReconstructError
-from im2win.reconstruct.statements import Barrier, Declaration, Loop, Statement, blanked, closing, every, statements
+from im2win.reconstruct.parse.expressions import plain_type, size_of
+from im2win.reconstruct.parse.statements import Barrier, Declaration, Loop, Statement, blanked, closing, every, statements
+from im2win.reconstruct.text_rules import Match, ReconstructError
 
 WARP = 32
 AXES = "xyz"
@@ -33,12 +33,12 @@ _LAUNCH = re.compile(
 )
 _WORKSPACE = re.compile(r"^// workspace: (?P<name>\w+) (?P<dtype>\w+) (?P<shape>\d+(?: \d+)*)$", re.MULTILINE)
 Workspace = Mapping[str, tuple[tuple[int, ...], str]]
-"""Tensors that only launches see: shape and type by name."""
+"""Shape and element type, by name, of the tensors that exist only between launches."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel; `restrict`: no other pointer reaches what it points to."""
+    """A parameter of a kernel; `restrict` says whether it is declared `__restrict__`."""
 
     type: str
     name: str
@@ -46,13 +46,13 @@ class Parameter:
 
     @property
     def element(self) -> str:
-        """What it points to, "" for a number."""
+        """The pointee type, "" for a scalar."""
         return self.type[:-1] if self.type.endswith("*") else ""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replaces the characters of `span` by `text`; `rule` and `why` are for people."""
+    """Replaces the characters of `span` by `text`; `rule` and `why` describe the change."""
 
     span: tuple[int, int]
     text: str
@@ -64,8 +64,8 @@ class Edit:
 class Kernel:
     """One kernel of a source.
 
-    parameters: in order. bounds: threads of its launch bounds, None without. span: the definition, declarations apart. inner: its body,
-    between the braces. launches: how the host launches it, in order; arguments by the tensors' names.
+    bounds: threads of its `__launch_bounds__`, None without. span: of the definition. inner: span of the body, without the braces.
+    launches: in the order of execution; tensors are named, scalars have their values.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Kernel:
 
     @property
     def text(self) -> str:
-        """The definition."""
+        """Source text of the definition."""
         return self.source[slice(*self.span)]
 
     @property
     def body(self) -> str:
-        """The text between its braces."""
+        """Source text between the braces."""
         return self.source[slice(*self.inner)]
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class Kernel:
 
     @property
     def shared(self) -> list[Declaration]:
-        """Arrays in shared memory; of dynamic ones `count` is 0."""
+        """Arrays in shared memory; the `count` of a dynamic array is 0."""
         return [part for part in every(self.statements) if isinstance(part, Declaration) and part.space]
 
     @property
@@ -108,15 +108,15 @@ class Kernel:
 
     @property
     def bound(self) -> list[str]:
-        """What it reads of its place in the grid: "blockIdx.x", "threadIdx.y" and so on, sorted."""
+        """Block and thread indices that the body uses ("blockIdx.x", "threadIdx.y", ...), sorted."""
         return sorted(set(re.findall(r"\b(?:blockIdx|threadIdx)\.[xyz]\b", blanked(self.source)[slice(*self.inner)])))
 
     @property
     def static_bytes(self) -> int:
-        """Bytes of its shared arrays whose size is in the source.
+        """Bytes of static shared memory.
 
         Raises:
-            ReconstructError: an array of a type whose size is not known.
+            ReconstructError: an array has an element type of unknown size.
         """
         total = 0
         for array in self.shared:
@@ -128,10 +128,10 @@ class Kernel:
 
     @property
     def launch(self) -> Launch:
-        """Its launch.
+        """The launch configuration.
 
         Raises:
-            ReconstructError: there is none, or they differ.
+            ReconstructError: there is no launch, launches differ in shape, or the number of arguments is wrong.
         """
         if not self.launches:
             raise ReconstructError(f"kernel {self.name}: its launch is not known; give it as a comment `// launch: ...`.")
@@ -146,7 +146,7 @@ class Kernel:
 
     @property
     def numbers(self) -> list[dict[str, int]]:
-        """The values that launches give to parameters that are numbers: every combination once, by name."""
+        """The distinct combinations of scalar arguments over all launches, by parameter name."""
         found = []
         for launch in self.launches:
             given = zip(self.parameters, launch.arguments, strict=True)
@@ -155,18 +155,18 @@ class Kernel:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads a block."""
         x, y, z = self.launch.block
         return x * y * z
 
     def line(self, offset: int) -> int:
-        """The line of an offset, from 1."""
+        """Line number of an offset, from 1."""
         return self.source.count("\n", 0, offset) + 1
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A source, its kernels in order of definition, their launches in order of execution, and the tensors between these."""
+    """A source, its launches in the order of execution, and the workspace tensors between them."""
 
     source: str
     launches: tuple[Launch, ...] = ()
@@ -174,10 +174,10 @@ class Unit:
 
     @functools.cached_property
     def kernels(self) -> dict[str, Kernel]:
-        """By name.
+        """Kernels by name, in source order.
 
         Raises:
-            ReconstructError: a parameter that is not understood, or two kernels of one name.
+            ReconstructError: a parameter cannot be parsed, or two kernels have one name.
         """
         text, found = blanked(self.source), dict[str, Kernel]()
         for match in _KERNEL.finditer(text):
@@ -193,10 +193,10 @@ class Unit:
         return found
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of this name.
+        """The kernel of a name.
 
         Raises:
-            ReconstructError: there is none.
+            ReconstructError: no kernel has this name.
         """
         if name not in self.kernels:
             raise ReconstructError(f"there is no kernel {name!r}; the source has {', '.join(self.kernels) or 'none'}.")
@@ -204,15 +204,15 @@ class Unit:
 
     @property
     def head(self) -> str:
-        """What stands before the first kernel or its declaration."""
+        """Source text before the first declaration or definition of a kernel."""
         match = _KERNEL.search(blanked(self.source))
         return self.source[: match.start()] if match else self.source
 
     def edited(self, edits: Iterable[Edit]) -> tuple[Unit, list[Match]]:
-        """The unit with changes made, and what was changed.
+        """Applies edits; returns the new unit and the changes in source order.
 
         Raises:
-            ReconstructError: changes overlap.
+            ReconstructError: edits overlap.
         """
         ordered, source, end = sorted(edits, key=lambda edit: edit.span), self.source, len(self.source) + 1
         matches = [
@@ -225,23 +225,23 @@ class Unit:
         return replace(self, source=source), matches
 
     def annotated(self) -> str:
-        """The source with its launches as comments before it."""
+        """The source after comments that state its launches and workspaces; `read` parses them."""
         lines = [launch_comment(launch) for launch in self.launches]
         lines += [f"// workspace: {name} {dtype} {' '.join(map(str, shape))}" for name, (shape, dtype) in self.workspace.items()]
         return "".join(line + "\n" for line in lines) + self.source
 
 
 def launch_comment(launch: Launch) -> str:
-    """A launch as the comment that `read` understands."""
+    """A launch as a comment that `read` parses."""
     grid, block = (" ".join(map(str, extents)) for extents in (launch.grid, launch.block))
     return f"// launch: {launch.kernel}({', '.join(map(str, launch.arguments))}) grid {grid} block {block} dynamic {launch.dynamic_bytes}"
 
 
 def read(text: str) -> Unit:
-    """A source whose launches and workspaces are in its comments.
+    """Parses a source whose comments state its launches and workspaces.
 
     Raises:
-        ReconstructError: a launch of a kernel that the source does not have.
+        ReconstructError: a launch names a kernel that the source does not define.
     """
     launches = tuple(_launch(match) for match in _LAUNCH.finditer(text))
     workspace = {match["name"]: (tuple(map(int, match["shape"].split())), match["dtype"]) for match in _WORKSPACE.finditer(text)}

@@ -1,8 +1,8 @@
-"""Generated CUDA as HIP, for accelerators with wavefronts of 64 (gfx906, gfx90a, and the third document's DCU, which is of that family).
+"""Translation of generated CUDA to HIP, for GPUs with wavefronts of 64 lanes (gfx906, gfx90a; the Hygon DCU is of this family).
 
-What HIP calls the same stays. Warps of 32 stay 32 lanes of a wavefront: shuffles get that width, and a barrier of a warp becomes one of its
-wavefront, which waits for more. Asynchronous copies become plain ones, which have landed when they are issued. What only NVIDIA has (matrix
-products in inline assembly, WMMA) is refused: such a kernel needs another schedule, not another spelling.
+A warp stays a group of 32 lanes in a wavefront: shuffles get width 32, and a warp barrier becomes a wavefront barrier, which is stronger.
+Asynchronous copies become synchronous copies. Tensor-core products in inline assembly and WMMA have no HIP equivalent and are refused; such
+a kernel needs another schedule.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from im2win.reconstruct.rules import Match, ReconstructError, Rule, reconstruct
-from im2win.reconstruct.statements import blanked
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.parse.statements import blanked
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.text_rules import Match, ReconstructError, Rule, reconstruct
 
 RULE = "hip"
-SHARED_LIMIT = 65536  # bytes of local data share that a work-group may take
+SHARED_LIMIT = 65536  # bytes of local data share (LDS) of a work-group
 ARCHITECTURES = ("gfx906", "gfx90a")
 
-# What has no HIP spelling, and what to do instead.
+# Patterns without a HIP equivalent, and what to do instead.
 REFUSED = (
     (r"\bim2win::product_\w+", "a matrix product of tensor cores; use a tile whose product is fma"),
     (r"\bnvcuda::wmma\b|\bmma_sync\b", "WMMA, which only NVIDIA has; use a schedule without tensor cores"),
@@ -78,10 +78,10 @@ _SHUFFLE = re.compile(r"\b__shfl\w*_sync\s*\(")
 
 
 def translate(unit: Unit) -> tuple[Unit, list[Match]]:
-    """A unit as HIP, and what was changed.
+    """Translates a unit to HIP; returns the new unit and the changes.
 
     Raises:
-        ReconstructError: something in it has no HIP form; the message names the line, and what to do instead.
+        ReconstructError: a construct has no HIP equivalent, or a block takes more shared memory than the device has.
     """
     _refuse(unit)
     matches = list[Match]()
@@ -111,15 +111,15 @@ def _refuse(unit: Unit) -> None:
 
 
 def missing() -> str | None:
-    """What compiling HIP needs and this machine lacks; None if nothing."""
+    """What this machine lacks to compile HIP; None if nothing."""
     return None if shutil.which("hipcc") else "hipcc is not on PATH (Debian's package: hipcc)"
 
 
 def compile_hip(source: str, arch: str, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> bytes:
-    """Machine code for an accelerator; needs none.
+    """Compiles HIP source to a code object for `arch`, such as "gfx906". No GPU is needed.
 
     Raises:
-        ReconstructError: no hipcc, or it does not compile.
+        ReconstructError: hipcc is missing, or the source does not compile.
     """
     lacking = missing()
     if lacking:

@@ -1,4 +1,4 @@
-"""Expressions of generated CUDA: read into trees, taken apart as sums, and written again."""
+"""Expressions of generated CUDA: parsing into trees, splitting into sums, and printing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 class ExpressionError(ValueError):
-    """Text that is no expression of the kind that TVM writes; the message shows it."""
+    """Text that is not an expression of the subset of C++ that TVM generates; the message quotes it."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A literal; None for one of floating point."""
+    """An integer literal; the value of a floating-point literal is None."""
 
     value: int | None
 
@@ -97,7 +97,7 @@ _VECTORS = {f"{name}{lanes}": size * lanes for name, size in _SCALARS.items() fo
 
 
 def plain_type(text: str) -> str:
-    """A type's name without qualifiers, in one of its spellings: "const unsigned int *" is "uint*"."""
+    """The canonical name of a type, without qualifiers: "const unsigned int *" becomes "uint*"."""
     words = re.sub(r"\b(const|volatile|__restrict__)\b", " ", text)
     stars = words.count("*")
     name = " ".join(words.replace("*", " ").split())
@@ -105,7 +105,7 @@ def plain_type(text: str) -> str:
 
 
 def size_of(name: str) -> int | None:
-    """Bytes of a type, None for one that is not known."""
+    """Size of a type in bytes, None for an unknown type. A pointer has 8 bytes."""
     return 8 if name.endswith("*") else _SCALARS.get(name) or _VECTORS.get(name)
 
 
@@ -230,16 +230,16 @@ def _integer(token: str) -> int | None:
 
 
 def parse(text: str) -> Expr:
-    """The tree of an expression.
+    """Parses an expression.
 
     Raises:
-        ExpressionError: it is none, or not of the kind that TVM writes.
+        ExpressionError: the text is not an expression of the subset of C++ that TVM generates.
     """
     return _Parser(text).whole()
 
 
 def walk(expr: Expr) -> list[Expr]:
-    """The expression and everything in it, outermost first."""
+    """The expression and all its subexpressions, in pre-order."""
     children: tuple[Expr, ...] = ()
     match expr:
         case Member(base, _):
@@ -258,17 +258,17 @@ def walk(expr: Expr) -> list[Expr]:
 
 
 def names(expr: Expr) -> set[str]:
-    """Variables and built-ins of an expression, the latter as "threadIdx.x"."""
+    """Names of variables and built-ins in an expression; a built-in includes its field, as in "threadIdx.x"."""
     found = {part.name for part in walk(expr) if isinstance(part, Name)}
     members = {(part.base.name, part.field) for part in walk(expr) if isinstance(part, Member) and isinstance(part.base, Name)}
     return (found - {base for base, _ in members}) | {f"{base}.{field}" for base, field in members}
 
 
 def text(expr: Expr) -> str:
-    """The expression as TVM writes it: every operation in brackets.
+    """The expression as source text, every operation in parentheses.
 
     Raises:
-        ExpressionError: a literal of floating point, whose text is not kept.
+        ExpressionError: the expression has a floating-point literal, whose text is not kept.
     """
     match expr:
         case Number(None):
@@ -294,7 +294,7 @@ def text(expr: Expr) -> str:
 
 
 def terms(expr: Expr) -> list[tuple[int, Expr | None]]:
-    """A sum as (factor, rest) pairs; the rest of a constant is None."""
+    """Splits a sum into (factor, term) pairs; the term of a constant is None."""
     match expr:
         case Number(int(value)):
             return [(value, None)]
@@ -310,7 +310,7 @@ def terms(expr: Expr) -> list[tuple[int, Expr | None]]:
 
 
 def total(parts: Sequence[tuple[int, Expr | None]]) -> str:
-    """The text of a sum."""
+    """The source text of a sum of (factor, term) pairs; the inverse of `terms`."""
     constant = sum(factor for factor, rest in parts if rest is None)
     words = [text(rest) if factor == 1 else f"({text(rest)} * {factor})" for factor, rest in parts if rest is not None and factor]
     words += [str(constant)] if constant or not words else []

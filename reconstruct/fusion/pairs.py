@@ -1,4 +1,4 @@
-"""Two launches with a tensor between them, and what both kinds of fusion do with them."""
+"""Pairs of launches that a workspace tensor connects, and the steps that both kinds of fusion share."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from im2win.emulator import Launch
-from im2win.reconstruct.events import NotShown
-from im2win.reconstruct.rules import Match
-from im2win.reconstruct.scan import places_used, written
-from im2win.reconstruct.statements import blanked, every
-from im2win.reconstruct.tiles import NotFused, Tiling, tiling
-from im2win.reconstruct.unit import Kernel, Parameter, Unit
+from im2win.reconstruct.fusion.tiles import NotFused, Tiling, tiling
+from im2win.reconstruct.parse.scan import builtins_used, written
+from im2win.reconstruct.parse.statements import blanked, every
+from im2win.reconstruct.parse.unit import Kernel, Parameter, Unit
+from im2win.reconstruct.text_rules import Match
+from im2win.reconstruct.trace.events import NotShown
 
-ALIGNMENT = 128  # bytes, of what is put into dynamic shared memory
-STATIC_LIMIT = 49152  # bytes of shared memory that a kernel may declare
+ALIGNMENT = 128  # bytes; of arrays in dynamic shared memory
+STATIC_LIMIT = 49152  # bytes of static shared memory of a kernel
 
-# Names that the fused kernel gives to something.
+# Names of variables that the fused kernel declares.
 _RESERVED = re.compile(r"thread|ticket|wave|turn|makers?|reader|fused_\w+|(?:tile|wait)_[xyz]|(?:producer|consumer)_\w+")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two launches of a unit and the tensor between them: its name there, the parameters it is in each, and its elements."""
+    """A producer launch, a consumer launch, and the tensor between them.
+
+    tensor: its name in the unit. written, read: its parameter in the producer and in the consumer. elements: its size.
+    """
 
     producer: Kernel
     consumer: Kernel
@@ -35,11 +38,15 @@ class Pair:
 
     @staticmethod
     def tensors(kernel: Kernel) -> list[str]:
-        """What a kernel of a pair is given, which is nothing but tensors."""
+        """Names of the tensor arguments of a kernel, which has no scalar arguments."""
         return [name for name in kernel.launch.arguments if isinstance(name, str)]
 
     def tiling(self) -> Tiling:
-        """How their blocks lie over each other."""
+        """The mapping from consumer blocks to producer blocks.
+
+        Raises:
+            NotFused: it cannot be enumerated, or no formula describes it.
+        """
         try:
             return tiling(self.producer, self.written.name, self.consumer, self.read.name, self.elements)
         except NotShown as error:
@@ -47,10 +54,10 @@ class Pair:
 
 
 def pairs(unit: Unit) -> Iterator[Pair]:
-    """Launches that can be fused as far as their tensors go, in the order of execution.
+    """Pairs of launches whose data flow permits fusion, in the order of execution.
 
-    The tensor between them is a workspace, one launch writes it, one reads it; between the two nothing writes what the first reads, nor
-    does the second. Neither is given numbers.
+    One launch writes the workspace tensor, one other reads it. Neither the second launch nor any launch between the two writes a tensor of
+    the first. Both kernels are launched once and have no scalar arguments.
     """
     for place, launch in enumerate(unit.launches):
         for tensor in sorted(unit.workspace.keys() & set(launch.arguments)):
@@ -67,7 +74,7 @@ def pairs(unit: Unit) -> Iterator[Pair]:
 
 
 def _outputs(unit: Unit, launch: Launch) -> set[object]:
-    """Tensors that a launch may write."""
+    """Names of the tensors that a launch may write."""
     kernel = unit.kernel(launch.kernel)
     names = written(kernel)
     return {tensor for tensor, parameter in zip(launch.arguments, kernel.parameters, strict=True) if parameter.name in names}
@@ -82,10 +89,10 @@ def _parameter(kernel: Kernel, tensor: str) -> Parameter:
 
 
 def pair(unit: Unit, producer: str | None = None, consumer: str | None = None) -> Pair:
-    """The first pair of a unit, or that of two kernels.
+    """The first pair of a unit, or the pair of the named kernels.
 
     Raises:
-        NotFused: there is none.
+        NotFused: there is no such pair.
     """
     for found in pairs(unit):
         if producer in (None, found.producer.name) and consumer in (None, found.consumer.name):
@@ -96,36 +103,36 @@ def pair(unit: Unit, producer: str | None = None, consumer: str | None = None) -
 
 @dataclass(frozen=True)
 class Merged:
-    """Parameters of the fused kernel: (tensor, declaration), and how those of the producer are called there."""
+    """Parameters of the fused kernel as (tensor, declaration), and the new names of the producer's parameters."""
 
     parameters: tuple[tuple[str, str], ...]
     producer: dict[str, str]
 
 
 def merged_parameters(found: Pair, left_out: set[str]) -> Merged:
-    """The consumer's parameters under their names, then those of the producer that are other tensors.
+    """The consumer's parameters, then the producer's parameters for further tensors; tensors in `left_out` get none.
 
     Raises:
-        NotFused: a name of a body means something else in the fused kernel, or a body asks for a place that it no longer has.
+        NotFused: a body declares a name that the fused kernel needs, or uses a built-in that fusion cannot rename.
     """
     taken = {parameter.name for parameter in found.consumer.parameters}
     rows, names = list[tuple[str, str]](), dict[str, str]()
-    held: dict[str, str] = {}
+    shared_names: dict[str, str] = {}
     for tensor, parameter in zip(found.tensors(found.consumer), found.consumer.parameters, strict=True):
-        held[tensor] = parameter.name
+        shared_names[tensor] = parameter.name
         if tensor not in left_out:
             rows.append((tensor, _declared(parameter, parameter.name)))
     for tensor, parameter in zip(found.tensors(found.producer), found.producer.parameters, strict=True):
-        name = held.get(tensor) or (parameter.name if parameter.name not in taken else f"producer_{parameter.name}")
+        name = shared_names.get(tensor) or (parameter.name if parameter.name not in taken else f"producer_{parameter.name}")
         names[parameter.name] = name
-        if tensor not in held and tensor not in left_out:
+        if tensor not in shared_names and tensor not in left_out:
             rows.append((tensor, _declared(parameter, name)))
     _check_names(found, names)
     return Merged(tuple(rows), names)
 
 
 def _check_names(found: Pair, renamed: dict[str, str]) -> None:
-    """Whether both bodies can be parts of one kernel as far as their names go; `renamed`: of the producer's parameters."""
+    """Raises `NotFused` if names of the bodies collide in the fused kernel; `renamed`: new names of the producer's parameters."""
     for kernel in (found.producer, found.consumer):
         own = {str(getattr(part, "name", "")) for part in every(kernel.statements)}
         both = own | {parameter.name for parameter in kernel.parameters}
@@ -134,9 +141,9 @@ def _check_names(found: Pair, renamed: dict[str, str]) -> None:
             taken |= own & {after for before, after in renamed.items() if before != after}
         if taken:
             raise NotFused(f"kernel {kernel.name} has a {min(taken)} of its own, which the fused kernel needs")
-        places = places_used(kernel)
-        if places:
-            raise NotFused(f"kernel {kernel.name} uses {min(places)}, which would be that of the fused kernel")
+        builtins = builtins_used(kernel)
+        if builtins:
+            raise NotFused(f"kernel {kernel.name} uses {min(builtins)}, which would be that of the fused kernel")
 
 
 def _declared(parameter: Parameter, name: str) -> str:
@@ -144,7 +151,7 @@ def _declared(parameter: Parameter, name: str) -> str:
 
 
 def fused_block(found: Pair) -> tuple[int, int, int]:
-    """Shape of the fused kernel's blocks: the consumer's, unless the producer's barriers need more threads."""
+    """Block shape of the fused kernel: the consumer's, unless the producer has block barriers and more threads."""
     own, other = found.consumer.threads, found.producer.threads
     if other <= own or not any(barrier.scope == "block" for barrier in found.producer.barriers):
         return found.consumer.launch.block
@@ -156,7 +163,7 @@ def _dynamic(kernel: Kernel) -> list[str]:
 
 
 def rebased(kernel: Kernel, body: str, offset: int) -> str:
-    """A body whose dynamic shared memory begins at an offset of the fused kernel's."""
+    """A body whose dynamic shared arrays start `offset` bytes into the dynamic shared memory of the fused kernel."""
     for name in _dynamic(kernel):
         pattern = re.compile(rf"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\d+\)\s+)?([\w ]+?)\s*\b{name}\[\];")
         body = pattern.sub(lambda match, name=name: f"{match[1]}* {name} = ({match[1]}*)(fused_shared + {offset});", body)  # type: ignore[misc]
@@ -164,7 +171,7 @@ def rebased(kernel: Kernel, body: str, offset: int) -> str:
 
 
 def _without(unit: Unit, names: set[str]) -> str:
-    """The source without some kernels and their declarations."""
+    """The source without the definitions and declarations of some kernels."""
     text, source = blanked(unit.source), unit.source
     spans = [unit.kernels[name].span for name in names]
     spans += [match.span() for name in names for match in re.finditer(rf'extern "C" __global__[^;{{}}]*\b{name}\([^()]*\);\n?', text)]
@@ -174,7 +181,12 @@ def _without(unit: Unit, names: set[str]) -> str:
 
 
 def replaced(unit: Unit, found: Pair, launches: dict[str, list[Launch]], definitions: str, rule: str, why: str) -> tuple[Unit, list[Match]]:
-    """The unit with a pair's kernels replaced by others."""
+    """The unit with the kernels of a pair replaced by `definitions`, and the change.
+
+    Args:
+        launches: the new launches in place of each old kernel's launch.
+        rule, why: of the reported change.
+    """
     names = {found.producer.name, found.consumer.name}
     source = _without(unit, names) + "\n" + definitions
     order = [new for launch in unit.launches for new in launches.get(launch.kernel, [launch])]
