@@ -13,6 +13,7 @@ where int8 rounds halves to even, and has nothing beyond its ends. For small int
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def oracle(
         sums = np.moveaxis(sums, 1, 3)
     if residual is not None:
         sums = np.add(sums, np.asarray(residual, sums.dtype), dtype=sums.dtype)
-    y = np.ascontiguousarray(_ACTIVATIONS[conv.activation](sums))
+    y = activated(conv.activation, sums)
     return y if scale is None else _converted(y, conv.out_dtype)
 
 
@@ -72,12 +73,25 @@ def _converted(y: Array, dtype: str) -> Array:
     return np.minimum(np.maximum(lower + up, -128), 127)
 
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Any] = {
     "none": lambda y: y,
     "relu": lambda y: np.where(y > 0, y, 0.0),
     "relu6": lambda y: np.where(y > 6, 6.0, np.where(y > 0, y, 0.0)),
     "silu": lambda y: y * (1 + np.tanh(y / 2)) / 2,  # y * sigmoid(y), in the form that cannot overflow
+    "leaky_relu": lambda y, slope: np.where(y > 0, y, slope * y),
+    "sigmoid": lambda y: (1 + np.tanh(y / 2)) / 2,
+    "tanh": np.tanh,
+    "hardsigmoid": lambda y: np.where(y > 3, 1.0, np.where(y > -3, (y + 3) / 6, 0.0)),
+    "hardswish": lambda y: np.where(y > 3, y, np.where(y > -3, y * (y + 3) / 6, 0.0)),
+    "gelu": np.vectorize(lambda y: y * math.erfc(-y / math.sqrt(2)) / 2, otypes=[float]),
+    "gelu_tanh": lambda y: y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2,
 }
+
+
+def activated(word: str, y: Array) -> Array:
+    """An activation of float64, by its word in the key of a problem."""
+    name = word.rstrip("0123456789.") if word not in _ACTIVATIONS else word
+    return np.ascontiguousarray(_ACTIVATIONS[name](y, *([float(word.removeprefix(name))] if word != name else [])))
 
 
 def _shapes(conv: Conv2d) -> dict[str, tuple[int, ...]]:

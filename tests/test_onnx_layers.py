@@ -249,9 +249,10 @@ ADD = node("Add", "c other", "a")
     [
         ((node("Relu", "c", "y"),), {"activation": "relu"}),
         ((node("Clip", "c zero six", "y"),), {"activation": "relu6"}),
-        ((node("Clip", "c zero", "y"),), {}),
+        ((node("Clip", "c zero", "y"),), {"activation": "relu"}),
+        ((node("Clip", "c six", "y"),), {}),
         ((node("Clip", "c six six", "y"),), {}),
-        ((node("LeakyRelu", "c", "y"),), {}),
+        ((node("LeakyRelu", "c", "y"),), {"activation": "leaky_relu0.01"}),
         (SILU, {"activation": "silu"}),
         ((SILU[0], node("Mul", "g c", "y")), {"activation": "silu"}),
         ((SILU[0], node("Mul", "g other", "z"), node("Mul", "c z", "y")), {}),  # gates another tensor
@@ -286,7 +287,7 @@ def test_constant_nodes_bound_clip() -> None:
 
 def test_attributes_bound_clip_in_old_operator_sets() -> None:
     assert fused(node("Clip", "c", "y", min=0.0, max=6.0), opset=9).activation == "relu6"
-    assert fused(node("Clip", "c", "y", min=0.0), opset=9).activation == "none"
+    assert fused(node("Clip", "c", "y", max=6.0), opset=9).activation == "none"
 
 
 def test_swish_is_silu() -> None:

@@ -57,7 +57,7 @@ FUSED: dict[str, tuple[Callable[[Net, Any], Any], tuple[str, ...]]] = {
     "functions": (lambda m, x: torch.relu(torch.add(m.norm(m.conv(x)), x)), ("norm", "add", "relu")),
     "silu and dropout": (lambda m, x: m.silu(m.drop(m.norm(m.conv(x)))), ("norm", "silu")),
     "relu6": (lambda m, x: functional.relu6(m.conv(x)), ("relu6",)),
-    "nothing known": (lambda m, x: torch.tanh(m.conv(x)), ()),
+    "nothing known": (lambda m, x: torch.atan(m.conv(x)), ()),
     "read twice": (lambda m, x: (lambda y: m.norm(y) + y)(m.conv(x)), ()),
     "read twice behind": (lambda m, x: (lambda y: (y, m.relu(y)))(m.norm(m.conv(x))), ("norm",)),
     "twice in one sum": (lambda m, x: (lambda y: y + y)(m.conv(x)), ()),

@@ -13,6 +13,7 @@ from optimizing import Heads, X, equal, optimized  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
+from im2win.spec.activations import ACTIVATIONS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("direct/tiled", "way")
 
@@ -114,7 +115,10 @@ def test_training_is_pytorchs(calls: list[str]) -> None:
     torch.testing.assert_close(fast.second_norm.running_var, alone.second_norm.running_var)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU()], ids=["relu", "relu6", "silu"])
+MODULES = [getattr(nn, one.module)() for row in ACTIVATIONS.values() for one in row.torch[:1]]
+
+
+@pytest.mark.parametrize("activation", MODULES, ids=str)
 def test_gradients_are_pytorchs(activation: nn.Module, calls: list[str]) -> None:
     torch.manual_seed(0)
     module = Residual(activation=activation).eval()

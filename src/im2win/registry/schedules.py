@@ -23,6 +23,7 @@ from im2win.schedules.streamed.plan import StreamedPlan
 from im2win.schedules.winograd_tc.plan import TensorCorePlan
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
+from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
 
@@ -82,8 +83,8 @@ class Schedule:
     def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
-        if conv.out_dtype == "int32" and conv.activation == "silu":
-            return "int8 sums are integers, which have no silu"
+        if conv.out_dtype == "int32" and not activation_of(conv.activation).integers:
+            return f"int8 sums are integers, which have no {conv.activation}"
         if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
             return reason
         if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
