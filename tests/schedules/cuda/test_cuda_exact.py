@@ -55,6 +55,8 @@ def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
 
 # --- regimes, with tiles drawn from the space
 
+
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("key", [key for key, _ in REGIMES])
 def test_regimes(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -196,6 +198,7 @@ def _stores(key: str) -> list[tuple[Kernel, int]]:
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", list(dict.fromkeys(row[0] for row in RUNS)))
 def test_stores_of_every_length(key: str) -> None:
     conv, rows = Conv2d.parse(key), _stores(key)
