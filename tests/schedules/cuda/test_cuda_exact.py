@@ -43,6 +43,7 @@ def check(conv: Conv2d, kernels: list[Kernel]) -> None:
 EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
@@ -68,6 +69,7 @@ def test_transforms_of_two_halves_at_a_time() -> None:
     check(conv, in_turn(conv))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
