@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test lint types clean
+.PHONY: help demo test test-all lint types clean
 
 help:
-	@echo "make demo    tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
-	@echo "make test    all tests"
-	@echo "make lint    ruff, and the order of imports"
-	@echo "make types   mypy"
-	@echo "make clean   remove the environment and build outputs"
+	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
+	@echo "make test      the fast part of the tests, every feature in it (under 10 minutes)"
+	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
+	@echo "make lint      ruff, and the order of imports"
+	@echo "make types     mypy"
+	@echo "make clean     remove the environment and build outputs"
 
 # The marker is older than pyproject.toml when the dependencies may have changed: install again.
 $(READY): pyproject.toml
@@ -26,7 +28,10 @@ demo: $(READY)
 	$(BIN)/im2win demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(READY)
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import mark_slow
 
 from im2win.records.log import Log
 
@@ -20,8 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what is generated now")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of workers that take a file at a time, none is to be left alone with a long one at the end."""
+    """Of workers that take a file at a time, none is to be left alone with a long one at the end; what is not sampled is slow."""
+    mark_slow(items)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 

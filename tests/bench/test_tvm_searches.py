@@ -31,6 +31,7 @@ def folder(conv: Conv2d, cache: Path) -> Path:
     return tvm_default._folder(conv, TRIALS, PLAIN, cache)
 
 
+@pytest.mark.slow
 def test_searches_at_once_are_kept_and_one_that_fails_costs_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = list[str]()
     (tmp_path / "torch.py").write_text("raise ImportError")  # TVM's processes begin faster without

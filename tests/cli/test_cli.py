@@ -245,6 +245,7 @@ def test_progress_shows_best_gain_and_time_left() -> None:
         assert progress.tasks[0].fields["note"] == "im2win, best 1.000 ms, 1.50x default, 1:33 left"
 
 
+@pytest.mark.slow
 def test_interrupted_tuning_keeps_its_records(tmp_path: Path) -> None:
     words = [*START, "tune", "papers12", "--layers", "conv12", "--batch", "1", "--trials", "5000", "--logs", str(tmp_path)]
     # A program started in the background of a script ignores Ctrl-C, and so would what it starts.

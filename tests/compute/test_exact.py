@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from ops import exact, pairs, run, sampled_tiles, tiled
 from oracle import Array, assert_close, assert_equal, exact_tensors, oracle
 from regimes import REGIMES
@@ -55,6 +56,7 @@ def tiles(conv: Conv2d, algorithm: str) -> list[Any]:
     return [default, others[turn % len(others)]] if others else [default]
 
 
+@pytest.mark.sampled
 @pairs(REGIMES.values())
 def test_equal(conv: Conv2d, algorithm: str) -> None:
     for tile in tiles(conv, algorithm):

@@ -47,16 +47,7 @@ def problems(draw: st.DrawFn) -> Conv2d:
     return Conv2d(draw(st.integers(1, 3)), channels, *size, filters, kernel, stride, padding, dilation, groups, layout=layout, **epilogue)
 
 
-@pytest.mark.timeout(1200)  # hundreds of builds
-@settings(
-    max_examples=250,
-    derandomize=True,
-    deadline=None,  # the first build loads the compiler
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(problems(), st.data())
-def test_random_problems(conv: Conv2d, data: st.DataObject) -> None:
+def check(conv: Conv2d, data: st.DataObject) -> None:
     assert Conv2d.parse(str(conv)) == conv
     names = supported(conv)
     if not names:
@@ -73,6 +64,18 @@ def test_random_problems(conv: Conv2d, data: st.DataObject) -> None:
         assert_close(conv, y, expected, tolerance(conv))
     else:
         assert_equal(conv, y, expected)
+
+
+@pytest.mark.timeout(1200)  # hundreds of builds
+@pytest.mark.parametrize("examples", [30, pytest.param(250, marks=pytest.mark.slow)])
+def test_random_problems(examples: int) -> None:
+    settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,  # the first build loads the compiler
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )(given(problems(), st.data())(check))()
 
 
 @settings(max_examples=500, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

@@ -28,6 +28,7 @@ LONG = [
 ]
 
 
+@pytest.mark.sampled
 @pairs(LONG)
 def test_close(conv: Conv2d, algorithm: str) -> None:
     tensors = normal_tensors(conv)

@@ -18,7 +18,7 @@ from paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-TEXTS = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks") if folder.is_dir() for path in folder.glob("*.md"))
+TEXTS = sorted(path for folder in (".", "docs", "benchmarks", "tests") for path in (ROOT / folder).glob("*.md"))
 EXAMPLES = {
     "01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_onnx_model.py": ["small.onnx"],
     "05_pytorch_resnet.py": ["18", "32"],
@@ -86,8 +86,8 @@ def test_every_verb_is_in_readme_and_every_verb_in_readme_exists() -> None:
 
 def test_readmes_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"\bmake ([a-z]+)$", README, re.MULTILINE)) | set(re.findall(r"`make ([a-z]+)`", README))
-    assert {"demo", "test"} <= targets
+    targets = set(re.findall(r"\bmake ([a-z-]+)$", README, re.MULTILINE)) | set(re.findall(r"`make ([a-z-]+)`", README))
+    assert {"demo", "test", "test-all"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 

@@ -62,12 +62,14 @@ def check(conv: Conv2d, rung: Rung) -> None:
     assert_equal(conv, y, oracle(conv, **tensors))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RUNGS)
 @pytest.mark.parametrize("key", PROBLEMS)
 def test_every_rung_is_exact(key: str, name: str) -> None:
     check(Conv2d.parse(key), RUNGS[name])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", PROBLEMS[:2] + PROBLEMS[5:8])
 @pytest.mark.parametrize("name", ALONE)
 def test_every_move_alone_is_exact(key: str, name: str) -> None:

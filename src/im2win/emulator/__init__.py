@@ -25,6 +25,7 @@ import numpy.typing as npt
 HEADERS = Path(__file__).parent
 GUARD = 4096  # bytes before and behind every tensor that nobody may write
 LIMIT_S = 120.0  # of a launch
+KERNEL_OPTIONS = ("-Og",)  # a precompiled header is for these alone
 
 _INCLUDE = re.compile(r"^\s*#include\s*<(?:cuda|mma|cooperative_groups)[^>]*>\s*$", re.MULTILINE)
 _SHARED = re.compile(r"__shared__\s+alignas\((\d+)\)")
@@ -94,10 +95,12 @@ def _compile(what: str, library: Path, *arguments: str | Path) -> None:
 
 @functools.cache
 def _runtime() -> Path:
-    """What runs blocks and threads, compiled once a process: it would take longer than most kernels."""
+    """What runs blocks and threads, compiled once a process: it would take longer than most kernels; beside it the header, precompiled."""
     folder = Path(tempfile.mkdtemp(prefix="im2win-emulator-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _compile("the emulator", folder / "emulator.so", "-O2", HEADERS / "emulator.cpp")
+    if shutil.which("g++"):
+        _compile("the emulator's header", folder / "emulator.hpp.gch", *KERNEL_OPTIONS, "-x", "c++-header", HEADERS / "emulator.hpp")
     return folder / "emulator.so"
 
 
@@ -120,7 +123,7 @@ class Emulation:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         code, library = folder / "kernel.cpp", folder / "kernel.so"
         code.write_text(f'#include "emulator.hpp"\n#line 1 "kernel.cu"\n{translate(source)}\n{self._entry()}')
-        _compile("the CUDA source", library, "-Og", f"-I{HEADERS}", code, _runtime())
+        _compile("the CUDA source", library, *KERNEL_OPTIONS, f"-I{_runtime().parent}", f"-I{HEADERS}", code, _runtime())
         self._run = ctypes.CDLL(str(library)).im2win_emulate
         self._run.restype = ctypes.c_char_p
 

@@ -22,8 +22,6 @@ from im2win.frontends.onnx.layers import layers_of  # noqa: E402
 
 # --- real graphs ---------------------------------------------------------------------------------------------------
 
-SMALL = {"shufflenet": "stored", "squeezenet": "random"}  # all of both with IM2WIN_ALL_MODELS=1: 10 to 80 seconds each
-
 
 @pytest.mark.parametrize(("name", "batch"), [*((name, None) for name in light.NAMES), ("shufflenet", 4), ("inception_v2", 4)])
 def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int | None) -> None:
@@ -34,21 +32,26 @@ def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int |
     assert {layer.conv: layer.count for layer in tuned} == {conv: looked_up.count(conv) for conv in looked_up}
 
 
+FAST = {("shufflenet", "stored"), ("squeezenet", "random")}  # the others take 10 to 80 seconds each
+MODELS = [
+    pytest.param(name, weights, marks=[] if (name, weights) in FAST else pytest.mark.slow)
+    for name in light.NAMES
+    for weights in ("random", "stored")
+]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", light.NAMES)
-def test_real_models(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "weights"), MODELS)
+def test_real_models(name: str, weights: str, tmp_path: Path) -> None:
     """With random weights, against ONNX Runtime; with the stored ones, against the stored output; both without the compiler."""
-    everything = bool(os.environ.get("IM2WIN_ALL_MODELS"))
-    if not everything and name not in SMALL:
-        pytest.skip("set IM2WIN_ALL_MODELS=1")
-    if everything or SMALL[name] == "random":
+    if weights == "random":
         random = with_random_weights(light.path(name))
         made = im2win.compile_model(random, tmp_path / "random.so")
         assert not made.manifest.skipped
         x = np.random.default_rng(1).normal(size=made.inputs[0].shape).astype(np.float32)
         for ours, theirs in zip(in_new_process(tmp_path / "random.so", x, tmp_path), peer(random, {made.inputs[0].name: x}), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
-    if everything or SMALL[name] == "stored":
+    else:
         im2win.compile_model(light.path(name), tmp_path / "stored.so")
         [y] = in_new_process(tmp_path / "stored.so", light.stored_input(name), tmp_path)
         np.testing.assert_allclose(y, light.stored_output(name), rtol=1e-3, atol=1e-7)  # as the package's own tests

@@ -50,6 +50,7 @@ def problem(name: str) -> tuple[Conv2d, list[np.ndarray], np.ndarray]:
     return conv, [x, w, *bias], expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "algorithm"), [(name, algorithm) for name in SETS for algorithm in supported(problem(name)[0])])
 def test_data_set(name: str, algorithm: str) -> None:
     conv, tensors, expected = problem(name)

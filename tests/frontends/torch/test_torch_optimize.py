@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from networks import Residual, integers, resnet, with_integers  # noqa: E402
 from optimizing import Heads, X, equal, optimized  # noqa: E402
+from timm_models import timm  # noqa: E402
 from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
@@ -50,11 +51,11 @@ def test_resnet_50() -> None:
         assert line in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_035", "regnety_002"])
 def test_timm(name: str) -> None:
-    timm = pytest.importorskip("timm")
     torch.manual_seed(0)
-    module, x = timm.create_model(name, num_classes=10).eval(), torch.randn(1, 3, 32, 32)
+    module, x = timm().create_model(name, num_classes=10).eval(), torch.randn(1, 3, 32, 32)
     fast = optimized(module, x)
     assert fast.im2win_report.mode == "graph" and fast.im2win_report.swapped == len(fast.im2win_report.layers)
     assert sum("norm" in one.fused for one in fast.im2win_report.layers) > 10

@@ -44,6 +44,7 @@ def check(conv: Conv2d, kernels: list[Kernel]) -> None:
 EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
@@ -56,6 +57,8 @@ def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
 
 # --- regimes, with tiles drawn from the space
 
+
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("key", [key for key, _ in REGIMES])
 def test_regimes(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -67,6 +70,7 @@ def test_transforms_of_two_halves_at_a_time() -> None:
     check(conv, in_turn(conv))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
@@ -197,6 +201,7 @@ def _stores(key: str) -> list[tuple[Kernel, int]]:
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", list(dict.fromkeys(row[0] for row in RUNS)))
 def test_stores_of_every_length(key: str) -> None:
     conv, rows = Conv2d.parse(key), _stores(key)

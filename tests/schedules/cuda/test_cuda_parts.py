@@ -79,6 +79,7 @@ def test_loads_of_a_part_are_wide() -> None:
 
 
 # rows of a part, windows of the image and of the part that neighbours share: stores are as wide as both allow
+@pytest.mark.sampled
 @pytest.mark.parametrize(("rows", "run"), [(1, 2), (2, 4), (3, 2), (8, 4)])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_stores_of_parts_of_any_height(rows: int, run: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,11 +64,13 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     assert ("im2win::wgmma_" in kernel) == tile.warpgroup == kind.startswith("warpgroups")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "number"), [(kind, i) for kind, row in KERNELS.items() for i in range(len(row[2]))])
 def test_every_barrier_is_needed(kind: str, number: int) -> None:
     assert goes_wrong(kind, without_barrier(number)), f"{kind}: right without the barrier behind which {KERNELS[kind][2][number]}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, patch fetched"])
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
@@ -76,6 +78,7 @@ def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
     assert goes_wrong(kind, edit)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"finish_products\(\);", r"wait_bulk\(.*\);"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
 def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:

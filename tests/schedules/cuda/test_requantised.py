@@ -107,6 +107,7 @@ EPILOGUES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("out, layout", EPILOGUES)
 def test_every_algorithm(out: str, layout: str) -> None:
     """Neither windows nor channels divide; of every algorithm a tile of either unit, in turn."""
@@ -135,6 +136,7 @@ RUNS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key, rows", RUNS, ids=[row[0] for row in RUNS])
 def test_stores_of_every_length(key: str, rows: Sequence[tuple[str, tuple[int, int], int]]) -> None:
     conv = Conv2d.parse(key)
