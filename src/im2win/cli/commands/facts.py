@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,39 +18,41 @@ if TYPE_CHECKING:
     from im2win.device.gpu import Gpu
     from im2win.registry.algorithms import Algorithm
 
-# One layer for each property that an algorithm may refuse; the columns of the table of supported layers.
-PLAIN = Conv2d(1, 32, 16, 16, 32, 3, padding=1)
-PROBES = {
-    "1x1": PLAIN.with_(kernel=(1, 1), padding=(0, 0, 0, 0)),
-    "stride": PLAIN.with_(stride=(2, 2)),
-    "dilation": PLAIN.with_(dilation=(2, 2)),
-    "asymmetric padding": PLAIN.with_(padding=(0, 1, 2, 1)),
-    "groups": PLAIN.with_(groups=4),
-    "depthwise": PLAIN.with_(groups=32),
-    "epilogue": PLAIN.with_(bias=True, residual=True, activation="relu"),
+# An algorithm may ask for a least or a largest number of channels; it computes a property if it does at one of these widths.
+WIDTHS = (32, 128)
+PLAIN = tuple(Conv2d(1, width, 16, 16, width, 3, padding=1) for width in WIDTHS)
+PROBES: dict[str, tuple[Conv2d, ...]] = {
+    "1x1": tuple(conv.with_(kernel=(1, 1), padding=(0, 0, 0, 0)) for conv in PLAIN),
+    "stride": tuple(conv.with_(stride=(2, 2)) for conv in PLAIN),
+    "dilation": tuple(conv.with_(dilation=(2, 2)) for conv in PLAIN),
+    "asymmetric padding": tuple(conv.with_(padding=(0, 1, 2, 1)) for conv in PLAIN),
+    "groups": tuple(conv.with_(groups=4) for conv in PLAIN),
+    "depthwise": tuple(conv.with_(groups=conv.in_channels) for conv in PLAIN),
+    "epilogue": tuple(conv.with_(bias=True, residual=True, activation="relu") for conv in PLAIN),
 }
+"""The columns of the table of supported layers: for each property that an algorithm may refuse, layers that have it."""
 LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
 Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
-def _where(row: Algorithm, conv: Conv2d) -> str:
-    """On which targets: yes on all, no on none, or their names."""
+def _where(row: Algorithm, convs: Sequence[Conv2d]) -> str:
+    """On which targets one of these layers at least is computed: yes on all, no on none, or their names."""
     from im2win.registry.backends import TARGETS
 
-    kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in LAYOUTS]
+    kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in ("float32", "float16") for layout in LAYOUTS]
     able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
 
 
 def properties() -> Table:
-    """The table of algorithms: name, title, paper, and for each probe in float32 or float16, in some layout, on which targets.
+    """The table of algorithms: name, title, paper, and for each property on which targets, in float32 or float16, in some layout.
 
     The registry is asked.
     """
     from im2win.registry.algorithms import ALGORITHMS
 
-    cells = [[row.name, row.title, row.paper, *(_where(row, conv) for conv in PROBES.values())] for row in ALGORITHMS.values()]
+    cells = [[row.name, row.title, row.paper, *(_where(row, convs) for convs in PROBES.values())] for row in ALGORITHMS.values()]
     return ["algorithm", "title", "source", *PROBES], cells
 
 
@@ -61,8 +64,10 @@ def types() -> Table:
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
 
     def layouts(row: Algorithm, target: str, dtype: str) -> str:
-        able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target, LEAST) is None]
-        return ", ".join(able) or "no"
+        def computes(layout: str) -> bool:
+            return any(row.supports(conv.with_(dtype=dtype, layout=layout), target, LEAST) is None for conv in PLAIN)
+
+        return ", ".join(filter(computes, LAYOUTS)) or "no"
 
     cells = [[row.name, *(layouts(row, *pair) for pair in pairs)] for row in ALGORITHMS.values()]
     return ["algorithm", *(f"{target} {dtype}" for target, dtype in pairs)], cells
