@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, summarise
+from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, roofline_fraction, summarise
 from im2win.reports import memory as memory_report
 from im2win.reports import studies
 from im2win.reports import tables as report
@@ -92,6 +93,41 @@ def test_fill_replaces_only_between_markers_and_settles() -> None:
     assert filled.startswith("a\n<!-- table:cpu-2t/demo -->\n| layer") and "old" not in filled and filled.endswith("<!-- /table -->\nc\n")
     assert "| demo float32 | 1 | cpu-2t | 3 | 1.00 | 0.50 (conv2) | 0.89 | 1.14 |" in filled
     assert report.fill(filled, {"cpu-2t/demo": result()}) == filled
+
+
+def on_gpu(layers: list[Row], suite: str = "demo") -> Result:
+    one = result()
+    one.suite, one.versions, one.layers = suite, {"cuda": "13.0"}, layers
+    one.ceilings = {"fma_gflops": 50e3, "tf32_gflops": 390e3, "copy_gbs": 4000.0}
+    return one
+
+
+def test_a_fraction_is_of_the_arithmetic_that_ran() -> None:
+    """float32 on a GPU: three TF32 products where the accuracy allows them; Winograd's form takes fewer products than a roof counts."""
+    layer = Row("a", "n8-c512x56x56-k512x3x3", ours_ms=1.0, algorithm="direct", peers={"torch_nchw": 2.0}, best_peer="torch_nchw")
+    flops = 2 * 8 * 512 * 54 * 54 * 512 * 9
+    assert roofline_fraction(layer, [], on_gpu([]).ceilings) == pytest.approx(flops / 130e9)
+    assert roofline_fraction(layer, ["exact"], on_gpu([]).ceilings) == pytest.approx(flops / 50e9)
+    assert roofline_fraction(replace(layer, algorithm="winograd"), [], on_gpu([]).ceilings) is None
+    lines = report.layer_table(on_gpu([layer, replace(layer, algorithm="winograd")])).splitlines()
+    assert [line.split("|")[5].strip() for line in lines[2:4]] == ["85", "–"]  # noqa: RUF001
+    assert "50000 GFLOPS (FMA) and 130000 GFLOPS (three TF32 products)" in lines[-1] and "none for Winograd's form" in lines[-1]
+
+
+def test_workspaces_are_shown_where_they_were_measured() -> None:
+    layer = Row("a", "n8-c512x56x56-k512x3x3", ours_ms=1.0, algorithm="winograd", extra_bytes=64 << 20)
+    named = {"cudnn_fft": 2.0, "cudnn_gemm": 1.5}
+    layer = replace(layer, peers=named, best_peer="cudnn_gemm", peers_extra_bytes={"cudnn_fft": 1 << 20, "cudnn_gemm": 32 << 20})
+    head, _, line, *_ = report.layer_table(on_gpu([layer])).splitlines()
+    cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
+    assert (cells["ours: workspace MiB"], cells["best peer's workspace MiB |"]) == ("64", "32 |")
+
+
+def test_no_committed_fraction_of_a_gpu_is_above_its_roof() -> None:
+    """Level-2 cache is overwritten before every call there, so no layer can beat memory."""
+    for name, one in report.load_all(RESULTS).items():
+        if "cuda" in one.versions and not one.suite.startswith("ladder"):
+            assert all((roofline_fraction(row, one.accuracy, one.ceilings) or 0) <= 1 for row in one.layers), name
 
 
 def test_search_table() -> None:
