@@ -175,7 +175,7 @@ def test_example(tmp_path: Path, command: Callable[..., Any]) -> None:
     assert "conv9" in done.out and "workspace" in done.out and ".h" in done.out
     run(tmp_path, "sh", "-c", compiling)
     assert "0 wrong" in run(tmp_path, "build/layer")
-    guide = (ROOT / "docs" / "deploy.md").read_text()
+    guide = (ROOT / "docs" / "c_cpp.md").read_text()
     assert f"{build.strip()}\n{compiling.partition(' &&')[0].strip()}\n" in guide
     (block,) = re.findall(r"^```c\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     include, _, statements = block.partition("\n")

@@ -114,11 +114,9 @@ def test_the_table_of_algorithms_is_todays(command: Callable[..., Any]) -> None:
     assert written and written[1] == command("algorithms", "--markdown").out, "paste the output of: im2win algorithms --markdown"
 
 
-def test_the_pytorch_part_of_deploy_runs(tmp_path: Path) -> None:
+def test_the_guide_to_pytorch_runs(tmp_path: Path) -> None:
     """Its Python blocks, one after another."""
-    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    part = re.search(r"^## PyTorch\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    assert part is not None
-    blocks = re.findall(r"^```python\n(.*?)^```$", part[1], re.DOTALL | re.MULTILINE)
+    text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 2
     assert "2 of 2 convolutions on im2win" in run([sys.executable, "-c", "\n".join(blocks)], tmp_path)

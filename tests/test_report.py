@@ -228,9 +228,10 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("cuda", "deploy", "ladder", "performance", "sliding"))]
-)
+TEXTS = ["README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("name", TEXTS)
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     filled = report.fill(text, report.load_all(RESULTS), studies.load_all(RESULTS), memory_report.load_all(RESULTS))
