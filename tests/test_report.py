@@ -11,7 +11,7 @@ import pytest
 
 from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, roofline_fraction, summarise
 from im2win.reports import memory as memory_report
-from im2win.reports import studies
+from im2win.reports import papers, studies
 from im2win.reports import tables as report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,6 +180,19 @@ def test_overhead_table() -> None:
     study = {"study": "op-overhead", "device": "cpu-2t", "layouts": {"NCHW": {"operator_no_grad": {"median": 9.5, "overhead": 8.4}}}}
     filled = report.fill("<!-- table:op-overhead -->\n<!-- /table -->", {}, [study])
     assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d`, under no_grad | 9.5 | 8.4 |" in filled
+
+
+def test_papers_table() -> None:
+    """Formulas always; measurements where there are any."""
+    layers = [Row("a", "n8-c3x9x9-k3x3x3", ratio=1.0), Row("b", "n8-c3x9x9-k3x3x3", ratio=4.0), Row("c", "n8-c3x9x9-k3x3x3")]
+    one = on_gpu(layers, "papers12")
+    forms = {"cudnn_winograd": 8.0, "cudnn_winograd_nonfused": 6.0, "pkf-shmem-16": 2.0, "pkf-shmem-32": 1.0}
+    entries = [{"size": 224, "batch": 1, "layout": "NCHW", "form": form, "ms": ms} for form, ms in forms.items()]
+    study = {"study": "winograd-tensor-cores", "brand": "A GPU", "entries": entries}
+    measured = papers.table({"x": one}, [study], []).splitlines()
+    assert "| 0.35 by formula (0.24 to 0.47) |" in measured[2] and "| 2.00 on average, 1.00 to 4.00 (A CPU) |" in measured[3]
+    assert "not measured" in measured[4] and "3.00 to 3.00 (A GPU, NCHW)" in measured[5] and "not measured" in measured[6]
+    assert papers.table({}, [], []).count("not measured") == 4
 
 
 def test_unknown_marker() -> None:

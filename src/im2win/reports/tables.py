@@ -3,7 +3,8 @@
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
 the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
-(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew.
+(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew. ``papers`` has the
+source papers' numbers beside ours.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from im2win.common import markdown
 from im2win.common.markdown import ms, number
 from im2win.reports import ladder as ladder_report
 from im2win.reports import memory as memory_report
+from im2win.reports import papers as papers_report
 from im2win.reports import roofline, studies
 from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
@@ -95,6 +97,7 @@ def fill(
     """`text` with each marked table replaced by the one its result gives."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
+    tables["papers"] = partial(papers_report.table, results, found, list((memory or {}).values()))
     tables["winograd-float16"] = winograd_report.half_table
     tables["winograd-int8"] = winograd_report.quantised_table
     tables |= {name: partial(memory_report.tables, measured) for name, measured in (memory or {}).items()}
