@@ -4,13 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: help demo test lint types clean
+.PHONY: help demo test lint types docs clean
 
 help:
 	@echo "make demo    tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
 	@echo "make test    all tests"
 	@echo "make lint    ruff, and the order of imports"
 	@echo "make types   mypy"
+	@echo "make docs    the documentation with its API reference, in build/docs/site"
 	@echo "make clean   remove the environment and build outputs"
 
 # The marker is older than pyproject.toml when the dependencies may have changed: install again.
@@ -34,6 +35,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+docs: $(READY)
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(BIN)/python docs/site.py build/docs/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -74,11 +74,11 @@ def types() -> Table:
 
 
 def markdown_tables() -> str:
-    """Both tables as they stand in README.md."""
+    """Both tables as they stand in docs/architecture.md."""
     return "\n\n".join(table(columns, rows, words=len(columns)) for columns, rows in (properties(), types()))
 
 
-def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in README.md.")] = False) -> None:
+def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in docs/architecture.md.")] = False) -> None:
     """The algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
     if markdown:
         typer.echo(markdown_tables())
