@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-all lint types clean
+.PHONY: help demo test test-all lint types docs clean
 
 help:
 	@echo "make demo      tune two layers, export, load in a new process, check, compare (under 3 minutes after installation)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  all tests, exhaustive ones included (under 45 minutes)"
 	@echo "make lint      ruff, and the order of imports"
 	@echo "make types     mypy"
+	@echo "make docs      the documentation with its API reference, in build/docs/site"
 	@echo "make clean     remove the environment and build outputs"
 
 # The marker is older than pyproject.toml when the dependencies may have changed: install again.
@@ -39,6 +40,11 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+docs: $(READY)
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable ".[docs]"
+	$(BIN)/python docs/site.py build/docs/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

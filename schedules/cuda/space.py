@@ -1,6 +1,6 @@
 """Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank.
 
-Blocks are alone in them: sharing copies in clusters was measured, and does not pay (`docs/reconstruct.md`).
+Blocks are alone in them: sharing copies in clusters was measured, and does not pay (`docs/cuda.md`).
 """
 
 from __future__ import annotations

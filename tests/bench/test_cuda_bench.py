@@ -49,7 +49,7 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
     assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 4  # once before the rounds
     row = Row("conv1", str(CONV))
     row.spread = spreads(samples)
-    _note(row, CONV, ready, LIMITS)
+    _note(row, CONV, ready, LIMITS, "float32")
     assert row.ours_ms == pytest.approx(1e3) and row.transform_ms == (pytest.approx(250.0) if transform else None)
     assert row.peers == {"torch_nchw": pytest.approx(2e3)} and row.best_peer == "torch_nchw" and row.ratio == pytest.approx(2.0)
     assert (TRANSFORM in row.spread) == (transform is not None)

@@ -30,6 +30,7 @@ from im2win.records.log import Log
 from im2win.registry.schedules import Schedule
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
+from im2win.spec.suites import suite
 
 SMALL = "n1-c8x10x10-k16x3x3-p1"  # builds and runs in no time; its row of 10 divides by no vector
 
@@ -171,6 +172,26 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
         "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
         "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda int8": "NCHW, NHWC",
     }  # fmt: skip
+
+
+def test_tables_of_algorithms_leave_out_no_layer_of_a_suite() -> None:
+    """Whatever layer of a network an algorithm computes, the tables say that it computes such layers."""
+    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.backends import TARGETS
+
+    columns, rows = facts.properties()
+    said = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    has = {
+        "1x1": lambda conv: conv.kernel == (1, 1) and conv.stride == (1, 1), "stride": lambda conv: conv.stride == (2, 2),
+        "depthwise": lambda conv: conv.groups == conv.in_channels > 1,
+    }  # fmt: skip
+    for conv in {layer.conv for name in ("resnet50", "mobilenet_v2") for layer in suite(name)}:
+        kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in ("NCHW", "NHWC")]
+        for column in (name for name, holds in has.items() if holds(conv)):
+            for name, row in ALGORITHMS.items():
+                for target in TARGETS:
+                    if any(row.supports(kind, target, "winograd") is None for kind in kinds):
+                        assert said[name][column] in ("yes", target), f"{name} computes {conv} on {target}"
 
 
 def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

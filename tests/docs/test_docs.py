@@ -17,7 +17,14 @@ import pytest
 from paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+PAGES = ("command_line", "onnx", "architecture")
+COMMANDS, ONNX, ARCHITECTURE = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 TEXTS = sorted(path for folder in (".", "docs", "benchmarks", "tests") for path in (ROOT / folder).glob("*.md"))
 EXAMPLES = {
     "01_tune_and_export.py": ["3"], "02_pytorch_cpu.py": [], "03_layers_of_a_model.py": [], "04_onnx_model.py": ["small.onnx"],
@@ -33,11 +40,11 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def test_readme_has_the_blocks_that_are_tested_here() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "c", "sh"]
+    assert re.findall(r"^```(\w+)$", README, re.MULTILINE) == ["sh", "python", "sh"]
 
 
 def test_readmes_python_runs(tmp_path: Path) -> None:
-    code = next(text for language, text in BLOCKS if language == "python")
+    [code] = blocks_of(README, "python")
     assert "trials=64" in code
     run([sys.executable, "-c", code.replace("trials=64", "trials=3")], tmp_path)  # the same statements, sooner
     assert (tmp_path / "conv.so").is_file() and (tmp_path / "conv.so.json").is_file() and list((tmp_path / "my_logs").iterdir())
@@ -53,20 +60,22 @@ def small_model(path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-def test_readmes_model_runs(tmp_path: Path) -> None:
-    _, code = (text for language, text in BLOCKS if language == "python")
+def test_the_guides_model_runs(tmp_path: Path) -> None:
+    [code] = (one for one in blocks_of(ONNX, "python") if "compile_model" in one)
     small_model(tmp_path / "squeezenet.onnx")
     before = "import numpy as np\nimport im2win\nimage = np.ones((1, 3, 224, 224), np.float32)\n"
     run([sys.executable, "-c", before + code + "assert y.shape == (1, 16, 14, 14) and y.min() == 27\n"], tmp_path)
 
 
-def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
     small_model(tmp_path / "squeezenet.onnx")
     np.save(tmp_path / "image.npy", np.ones((1, 3, 224, 224), np.float32))
     sooner = {"tune": ["--trials", "3"], "bench": ["--rounds", "2"], "ablation": ["--seconds", "0.5", "--rounds", "2"]}
-    lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line.startswith("im2win ")]
+    lines = [line for text in blocks_of(COMMANDS, "sh") for line in text.splitlines() if line.startswith("im2win ")]
+    ours = [line for text in blocks_of(README, "sh") for line in text.splitlines() if line.startswith("im2win ")]
+    assert len(ours) == 3 and set(ours) <= set(lines)
     assert len(lines) > 8
     for line in lines:
         line = line.replace("layers papers12 --batch 8 --memory", "layers n1-c64x28x28-k64x3x3-p1 --batch 8 --memory")  # of one layer
@@ -76,12 +85,12 @@ def test_readmes_commands_run(command: Callable[..., Any], resnet50_onnx: Path, 
     assert (tmp_path / "result.json").is_file() and list((tmp_path / "my_kernels").glob("*.so"))
 
 
-def test_every_verb_is_in_readme_and_every_verb_in_readme_exists() -> None:
+def test_every_verb_is_in_the_guide_and_every_verb_there_exists() -> None:
     from im2win.cli.main import app
 
     verbs = {one.name or one.callback.__name__ for one in app.registered_commands if one.callback}
     verbs |= {group.name for group in app.registered_groups if isinstance(group.name, str)}
-    assert set(re.findall(r"^\| `im2win ([a-z]+)` \|", README, re.MULTILINE)) == verbs
+    assert set(re.findall(r"^\| `im2win ([a-z]+)` \|", COMMANDS, re.MULTILINE)) == verbs
 
 
 def test_readmes_make_targets_exist() -> None:
@@ -110,15 +119,13 @@ def test_paths_named_in_texts_exist(text: Path) -> None:
 
 
 def test_the_table_of_algorithms_is_todays(command: Callable[..., Any]) -> None:
-    written = re.search(r"<!-- matrix:algorithms -->\n(.*?)<!-- /matrix -->", README, re.DOTALL)
+    written = re.search(r"<!-- matrix:algorithms -->\n(.*?)<!-- /matrix -->", ARCHITECTURE, re.DOTALL)
     assert written and written[1] == command("algorithms", "--markdown").out, "paste the output of: im2win algorithms --markdown"
 
 
-def test_the_pytorch_part_of_deploy_runs(tmp_path: Path) -> None:
+def test_the_guide_to_pytorch_runs(tmp_path: Path) -> None:
     """Its Python blocks, one after another."""
-    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    part = re.search(r"^## PyTorch\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    assert part is not None
-    blocks = re.findall(r"^```python\n(.*?)^```$", part[1], re.DOTALL | re.MULTILINE)
+    text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 2
     assert "2 of 2 convolutions on im2win" in run([sys.executable, "-c", "\n".join(blocks)], tmp_path)

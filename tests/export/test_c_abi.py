@@ -176,13 +176,13 @@ def test_example(tmp_path: Path, command: Callable[..., Any]) -> None:
     assert "conv9" in done.out and "workspace" in done.out and ".h" in done.out
     run(tmp_path, "sh", "-c", compiling)
     assert "0 wrong" in run(tmp_path, "build/layer")
-    guide = (ROOT / "docs" / "deploy.md").read_text()
+    guide = (ROOT / "docs" / "c_cpp.md").read_text()
     assert f"{build.strip()}\n{compiling.partition(' &&')[0].strip()}\n" in guide
-    (block,) = re.findall(r"^```c\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = (one for one in re.findall(r"^```c\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE) if one.startswith("#include"))
     include, _, statements = block.partition("\n")
     function = f"void layer(const float *w, float *packed, const float *x, float *y, void *workspace) {{{statements}}}\n"
-    (tmp_path / "readme.c").write_text(f"{include}\n{function}")
-    run(tmp_path, COMPILER, *WARNINGS, "-std=c99", "-Ibuild", "-c", "readme.c", "-o", "readme.o")
+    (tmp_path / "guide.c").write_text(f"{include}\n{function}")
+    run(tmp_path, COMPILER, *WARNINGS, "-std=c99", "-Ibuild", "-c", "guide.c", "-o", "guide.o")
 
 
 # --- what a library needs and shows

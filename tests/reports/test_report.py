@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from paths import ROOT
 
-from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, summarise
+from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, roofline_fraction, summarise
 from im2win.reports import memory as memory_report
-from im2win.reports import studies
+from im2win.reports import papers, studies
 from im2win.reports import tables as report
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -94,6 +95,41 @@ def test_fill_replaces_only_between_markers_and_settles() -> None:
     assert report.fill(filled, {"cpu-2t/demo": result()}) == filled
 
 
+def on_gpu(layers: list[Row], suite: str = "demo") -> Result:
+    one = result()
+    one.suite, one.versions, one.layers = suite, {"cuda": "13.0"}, layers
+    one.ceilings = {"fma_gflops": 50e3, "tf32_gflops": 390e3, "copy_gbs": 4000.0}
+    return one
+
+
+def test_a_fraction_is_of_the_arithmetic_that_ran() -> None:
+    """float32 on a GPU: three TF32 products where the accuracy allows them; Winograd's form takes fewer products than a roof counts."""
+    layer = Row("a", "n8-c512x56x56-k512x3x3", ours_ms=1.0, algorithm="direct", peers={"torch_nchw": 2.0}, best_peer="torch_nchw")
+    flops = 2 * 8 * 512 * 54 * 54 * 512 * 9
+    assert roofline_fraction(layer, [], on_gpu([]).ceilings) == pytest.approx(flops / 130e9)
+    assert roofline_fraction(layer, ["exact"], on_gpu([]).ceilings) == pytest.approx(flops / 50e9)
+    assert roofline_fraction(replace(layer, algorithm="winograd"), [], on_gpu([]).ceilings) is None
+    lines = report.layer_table(on_gpu([layer, replace(layer, algorithm="winograd")])).splitlines()
+    assert [line.split("|")[5].strip() for line in lines[2:4]] == ["85", "–"]  # noqa: RUF001
+    assert "50000 GFLOPS (FMA) and 130000 GFLOPS (three TF32 products)" in lines[-1] and "none for Winograd's form" in lines[-1]
+
+
+def test_workspaces_are_shown_where_they_were_measured() -> None:
+    layer = Row("a", "n8-c512x56x56-k512x3x3", ours_ms=1.0, algorithm="winograd", extra_bytes=64 << 20)
+    named = {"cudnn_fft": 2.0, "cudnn_gemm": 1.5}
+    layer = replace(layer, peers=named, best_peer="cudnn_gemm", peers_extra_bytes={"cudnn_fft": 1 << 20, "cudnn_gemm": 32 << 20})
+    head, _, line, *_ = report.layer_table(on_gpu([layer])).splitlines()
+    cells = dict(zip(head.split(" | "), line.split(" | "), strict=True))
+    assert (cells["ours: workspace MiB"], cells["best peer's workspace MiB |"]) == ("64", "32 |")
+
+
+def test_no_committed_fraction_of_a_gpu_is_above_its_roof() -> None:
+    """Level-2 cache is overwritten before every call there, so no layer can beat memory."""
+    for name, one in report.load_all(RESULTS).items():
+        if "cuda" in one.versions and not one.suite.startswith("ladder"):
+            assert all((roofline_fraction(row, one.accuracy, one.ceilings) or 0) <= 1 for row in one.layers), name
+
+
 def test_search_table() -> None:
     row = {"conv": "n1-c1x1x1-k1x1x1", "short_trials": 64, "long_trials": 500, "short_ms": 2.0, "long_ms": 1.9, "short_session_s": 21.4,
            "short_over_long_speed": 0.95}  # fmt: skip
@@ -146,6 +182,19 @@ def test_overhead_table() -> None:
     assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d`, under no_grad | 9.5 | 8.4 |" in filled
 
 
+def test_papers_table() -> None:
+    """Formulas always; measurements where there are any."""
+    layers = [Row("a", "n8-c3x9x9-k3x3x3", ratio=1.0), Row("b", "n8-c3x9x9-k3x3x3", ratio=4.0), Row("c", "n8-c3x9x9-k3x3x3")]
+    one = on_gpu(layers, "papers12")
+    forms = {"cudnn_winograd": 8.0, "cudnn_winograd_nonfused": 6.0, "pkf-shmem-16": 2.0, "pkf-shmem-32": 1.0}
+    entries = [{"size": 224, "batch": 1, "layout": "NCHW", "form": form, "ms": ms} for form, ms in forms.items()]
+    study = {"study": "winograd-tensor-cores", "brand": "A GPU", "entries": entries}
+    measured = papers.table({"x": one}, [study], []).splitlines()
+    assert "| 0.35 by formula (0.24 to 0.47) |" in measured[2] and "| 2.00 on average, 1.00 to 4.00 (A CPU) |" in measured[3]
+    assert "not measured" in measured[4] and "3.00 to 3.00 (A GPU, NCHW)" in measured[5] and "not measured" in measured[6]
+    assert papers.table({}, [], []).count("not measured") == 4
+
+
 def test_unknown_marker() -> None:
     with pytest.raises(report.ReportError, match="table marker 'nope' must name a result: cpu/x"):
         report.fill("<!-- table:nope -->\n<!-- /table -->", {"cpu/x": result()})
@@ -192,9 +241,10 @@ def test_committed_results_are_whole() -> None:
                 assert row.ratio == pytest.approx(min(row.peers.values()) / row.ours_ms), f"{name} {row.layer}"
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("cuda", "deploy", "ladder", "performance", "sliding"))]
-)
+TEXTS = ["README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("name", TEXTS)
 def test_committed_tables_are_those_of_the_results(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     filled = report.fill(text, report.load_all(RESULTS), studies.load_all(RESULTS), memory_report.load_all(RESULTS))

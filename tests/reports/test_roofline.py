@@ -85,7 +85,7 @@ def assert_readable(one: Result) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_committed_results_are_readable(name: str) -> None:
     assert_readable(RESULTS[name])
-    assert (ROOT / "benchmarks" / "results" / f"{name}-roofline.png").read_bytes().startswith(b"\x89PNG"), "run: im2win report docs/cuda.md"
+    assert (ROOT / "benchmarks" / "results" / f"{name}-roofline.png").read_bytes().startswith(b"\x89PNG"), "run: im2win report README.md"
 
 
 def test_a_crowd_is_readable() -> None:

@@ -189,6 +189,6 @@ def test_a_ladder_has_a_table_of_its_own_and_is_in_no_summary() -> None:
 
 
 def test_the_text_names_every_rung() -> None:
-    text = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in RUNGS)
     assert json.dumps([rung.source for rung in RUNGS.values()]).count("thesis Alg.") == len(RUNGS) - 1

@@ -289,7 +289,7 @@ def test_libraries_are_built_by_other_processes(tmp_path: Path) -> None:
 
 
 def test_the_text_names_every_rung() -> None:
-    text = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in (*RUNGS, *WITHOUT))
     tiled = ladder.TILED
     assert f"a block has {tiled.block_m} x {tiled.block_n} outputs and takes {tiled.block_k} terms" in text

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win.bench.ceilings import Ceilings
 from im2win.bench.cpu import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.bench.cuda_harness import (
@@ -26,7 +25,7 @@ from im2win.bench.cuda_harness import (
     torch_contender,
     tvm_searched,
 )
-from im2win.bench.results import Result, Row, peak_name
+from im2win.bench.results import Result, Row, roofline_fraction
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
@@ -126,7 +125,7 @@ def time_layer(
         row.failed = row.peers_failed.pop(OURS, None)
         samples = interleaved(bench, with_transform(ready), rounds)
     row.spread = spreads(samples)
-    _note(row, layer.conv, ready, limits)
+    _note(row, layer.conv, ready, limits, accuracy)
     return row
 
 
@@ -136,7 +135,7 @@ def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
     return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
 
 
-def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float]) -> None:
+def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float], accuracy: Accuracy) -> None:
     medians = {name: spread.median for name, spread in row.spread.items()}
     row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians
@@ -147,8 +146,7 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str,
         row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
     if row.ours_ms is not None:
         row.gflops = conv.flops / row.ours_ms / 1e6
-        floor = Ceilings(limits[peak_name(conv.types, limits)], limits["copy_gbs"]).floor_ms(conv)
-        row.roofline_fraction = floor / row.ours_ms
+        row.roofline_fraction = roofline_fraction(row, [accuracy], limits)
     if row.best_peer is not None:
         best = medians[row.best_peer]
         row.ratio = best / row.ours_ms if row.ours_ms is not None else None

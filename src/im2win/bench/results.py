@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from im2win.common.files import replace_json
+from im2win.spec.conv2d import Conv2d
 
 SCHEMA = 1
+WINOGRAD = "winograd"  # what the names of algorithms in Winograd's form begin with
 
 
 class ResultError(ValueError):
@@ -33,7 +35,7 @@ class Row:
     """One layer. Numbers are None where ours failed; `failed` and `peers_failed` then say why.
 
     error: largest difference between our output and the float64 reference, over the reference's largest magnitude.
-    roofline_fraction: of the least time of the direct form on this machine (see `im2win.bench.ceilings`), over ours.
+    roofline_fraction: the least time of the direct form on this machine, over ours (`roofline_fraction`).
     ratio: best peer's time / ours; above 1 we win.
     transform_ms: what the transform takes alone, a part of ours_ms, where a kernel of its own makes the windows (on a GPU).
     untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
@@ -96,6 +98,11 @@ class Result:
         """Writes JSON, making the folder; returns the path."""
         return replace_json(path, self.as_dict())
 
+    @property
+    def accuracy(self) -> list[str]:
+        """What the suite's name says of it beyond its layers: accuracies, layouts; papers12-exact-nhwc."""
+        return self.suite.split("-")[1:]
+
     @classmethod
     def load(cls, path: Path) -> Result:
         """Reads what `save` wrote.
@@ -125,6 +132,33 @@ def peak_name(types: str, ceilings: Mapping[str, float]) -> str:
     """Which of a machine's ceilings is the arithmetic one of these types, a float32 that is IEEE's: the nearest of those measured."""
     wanted = {"float16": ("f16_gflops",), "int8": ("s8_gflops", "f16_gflops")}.get(types.partition("-")[0], ())
     return next((name for name in wanted if name in ceilings), "fma_gflops")
+
+
+def arithmetic_roofs(types: str, accuracy: Collection[str], ceilings: Mapping[str, float]) -> dict[str, float]:
+    """Arithmetic peaks of a machine that hold for these types and accuracies, GFLOPS, by name.
+
+    A float32 on a GPU may be a sum of three TF32 products, which an accuracy may forbid ("exact") or cut to one ("tf32", "winograd").
+    """
+    if types != "float32" or "tf32_gflops" not in ceilings:
+        name = peak_name(types, ceilings)
+        return {{"f16_gflops": "float16 products", "s8_gflops": "int8 products"}.get(name, "FMA"): ceilings[name]}
+    if {"tf32", "winograd"} & set(accuracy):
+        return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}
+    if "exact" in accuracy:
+        return {"FMA": ceilings["fma_gflops"]}
+    return {"FMA": ceilings["fma_gflops"], "three TF32 products": ceilings["tf32_gflops"] / 3}
+
+
+def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str, float]) -> float | None:
+    """The least time of the direct form under the highest of its roofs, over our time.
+
+    None where ours was not timed, and of Winograd's form, which takes fewer products than the operations that the roof counts.
+    """
+    if row.ours_ms is None or row.algorithm.startswith(WINOGRAD):
+        return None
+    conv = Conv2d.parse(row.conv)
+    peak = max(arithmetic_roofs(conv.types, accuracy, ceilings).values())
+    return max(conv.flops / peak, conv.bytes_moved / ceilings["copy_gbs"]) / 1e6 / row.ours_ms
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -133,7 +133,7 @@ def build(
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
             TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU; "winograd" tiles transformed in
-            float16 and int8, too (docs/cuda.md says what that costs).
+            float16 and int8, too (docs/winograd.md says what that costs).
 
     Raises:
         NoGpuError: target "cuda" without a usable GPU.

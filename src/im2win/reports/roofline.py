@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from im2win.bench.results import Result, peak_name
+from im2win.bench.results import Result, arithmetic_roofs
 from im2win.spec.conv2d import Conv2d
 
 OURS, PEER = "#0072B2", "#E69F00"
@@ -47,16 +47,7 @@ def points(result: Result) -> list[Point]:
 
 def roofs(result: Result) -> dict[str, float]:
     """Arithmetic peaks that hold for the result's type and accuracy, GFLOPS, by name."""
-    ceilings = result.ceilings
-    if result.dtype != "float32" or "tf32_gflops" not in ceilings:
-        name = peak_name(result.dtype, ceilings)
-        return {{"f16_gflops": "float16 products", "s8_gflops": "int8 products"}.get(name, "FMA"): ceilings[name]}
-    accuracy = result.suite.split("-")[1:]
-    if {"tf32", "winograd"} & set(accuracy):
-        return {"FMA": ceilings["fma_gflops"], "TF32 products": ceilings["tf32_gflops"]}
-    if "exact" in accuracy:
-        return {"FMA": ceilings["fma_gflops"]}
-    return {"FMA": ceilings["fma_gflops"], "three TF32 products": ceilings["tf32_gflops"] / 3}
+    return arithmetic_roofs(result.dtype, result.accuracy, result.ceilings)
 
 
 def labels(shown: Sequence[Point]) -> list[str]:

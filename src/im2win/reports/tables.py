@@ -3,7 +3,8 @@
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
 (``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
 the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
-(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew.
+(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew. ``papers`` has the
+source papers' numbers beside ours.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from im2win.bench.memory_result import PREFIX, MemoryResult
-from im2win.bench.results import Result, Row, peak_name, summarise
+from im2win.bench.results import WINOGRAD, Result, Row, arithmetic_roofs, roofline_fraction, summarise
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
 from im2win.reports import ladder as ladder_report
 from im2win.reports import memory as memory_report
+from im2win.reports import papers as papers_report
 from im2win.reports import roofline, studies
 from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
+from im2win.reports.memory import mebibytes
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
 from im2win.studies.entries import LADDER, WINOGRAD_TC
@@ -48,12 +51,16 @@ _COLOURS = {
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
 UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
+WORKSPACE, PEER_WORKSPACE = "ours: workspace MiB", "best peer's workspace MiB"
 # Columns that appear where a result has them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
     TRANSFORM: lambda row: row.transform_ms,
+    WORKSPACE: lambda row: row.extra_bytes if row.peers_extra_bytes else None,
+    PEER_WORKSPACE: lambda row: row.peers_extra_bytes.get(row.best_peer or ""),
     UNTUNED: lambda row: row.untuned_ratio,
     MEMORY: lambda row: None if row.peak_bytes is None else row.peak_bytes / Conv2d.parse(row.conv).bytes_moved,
 }
+_OF_ROOF = "Roofline: of the highest of these ceilings, by the direct form's operations; none for Winograd's form, which takes fewer."
 _MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
@@ -91,6 +98,7 @@ def fill(
     """`text` with each marked table replaced by the one its result gives."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
+    tables["papers"] = partial(papers_report.table, results, found, list((memory or {}).values()))
     tables["winograd-float16"] = winograd_report.half_table
     tables["winograd-int8"] = winograd_report.quantised_table
     tables |= {name: partial(memory_report.tables, measured) for name, measured in (memory or {}).items()}
@@ -125,14 +133,17 @@ def gathered(result: Result) -> Result:
         peers = {name: time for name, time in row.peers.items() if name not in named}
         failed = {name: why for name, why in row.peers_failed.items() if not name.startswith(CUDNN)}
         best = "cudnn" if row.best_peer in named else row.best_peer
-        return replace(row, peers={**peers, "cudnn": min(named.values())}, peers_failed=failed, best_peer=best)
+        fastest = min(named, key=lambda name: named[name])
+        memory = {**row.peers_extra_bytes, "cudnn": row.peers_extra_bytes.get(fastest, 0)} if row.peers_extra_bytes else {}
+        times = {**peers, "cudnn": named[fastest]}
+        return replace(row, peers=times, peers_failed=failed, best_peer=best, peers_extra_bytes=memory)
 
     return replace(result, layers=[row_of(row) for row in result.layers])
 
 
-def _peak(result: Result) -> float:
-    """The arithmetic ceiling of the result's element type, GFLOPS."""
-    return result.ceilings[peak_name(result.dtype, result.ceilings)]
+def _roofs(result: Result) -> dict[str, float]:
+    """The arithmetic ceilings of the result's element type and accuracy, GFLOPS, by name."""
+    return arithmetic_roofs(result.dtype, result.accuracy, result.ceilings)
 
 
 def _on_gpu(result: Result) -> bool:
@@ -155,7 +166,7 @@ def layer_table(result: Result) -> str:
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
-    rows = [_cells(row, names) + [_optional(title, row) for title in optional] for row in result.layers]
+    rows = [_cells(result, row, names) + [_optional(title, row) for title in optional] for row in result.layers]
     facts = summarise(result)
     totals = [ms(facts["totals_ms"].get(name)) for name in names]
     rows.append(["sum", "", ms(facts["total_ms"]), "", "", *totals, number(facts["total_ratio"], 2), *[""] * len(optional)])
@@ -167,6 +178,8 @@ def layer_table(result: Result) -> str:
 
 def _optional(title: str, row: Row) -> str:
     value = _OPTIONAL[title](row)
+    if title in (WORKSPACE, PEER_WORKSPACE):
+        return mebibytes(None if value is None else int(value))
     return ms(value) if title == TRANSFORM else number(value, 2)
 
 
@@ -174,9 +187,10 @@ def _mean(value: float | None) -> str:
     return "" if value is None else number(value, 2)
 
 
-def _cells(row: Row, names: Sequence[str]) -> list[str]:
+def _cells(result: Result, row: Row, names: Sequence[str]) -> list[str]:
     algorithm = shown(row.algorithm) if row.tuned or not row.algorithm else f"{shown(row.algorithm)} (untuned)"
-    fraction = None if row.roofline_fraction is None else 100 * row.roofline_fraction
+    of_roof = roofline_fraction(row, result.accuracy, result.ceilings)
+    fraction = None if of_roof is None else 100 * of_roof
     times = ["failed" if name in row.peers_failed else ms(row.peers.get(name)) for name in names]
     bold = [f"**{text}**" if name == row.best_peer else text for name, text in zip(names, times, strict=True)]
     ours = "failed" if row.failed else ms(row.ours_ms)
@@ -185,13 +199,15 @@ def _cells(row: Row, names: Sequence[str]) -> list[str]:
 
 def caption(result: Result) -> str:
     """Where, when and with what a result was measured."""
-    ceilings, memory = result.ceilings, any(row.peak_bytes is not None for row in result.layers)
+    memory = any(row.peak_bytes is not None for row in result.layers)
+    roofs = " and ".join(f"{peak:.0f} GFLOPS ({name})" for name, peak in _roofs(result).items())
     peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in _SHOWN_VERSIONS)
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
     return (
         f"{result.suite}, {result.dtype}, {batch}; {_machine(result)} (`{result.device}`); "
-        f"measured ceilings {_peak(result):.0f} GFLOPS and {ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
+        f"measured ceilings {roofs}, {result.ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
         "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
+        + (f" {_OF_ROOF}" if len(_roofs(result)) > 1 or any(row.algorithm.startswith(WINOGRAD) for row in result.layers) else "")
         + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
     )
 
@@ -213,7 +229,7 @@ def summary_table(results: Mapping[str, Result]) -> str:
 
 
 def plot(result: Result, path: Path) -> Path:
-    """Grouped bars of GFLOPS, a group a layer and a bar a contender, with the FMA peak as a line; returns the PNG's path.
+    """Grouped bars of GFLOPS, a group a layer and a bar a contender, with the arithmetic peaks as lines; returns the PNG's path.
 
     Needs matplotlib (the `bench` extra).
     """
@@ -230,14 +246,16 @@ def plot(result: Result, path: Path) -> Path:
         places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(heights))]
         label = {"ours": "im2win", "untuned": "im2win, untuned"}.get(name, TITLES.get(name, name))
         axes.bar(places, heights, width * 0.94, label=label, color=_COLOURS.get(name, "#999999"), zorder=2)
-    peak = _peak(result)
-    axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
-    text = f"{'FMA' if result.dtype == 'float32' else 'product'} peak {peak:.0f}"
-    axes.annotate(text, (0.995, peak), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color="#444444")
+    roofs, paper = _roofs(result), {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+    for name, peak in roofs.items():
+        axes.axhline(peak, color="#444444", linewidth=1, linestyle="--", zorder=1)
+        text = f"{'product' if name.endswith('16 products') or name.startswith('int8') else name} peak {peak:.0f}"
+        place: Any = ("axes fraction", "data")
+        axes.annotate(text, (0.995, peak), xycoords=place, va="bottom", ha="right", fontsize=8, color="#444444", bbox=paper)
     axes.set_xticks(range(len(result.layers)), [row.layer for row in result.layers])
     axes.tick_params(axis="x", labelrotation=0 if max(map(len, (row.layer for row in result.layers))) < 8 else 45, length=0)
     axes.set_xlim(-0.6, len(result.layers) - 0.4)
-    axes.set_ylim(0, max(peak, axes.dataLim.ymax) * 1.09)
+    axes.set_ylim(0, max(*roofs.values(), axes.dataLim.ymax) * 1.09)
     axes.set_ylabel("GFLOPS (higher is better)")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)

@@ -74,14 +74,21 @@ class Conv2d:
     residual and y have `output_shape`. `dtypes` says what they are of.
 
     Args:
-        batch, in_channels, height, width, out_channels: sizes in elements, at least 1.
-        kernel, stride, dilation: an integer or a pair (vertical, horizontal).
+        batch: images; this and all other sizes are at least 1.
+        in_channels: channels of x.
+        height: rows of x.
+        width: columns of x.
+        out_channels: channels of y, which is the number of filters.
+        kernel: size of a filter: an integer or a pair (vertical, horizontal).
+        stride: steps between windows: an integer or a pair (vertical, horizontal).
         padding: zeros round the input: an integer, a pair (vertical, horizontal), four sides (top, left, bottom, right)
             as in ONNX, ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
+        dilation: steps between taps: an integer or a pair (vertical, horizontal).
         groups: channels are split into this many independent convolutions; `in_channels` of them is depthwise.
         dtype: of x and w: float32, float16 or int8.
         layout: of x, y and residual: NCHW or NHWC.
-        bias, residual: whether the epilogue adds them.
+        bias: whether the epilogue adds a number for every output channel.
+        residual: whether the epilogue adds a tensor of the output's shape.
         activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error
             function) or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. Outputs
             of int8 take none or relu, int32 sums relu6, too.

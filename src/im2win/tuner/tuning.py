@@ -69,7 +69,7 @@ def tune(
         patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
         accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
             TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU; "winograd" tiles transformed in
-            float16 and int8, too (docs/cuda.md says what that costs).
+            float16 and int8, too (docs/winograd.md says what that costs).
         progress: called after every trial.
         crew: worker processes to use, for several layers one after the other; of their own if None.
 

@@ -225,7 +225,7 @@ def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:
 
 def test_the_texts_c_program_runs(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     model, made = buckets
-    text = (ROOT / "docs" / "deploy.md").read_text()
+    text = (ROOT / "docs" / "onnx.md").read_text()
     [code] = (one for one in re.findall(r"^```cpp\n(.*?)^```$", text, re.DOTALL | re.MULTILINE) if "int main" in one)
     ffi, tvm = (Path(str(importlib.util.find_spec(name).origin)).parent for name in ("tvm_ffi", "tvm"))
     (tmp_path / "run.cc").write_text(code)

@@ -410,8 +410,8 @@ def test_the_benchmark_takes_it_in(tmp_path: Path) -> None:
 
 
 def test_the_guides_program_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    part = re.search(r"^### Inside ONNX Runtime\n(.*?)(?=^##)", text, re.DOTALL | re.MULTILINE)
+    text = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
+    part = re.search(r"^## Inside ONNX Runtime\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
     assert part is not None
     [block] = re.findall(r"^```python\n(.*?)^```$", part[1], re.DOTALL | re.MULTILINE)
     rewritten(small(), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,40 +19,42 @@ if TYPE_CHECKING:
     from im2win.device.gpu import Gpu
     from im2win.registry.schedules import Schedule
 
-# One layer for each property that an algorithm may refuse; the columns of the table of supported layers.
-PLAIN = Conv2d(1, 128, 16, 16, 128, 3, padding=1)  # channels enough for sums in parts
-PROBES = {
-    "1x1": PLAIN.with_(kernel=(1, 1), padding=(0, 0, 0, 0)),
-    "stride": PLAIN.with_(stride=(2, 2)),
-    "dilation": PLAIN.with_(dilation=(2, 2)),
-    "asymmetric padding": PLAIN.with_(padding=(0, 1, 2, 1)),
-    "groups": PLAIN.with_(groups=4),
-    "depthwise": PLAIN.with_(groups=128),
-    "epilogue": PLAIN.with_(bias=True, residual=True, activation="relu"),
+# An algorithm may ask for a least or a largest number of channels; it computes a property if it does at one of these widths.
+WIDTHS = (32, 128)
+PLAIN = tuple(Conv2d(1, width, 16, 16, width, 3, padding=1) for width in WIDTHS)
+PROBES: dict[str, tuple[Conv2d, ...]] = {
+    "1x1": tuple(conv.with_(kernel=(1, 1), padding=(0, 0, 0, 0)) for conv in PLAIN),
+    "stride": tuple(conv.with_(stride=(2, 2)) for conv in PLAIN),
+    "dilation": tuple(conv.with_(dilation=(2, 2)) for conv in PLAIN),
+    "asymmetric padding": tuple(conv.with_(padding=(0, 1, 2, 1)) for conv in PLAIN),
+    "groups": tuple(conv.with_(groups=4) for conv in PLAIN),
+    "depthwise": tuple(conv.with_(groups=conv.in_channels) for conv in PLAIN),
+    "epilogue": tuple(conv.with_(bias=True, residual=True, activation="relu") for conv in PLAIN),
 }
+"""The columns of the table of supported layers: for each property that an algorithm may refuse, layers that have it."""
 LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
 Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
-def _where(row: Schedule, conv: Conv2d) -> str:
-    """On which targets: yes on all, no on none, or their names."""
+def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
+    """On which targets one of these layers at least is computed: yes on all, no on none, or their names."""
     from im2win.registry.backends import TARGETS
 
-    kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in LAYOUTS]
+    kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in ("float32", "float16") for layout in LAYOUTS]
     able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
 
 
 def properties() -> Table:
-    """The table of algorithms and schedules: names, titles, paper, and for each probe in float32 or float16 on which targets.
+    """The table of schedules: names, titles, paper, and for each property on which targets, in float32 or float16, in some layout.
 
     The registry is asked.
     """
     from im2win.registry.schedules import SCHEDULES
 
     cells = [
-        [shown(row.key), row.algorithm.title, row.title, row.algorithm.paper, *(_where(row, conv) for conv in PROBES.values())]
+        [shown(row.key), row.algorithm.title, row.title, row.algorithm.paper, *(_where(row, convs) for convs in PROBES.values())]
         for row in SCHEDULES.values()
     ]
     return ["algorithm / schedule", "algorithm", "schedule", "source", *PROBES], cells
@@ -65,19 +68,21 @@ def types() -> Table:
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
 
     def layouts(row: Schedule, target: str, dtype: str) -> str:
-        able = [layout for layout in LAYOUTS if row.supports(PLAIN.with_(dtype=dtype, layout=layout), target, LEAST) is None]
-        return ", ".join(able) or "no"
+        def computes(layout: str) -> bool:
+            return any(row.supports(conv.with_(dtype=dtype, layout=layout), target, LEAST) is None for conv in PLAIN)
+
+        return ", ".join(filter(computes, LAYOUTS)) or "no"
 
     cells = [[shown(row.key), *(layouts(row, *pair) for pair in pairs)] for row in SCHEDULES.values()]
     return ["algorithm / schedule", *(f"{target} {dtype}" for target, dtype in pairs)], cells
 
 
 def markdown_tables() -> str:
-    """Both tables as they stand in README.md."""
+    """Both tables as they stand in docs/architecture.md."""
     return "\n\n".join(table(columns, rows, words=len(columns)) for columns, rows in (properties(), types()))
 
 
-def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in README.md.")] = False) -> None:
+def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in docs/architecture.md.")] = False) -> None:
     """The algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
     if markdown:
         typer.echo(markdown_tables())

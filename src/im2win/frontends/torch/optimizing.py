@@ -127,7 +127,8 @@ def optimize(
         cache: folder that keeps built operators, so that the next process compiles nothing; the platform's cache folder if None.
         untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
         dynamic: what inputs of other shapes get: "fallback" is PyTorch's, "build" an operator built (or loaded) at the first such call.
-        accuracy, threads: as for `im2win.build`.
+        accuracy: what rounding is allowed, as for `im2win.build`.
+        threads: that kernels on a CPU are made for, as for `im2win.build`.
 
     Raises:
         ValueError: `module` is in training mode, a ScriptModule or a result of this function; or an argument is no word it may be.
