@@ -22,7 +22,7 @@ from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
 from im2win.records.record import Record, utc_now
-from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.schedules import schedule_of
 from im2win.reports.search import STUDY
 from im2win.tuner.cost_model import with_cycles
 from im2win.tuner.measurement import Measurement
@@ -31,7 +31,7 @@ from im2win.tuner.session import Session
 
 def head_to_head(conv: im2win.Conv2d, records: list[Record], machine: Machine) -> list[float]:
     """Median seconds of recorded winners, timed in interleaved rounds."""
-    tiles = [ALGORITHMS[record.algorithm].scheduler.tile(record.tile) for record in records]
+    tiles = [schedule_of(record.algorithm).scheduler.tile(record.tile) for record in records]
     choices = [with_cycles(conv, record.algorithm, tile, machine) for record, tile in zip(records, tiles, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         measurement = Measurement(Session(conv, [choice.algorithm for choice in choices], machine, Log(folder), 1, 0))

@@ -13,7 +13,9 @@ from typing import Any
 
 from tvm import te, tirx
 
+from im2win.compute.arithmetic import TensorExpressions
 from im2win.packing.cpu_blocked import FilterPack
+from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
 CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for those that make a matrix
@@ -105,28 +107,17 @@ def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matri
     return _finish(conv, pack, inputs, product, lambda m, x: (m // strip, m % strip * out_w + x))
 
 
-def _activate(activation: str, dtype: str, value: Expr) -> Expr:
-    zero = tirx.const(0, dtype)
-    if activation == "relu":
-        return te.max(value, zero)
-    if activation == "relu6":
-        return te.min(te.max(value, zero), tirx.const(6, dtype))
-    if activation == "silu":
-        one = tirx.const(1, dtype)
-        return value / (one + te.exp(zero - value))
-    return value
-
-
 def _finish(
     conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], product: te.Tensor, window: Callable[[Expr, Expr], tuple[Expr, Expr]]
 ) -> list[te.Tensor]:
     """Bias and activation on the blocks, then the output in the problem's layout (after the residual, if there is one)."""
     per_group, group_channels = pack.blocks_per_group(conv), conv.out_channels // conv.groups
     last = "none" if conv.residual else conv.activation
+    arithmetic = TensorExpressions(conv.dtype)
 
     def row(n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr) -> Expr:
         value = product[n, jo, m, x, ji]
-        return _activate(last, conv.dtype, value + inputs["bias"][jo, ji] if conv.bias else value)
+        return activations.apply(last, arithmetic, value + inputs["bias"][jo, ji] if conv.bias else value)
 
     rows = te.compute(product.shape, row, name=ROWS)
 
@@ -143,5 +134,5 @@ def _finish(
     else:
         turned = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=TURNED)
         residual = inputs["residual"]
-        out = te.compute(conv.output_shape, lambda *i: _activate(conv.activation, conv.dtype, turned(*i) + residual(*i)), name=OUT)
+        out = te.compute(conv.output_shape, lambda *i: activations.apply(conv.activation, arithmetic, turned(*i) + residual(*i)), name=OUT)
     return [*inputs.values(), out]

@@ -1,4 +1,4 @@
-"""The rule sets by name, and the one function that applies them: what tuning, building and the command line ask for."""
+"""Registry of rule sets by name, and `rewrite`, which applies them for the tuner, the build and the command line."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from im2win.reconstruct import barriers, hip, llc, shmem
-from im2win.reconstruct.judges import Judge
-from im2win.reconstruct.rules import Match, ReconstructError
-from im2win.reconstruct.search import search
-from im2win.reconstruct.unit import Unit
+from im2win.reconstruct.fusion import llc, shmem
+from im2win.reconstruct.parse.unit import Unit
+from im2win.reconstruct.rules import barriers, hip
+from im2win.reconstruct.text_rules import Match, ReconstructError
+from im2win.reconstruct.validate.search import search
+from im2win.reconstruct.validate.validators import Validator
 
 log = logging.getLogger("im2win.reconstruct")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What rules need to know.
+    """Parameters of the rule sets.
 
-    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. judges: they must not object to a change.
+    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. validators: they must not object to a change.
     """
 
     shared: int = 49152
     wave: int = 0
-    judges: tuple[Judge, ...] = ()
+    validators: tuple[Validator, ...] = ()
 
 
 @dataclass(frozen=True)
 class Applied:
-    """A rewritten unit, every change, and a line for everything that was decided."""
+    """A rewritten unit, its changes, and a line of text for every decision."""
 
     unit: Unit
     matches: list[Match] = field(default_factory=list)
@@ -40,7 +41,7 @@ class Applied:
 class RuleSet:
     """A row of the registry.
 
-    why: what it is for. must: whether a source that it does not fit is an error; otherwise that source stays as it is.
+    why: its purpose. must: whether it is an error if it does not apply; otherwise the source stays unchanged.
     """
 
     name: str
@@ -50,30 +51,30 @@ class RuleSet:
 
 
 def _barriers(unit: Unit, settings: Settings) -> Applied:
-    result, matches, story = search(unit, settings.judges)
+    result, matches, story = search(unit, settings.validators)
     return Applied(result, matches, [str(tried) for tried in story])
 
 
-def _judged(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
-    """A fused unit that no judge objects to.
+def _validated(fused: tuple[Unit, list[Match]], settings: Settings) -> Applied:
+    """Passes a fused unit to all validators.
 
     Raises:
-        ReconstructError: one does.
+        ReconstructError: a validator objects.
     """
     result, matches = fused
-    for judge in settings.judges:
-        objection = judge.objection(result)
+    for validator in settings.validators:
+        objection = validator.objection(result)
         if objection is not None:
-            raise ReconstructError(f"{judge.name} objects to the fused kernel: {objection}")
+            raise ReconstructError(f"{validator.name} objects to the fused kernel: {objection}")
     return Applied(result, matches, [f"{match.rule}: {match.why}" for match in matches])
 
 
 def _shared(unit: Unit, settings: Settings) -> Applied:
-    return _judged(shmem.fuse(unit, settings.shared), settings)
+    return _validated(shmem.fuse(unit, settings.shared), settings)
 
 
 def _cached(unit: Unit, settings: Settings) -> Applied:
-    return _judged(llc.fuse(unit, settings.shared, settings.wave), settings)
+    return _validated(llc.fuse(unit, settings.shared, settings.wave), settings)
 
 
 def _hip(unit: Unit, settings: Settings) -> Applied:
@@ -93,7 +94,7 @@ RULE_SETS: dict[str, RuleSet] = {
 
 
 def split(unit: Unit) -> dict[str, Unit]:
-    """Every kernel of a unit as a source of its own, by name."""
+    """Splits a unit into one unit a kernel, by kernel name."""
     found = {}
     for name, kernel in unit.kernels.items():
         launches = tuple(launch for launch in unit.launches if launch.kernel == name)
@@ -104,10 +105,10 @@ def split(unit: Unit) -> dict[str, Unit]:
 
 
 def rule_sets(names: Sequence[str]) -> list[RuleSet]:
-    """Rule sets by name.
+    """Looks up rule sets by name.
 
     Raises:
-        ReconstructError: an unknown name.
+        ReconstructError: a name is unknown.
     """
     for name in names:
         if name not in RULE_SETS:
@@ -116,13 +117,13 @@ def rule_sets(names: Sequence[str]) -> list[RuleSet]:
 
 
 def rewrite(unit: Unit, names: Sequence[str], settings: Settings | None = None, must: bool = False) -> Applied:
-    """Applies rule sets in order; one that does not fit leaves the unit as it is, and the log says why.
+    """Applies rule sets in order. One that does not apply leaves the unit unchanged and logs a warning.
 
     Args:
-        must: every rule set must change something; what it is for is part of what the caller has promised.
+        must: whether every rule set must change the unit.
 
     Raises:
-        ReconstructError: an unknown name, or a rule set that must fit and does not.
+        ReconstructError: a name is unknown, or a rule set that must apply does not.
     """
     settings, matches, notes = settings or Settings(), list[Match](), list[str]()
     for row in rule_sets(names):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 import pytest
 
 from im2win.records.log import Log
-
-ROOT = Path(__file__).resolve().parent.parent
-
 
 # files that take most of a minute and more
 LONGEST = ("test_exact", "test_hypothesis", "test_cuda_exact", "test_docs", "test_tuner", "test_models_real")
@@ -76,17 +72,6 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     return run
 
 
-def with_compiled(folder: Path) -> Path:
-    """The folder, with the library that PyTorch's calls go through: a process with that cache need not compile it."""
-    from im2win.frontends.torch import native
-
-    native.load()
-    for path in Path(os.environ["IM2WIN_CACHE"]).glob("operator-*.so"):
-        shutil.copy(path, folder)
-    native.unload()
-    return folder
-
-
 @pytest.fixture(scope="session")
 def resnet50_onnx() -> Path:
     """The ResNet-50 graph that the package onnx ships for its own tests (weights left out)."""
@@ -101,7 +86,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     from im2win.registry.ranking import default_tile
 
     def choice(self: Any, conv: Any, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
-        return default_tile(conv, "direct", device, accuracy)
+        return default_tile(conv, "direct/tiled", device, accuracy)
 
     monkeypatch.setattr(Artefacts, "default_choice", choice)
 

@@ -20,8 +20,8 @@ from im2win import Conv2d
 from im2win.bench import cuda_builds
 from im2win.device.gpu import device_gpu
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Backend, backend_for
+from im2win.registry.schedules import SCHEDULES
 from im2win.schedules.cuda import ladder, sliding
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import LAYOUTS
@@ -57,7 +57,7 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
     backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
     for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
-        for name, row in ALGORITHMS.items():
+        for name, row in SCHEDULES.items():
             if name not in names or row.supports(conv, "cuda", ACCURACY) is not None:
                 continue
             tiles = [tile for _, tile in backend.ranked(conv, row)]
@@ -85,12 +85,12 @@ def main() -> None:
     """Builds all kernels, or those of the algorithms named, with every CPU; or, where that is done, runs and checks one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", choices=[[], *ALGORITHMS])
+    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", choices=[[], *SCHEDULES])
     options = parser.parse_args()
     kept = options.folder / "kernels.pickle"
     if not kept.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
-        recipes = {**({} if options.algorithms else studies()), **kernels(options.algorithms or list(ALGORITHMS))}
+        recipes = {**({} if options.algorithms else studies()), **kernels(options.algorithms or list(SCHEDULES))}
         kept.write_bytes(pickle.dumps((recipes, cuda_builds.build_all(recipes, options.folder))))
         return
     recipes, built = pickle.loads(kept.read_bytes())

@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-tests=(tests/test_cuda_device.py tests/test_cuda_torch.py tests/test_models_device.py tests/test_cudnn.py tests/test_reconstruct_device.py)
+tests=(tests/runtime/test_cuda_device.py tests/frontends/torch/test_cuda_torch.py tests/frontends/models/test_models_device.py tests/bench/test_cudnn.py tests/reconstruct/test_reconstruct_device.py)
 python3 -m pytest "${tests[@]}" -q -n auto -o filterwarnings= -p no:cacheprovider
 kernels=$(mktemp -d)
 python3 benchmarks/gpu/sample.py "$kernels"

@@ -12,6 +12,7 @@ from im2win.schedules.cuda.product import Run
 from im2win.schedules.cuda.requantise import added, scaled, store_int8
 from im2win.schedules.cuda.shared import CHUNK, Expr, local
 from im2win.schedules.cuda.tile import CudaTile
+from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
 
@@ -34,15 +35,36 @@ def _channels_allow(conv: Conv2d, run: int) -> bool:
     return conv.out_channels // conv.groups % run == 0
 
 
+class DeviceExpressions:
+    """An `im2win.spec.arithmetic.Arithmetic` of expressions of a type: CUDA's own functions, with its fast exponential of float32."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def _const(self, value: Expr) -> Expr:
+        return tirx.const(value, self._dtype) if isinstance(value, int | float) else value
+
+    def max(self, value: Expr, other: Expr) -> Expr:
+        return T.max(self._const(value), self._const(other))
+
+    def min(self, value: Expr, other: Expr) -> Expr:
+        return T.min(self._const(value), self._const(other))
+
+    def exp(self, value: Expr) -> Expr:
+        return T.exp(value)
+
+    library_exp = exp
+
+    def tanh(self, value: Expr) -> Expr:
+        return T.tanh(value)
+
+    def erf(self, value: Expr) -> Expr:
+        return T.erf(value)
+
+
 def activated(activation: str, value: Expr, dtype: str) -> Expr:
-    zero = tirx.const(0, dtype)
-    if activation == "relu":
-        return T.max(value, zero)
-    if activation == "relu6":
-        return T.min(T.max(value, zero), tirx.const(6, dtype))
-    if activation == "silu":
-        return value / (tirx.const(1, dtype) + T.exp(zero - value))
-    return value
+    """An activation of a value, computed in `dtype`."""
+    return activations.apply(activation, DeviceExpressions(dtype), value)
 
 
 def value_type(conv: Conv2d) -> str:

@@ -78,7 +78,7 @@ class Ours:
         layer = op.bind(tensors.filter, tensors.bias)
         output = np.full(conv.output_shape, np.nan, conv.dtype)
         call = partial(layer, tensors.data, residual=tensors.residual, out=output)
-        return Trial(call, lambda: output, op.algorithm, op.tuned, op.extra_bytes)
+        return Trial(call, lambda: output, op.method, op.tuned, op.extra_bytes)
 
 
 def run(

@@ -28,8 +28,8 @@ from im2win.bench.cuda_harness import (
 from im2win.bench.results import Result, Row, roofline_fraction
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -52,7 +52,7 @@ def recipes(layers: Sequence[Layer], gpu: Gpu, logs: Path | None, algorithm: str
 
 def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) -> Contender:
     op, backend = load(library), backend_for(gpu, accuracy)
-    allowed = tolerance(bench.conv, backend.accuracy(backend.tile(ALGORITHMS[op.algorithm], op.tile)))
+    allowed = tolerance(bench.conv, backend.accuracy(backend.tile(schedule_of(op.method), op.tile)))
     return op_contender(bench, op, allowed)
 
 

@@ -12,9 +12,9 @@ from im2win.builder.build import cuda_manifest, looked_up
 from im2win.common.messages import brief
 from im2win.common.worker_pool import Worker, WorkerError, in_order, serve
 from im2win.device.gpu import Gpu
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
 from im2win.spec.accuracy import Accuracy
@@ -89,7 +89,7 @@ class TileRecipe:
         else:
             name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
-        made = backend.build(self.conv, algorithm(name), tile, path).extra_bytes
+        made = backend.build(self.conv, schedule_of(name), tile, path).extra_bytes
         pack = backend.pack(self.conv, tile)
         return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
 

@@ -74,7 +74,7 @@ def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
     transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
-    return Contender(call, op.extra_bytes, error, op.algorithm, op.tuned, transform)
+    return Contender(call, op.extra_bytes, error, op.method, op.tuned, transform)
 
 
 def torch_contender(bench: Bench, layout: str) -> Contender:

@@ -21,7 +21,7 @@ from im2win.bench.memory_result import LayerMemory, MemoryResult
 from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
 from im2win.bench.peers.cudnn import Cudnn, CudnnError
 from im2win.device.gpu import device_gpu
-from im2win.registry.algorithms import ALGORITHMS, Algorithm
+from im2win.registry.schedules import SCHEDULES, Schedule
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -50,9 +50,9 @@ def device_zeros(conv: Conv2d) -> dict[str, Any]:
     }
 
 
-def _ours(row: Algorithm, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> tuple[int, int]:
+def _ours(row: Schedule, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> tuple[int, int]:
     """Bytes by formula, measured."""
-    op = im2win.build(conv, "cuda", logs=logs, algorithm=row.name, accuracy=accuracy)
+    op = im2win.build(conv, "cuda", logs=logs, algorithm=row.key, accuracy=accuracy)
     bound = {name: np.zeros(conv.out_channels, conv.dtypes[name]) for name in ("bias", "scale") if name in conv.arguments}
     layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), **bound)
     measured, _ = call_bytes(partial(layer, tensors["data"], residual=tensors.get("residual"), out=tensors["output"]))
@@ -80,7 +80,7 @@ def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "
     conv = layer.conv
     found = LayerMemory(layer.name, str(conv), conv.bytes_moved)
     tensors = device_zeros(conv)
-    for name, row in ALGORITHMS.items():
+    for name, row in SCHEDULES.items():
         if (reason := row.supports(conv, "cuda", accuracy)) is not None:
             found.failed[name] = reason
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import subprocess
@@ -91,6 +92,9 @@ def _measure(path: Path) -> int:
 
     normal((1024,))  # what the generator itself needs is not the convolution's
     _start_threads()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # else small tensors would take what imports left free, which is counted already
     before, code = _kilobytes("VmRSS"), _code_kilobytes()
     layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
     x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None

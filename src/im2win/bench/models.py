@@ -21,6 +21,7 @@ from im2win.frontends.onnx.layers import import_onnx
 from im2win.runtime.load import load_model
 from im2win.runtime.manifest import manifest_path
 from im2win.runtime.model_manifest import ModelManifest
+from im2win.spec.activations import of_onnx, torch_function
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -190,7 +191,6 @@ def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[
         ),
         "GlobalAveragePool": lambda: partial(functional.adaptive_avg_pool2d, output_size=1),
         "BatchNormalization": lambda: lambda x, g, b, m, v: functional.batch_norm(x, m, v, g, b, eps=stated.get("epsilon", 1e-5)),
-        "Relu": lambda: torch.relu,
         "Add": lambda: torch.add,
         "Sum": lambda: lambda first, *others: sum(others, first),
         "Mul": lambda: torch.mul,
@@ -208,6 +208,8 @@ def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[
         "Dropout": lambda: lambda x, *_: x,
         "Identity": lambda: lambda x: x,
     }  # fmt: skip
+    if (named := of_onnx(node.op_type, stated)) is not None and (word := named[0].key(*named[1])) is not None:
+        return torch_function(word)
     if node.op_type not in known:
         raise PeerError(f"torch: {node.op_type} is not converted.")
     return known[node.op_type]()

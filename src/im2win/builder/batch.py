@@ -67,18 +67,18 @@ class Chooser:
     def _known(self, conv: Conv2d, device: Device) -> Choice | None:
         """The same as far as it takes no time; None where the model must rank tiles first."""
         from im2win.records.lookup import search
-        from im2win.registry.algorithms import ALGORITHMS, candidates
         from im2win.registry.backends import backend_for
+        from im2win.registry.schedules import candidates, schedule_of
 
         backend = backend_for(device, self.accuracy)
-        names = [row.name for row in candidates("auto", conv, backend.target, self.accuracy)]
+        names = [row.key for row in candidates("auto", conv, backend.target, self.accuracy)]
         found = search(conv, device, names, self.logs, self.accuracy)
         record = found.record
         rung = rung_for(conv, found.rung, record.conv2d if record else None)
         if self.untuned == "keep" and rung not in TUNED:
             return Choice("", None, NO_RECORD)
         if record is not None:
-            return Choice(record.algorithm, backend.tile(ALGORITHMS[record.algorithm], record.tile), rung)
+            return Choice(record.method, backend.tile(schedule_of(record.method), record.tile), rung)
         kept = Artefacts(self.folder).kept_default(conv, device, self.accuracy)
         return None if kept is None else Choice(*kept, DEFAULT)
 

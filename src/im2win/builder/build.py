@@ -20,12 +20,13 @@ from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.records.lookup import choose
 from im2win.registry import cpu_lowering, cuda_lowering
-from im2win.registry.algorithms import algorithm, candidates
 from im2win.registry.backends import Device, Tile, backend_for, device_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.cuda import CudaOp
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Op
+from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -39,14 +40,14 @@ def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: boo
     """
     if isinstance(device, Gpu):
         return _build_cuda(conv, name, tile, device, tuned)
-    row = algorithm(name)
+    row = schedule_of(name)
     compiled = compile_module(cpu_lowering.lower(conv, row, tile, device), device)
     compiled = replace(compiled, allocated=compiled.allocated + row.scheduler.held_bytes(conv, tile))
     return load_compiled(compiled, conv, name, tile.as_dict(), tile.pack, device, tuned=tuned)
 
 
 def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
-    row, backend = algorithm(name), backend_for(gpu)
+    row, backend = schedule_of(name), backend_for(gpu)
     compiled = cuda_codegen.compile_module(cuda_lowering.lower(conv, row, tile, gpu), gpu)
     made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
     manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
@@ -64,9 +65,10 @@ def cuda_manifest(
         threads: of a block.
         made: bytes of the tensor that a kernel of its own makes before the product.
     """
+    algorithm, schedule = methods.split(name)
     return Manifest(
-        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cuda", machine=gpu.name, isa=gpu.arch, threads=threads,
-        tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
+        conv=conv, algorithm=algorithm, schedule=schedule, tile=dict(tile), pack=pack, target="cuda", machine=gpu.name, isa=gpu.arch,
+        threads=threads, tuned=tuned, extra_bytes=made, tvm=tvm.__version__, im2win=__version__, made=made // conv.itemsize,
     )  # fmt: skip
 
 
@@ -78,9 +80,10 @@ def load_compiled(
     Raises:
         ToolchainError: there is no linker.
     """
+    algorithm, schedule = methods.split(name)
     manifest = Manifest(
-        conv=conv, algorithm=name, tile=dict(tile), pack=pack, target="cpu", machine=machine.name, isa=machine.isa,
-        threads=machine.threads, tuned=tuned, extra_bytes=compiled.allocated, tvm=tvm.__version__, im2win=__version__,
+        conv=conv, algorithm=algorithm, schedule=schedule, tile=dict(tile), pack=pack, target="cpu", machine=machine.name,
+        isa=machine.isa, threads=machine.threads, tuned=tuned, extra_bytes=compiled.allocated, tvm=tvm.__version__, im2win=__version__,
     )  # fmt: skip
     return _in_library(compiled, lambda path: Op(manifest, path))
 
@@ -159,7 +162,7 @@ def chosen(
         row = candidates(algorithm, conv, target, accuracy)[0]
         if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
             raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
-        return Kernel(conv, row.name, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
+        return Kernel(conv, row.key, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
     name, best, rung = looked_up(conv, device, logs, algorithm, accuracy)
     return Kernel(conv, name, best, device, rung == "exact")
 
@@ -173,7 +176,7 @@ def looked_up(
         ValueError: unknown algorithm, or none supports the problem.
     """
     rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
-    found = choose(conv, device, [row.name for row in rows], logs, accuracy)
+    found = choose(conv, device, [row.key for row in rows], logs, accuracy)
     if found is not None:
         return found.algorithm, found.tile, found.rung
     name, tile = default_tile(conv, algorithm, device, accuracy)

@@ -42,7 +42,7 @@ def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device:
     backend = backend_for(device)
     instructions = getattr(device, "isa", "") or device.arch
     what = [dict(tile), code_digest(backend.target), tvm.__version__, __version__, backend.name, backend.threads, instructions]
-    return f"{conv}.{algorithm}.{_digest(what)}"
+    return f"{conv}.{algorithm.replace('/', '-')}.{_digest(what)}"
 
 
 def conv_of(name: str) -> Conv2d:
@@ -120,17 +120,17 @@ class Artefacts:
 
     def kept_default(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any] | None:
         """What `default_choice` found before; None if it has not, or the code has changed since."""
-        from im2win.registry.algorithms import ALGORITHMS
         from im2win.registry.backends import backend_for
+        from im2win.registry.schedules import schedule_of
 
         backend = backend_for(device, accuracy)
         try:
             values = json.loads(self._default(conv, device, accuracy).read_text())
-            row = ALGORITHMS[values["algorithm"]]
+            row = schedule_of(values["algorithm"])
             tile = backend.tile(row, values["tile"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return None if backend.problems(conv, row, tile) else (row.name, tile)
+        return None if backend.problems(conv, row, tile) else (row.key, tile)
 
     def _default(self, conv: Conv2d, device: Any, accuracy: Any) -> Path:
         path: Path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"

@@ -25,9 +25,9 @@ from im2win.codegen.llvm import Compiled
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
 from im2win.emulator import Launch
-from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
 
 log = logging.getLogger("im2win.reconstruct")

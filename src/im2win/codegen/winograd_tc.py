@@ -8,9 +8,9 @@ from im2win.codegen import rewritten as cuda_reconstruct
 from im2win.codegen.cuda import SOURCE, kernel_module
 from im2win.codegen.rewritten import Function
 from im2win.device.gpu import Gpu
-from im2win.reconstruct.rules import ReconstructError
+from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
-from im2win.reconstruct.unit import Kernel, Unit
+from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.winograd_tc import kernel
 from im2win.schedules.winograd_tc.pipeline import PIPELINE
 from im2win.schedules.winograd_tc.tile import TensorCoreTile

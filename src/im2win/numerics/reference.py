@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
@@ -23,7 +24,8 @@ def reference(
 ) -> Array:
     """The convolution in float64, of `conv.output_shape`: one matrix product an image and group, on a copy of the windows.
 
-    What is requantised has the values of `conv.out_dtype`, from float32 operations as `Conv2d` states them; silu is rounded once.
+    What is requantised has the values of `conv.out_dtype`, from float32 operations as `Conv2d` states them; an activation that
+    rounds is rounded once.
     """
     planes = x if conv.layout == "NCHW" else x.transpose(0, 3, 1, 2)
     out_h, out_w = conv.output_size
@@ -45,7 +47,7 @@ def reference(
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
     if residual is not None:
         y = y + residual
-    return _activate(conv.activation, y)
+    return activations.reference(conv.activation, y)
 
 
 def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array) -> Array:
@@ -54,21 +56,11 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
     if residual is not None:
         y = y + residual.astype(np.float32)
-    y = _activate(conv.activation, y.astype(np.float64)).astype(np.float32)
+    y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if conv.out_dtype == "int8":
         return np.clip(np.rint(y), -128, 127).astype(np.float64)
     with np.errstate(over="ignore"):  # to infinity
         return y.astype(conv.out_dtype).astype(np.float64)
-
-
-def _activate(name: str, y: Array) -> Array:
-    if name == "relu":
-        return np.maximum(y, 0)
-    if name == "relu6":
-        return np.clip(y, 0, 6)
-    if name == "silu":
-        return np.asarray(y / (1 + np.exp(-y)))
-    return np.ascontiguousarray(y)
 
 
 def error(y: Array, expected: Array) -> float:

@@ -9,13 +9,14 @@ import numpy as np
 
 from im2win.numerics.winograd_int8 import FORMS, LARGEST, STEP
 from im2win.numerics.winograd_matrices import transform
+from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
 
 HALVES = {3: (2, 4), 5: (2,)}
 """By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 to
 2 % of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
 F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times."""
-HALF_LIMIT = 2.0**-3  # a float16 form of greater `expected` error is refused: only relu6 behind long sums is, which cuts off outputs
+HALF_LIMIT = 2.0**-3  # a float16 form of greater `expected` error is refused: only long sums are, whose outputs an activation cuts off
 HALF_MARGIN = 2.0  # `half_tolerance` and `quantised_tolerance` over `expected`
 SPREAD = 32.0  # of int8 tensors, a standard deviation: those that kernels are checked with (`tuner.runners.cuda.device_tensors`)
 
@@ -39,19 +40,20 @@ def expected(conv: Conv2d, outputs: int) -> float:
 
     float32: eps * noise^2, as `Transform.noise` amplifies rounding, times 1.3 + sqrt(K) / 20 for windows of K elements, or, if that is
     more, 1.1 + 0.26 sqrt(C) for sums over C channels one by one: above what was measured. float16: transformed inputs and filters are
-    rounded to 2^-11, which is amplified in the same way; int8: `_quantising`. relu6 cuts off outputs, not errors: of normally distributed
-    tensors the largest sum would be about 4 sqrt(K).
+    rounded to 2^-11, which is amplified in the same way; int8: `_quantising`. An activation with a bound, relu6 say, cuts off outputs, not
+    errors: of normally distributed tensors the largest sum would be about 4 sqrt(K).
     """
     noise = math.prod(transform(outputs, taps).noise for taps in conv.kernel)
     root, channels = math.sqrt(math.prod(conv.filter_shape[1:])), math.sqrt(conv.filter_shape[1])
     single = float(np.finfo(np.float32).eps) * max(1.3 + root / 20, 1.1 + 0.26 * channels)
     rounding = {"float16": 2.0**-11, "int8": _QUANTISING}.get(conv.dtype, single)
-    return rounding * noise * (max(4 * root / 6, 1) if conv.activation == "relu6" else 1)
+    row = activation_of(conv.activation)
+    return rounding * noise * (1 if row.bound is None else max(4 * root * row.slope / row.bound, 1))
 
 
 def quantised_forms(conv: Conv2d) -> tuple[int, ...]:
-    """m of the forms in which int8 holds the transformed tiles of a problem with a square kernel: none with relu6."""
-    return () if conv.activation == "relu6" else FORMS.get(conv.kernel[0], ())
+    """m of the forms in which int8 holds the transformed tiles of a problem with a square kernel: none behind a bound."""
+    return () if activation_of(conv.activation).bound is not None else FORMS.get(conv.kernel[0], ())
 
 
 def quantised_tolerance(conv: Conv2d) -> float:

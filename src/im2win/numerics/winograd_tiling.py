@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from im2win.numerics.winograd_error import half_forms
 from im2win.spec.accuracy import Accuracy, allows
+from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
 
 FORMS = {3: (2, 4, 6), 5: (2, 4)}
@@ -123,7 +124,7 @@ def row_forms(conv: Conv2d) -> tuple[int, ...]:
     float16 holds tiles of two outputs within its tolerance: what it loses is half of that of a square's tiles. A bound on the output is one
     on the tolerance, and not on what is lost.
     """
-    bounded = conv.dtype == "float16" and conv.activation == "relu6"
+    bounded = conv.dtype == "float16" and activation_of(conv.activation).bound is not None
     return ROW_FORMS if conv.kernel[1] == ROW_TAPS and conv.dtype != "int8" and not bounded else ()
 
 

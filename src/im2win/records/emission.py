@@ -16,8 +16,8 @@ from im2win.common.messages import brief
 from im2win.device.gpu import H200, KNOWN, Gpu
 from im2win.records.record import Record, TileValue, parse_key
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 
@@ -29,13 +29,16 @@ def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target:
     """The fingerprint of the kernel that a candidate emits; whether its tile is legal is not asked.
 
     Args:
-        target: "cpu" or "cuda". gpu: the GPU it is for, whose multiprocessors some kernels count.
+        algorithm: with its schedule, such as "direct/tiled". target: "cpu" or "cuda".
+        gpu: the GPU it is for, whose multiprocessors some kernels count.
 
     Raises:
         EmissionError: unknown algorithm, no schedule for the target, or a tile that makes no kernel.
     """
-    if algorithm not in ALGORITHMS:
-        raise EmissionError(f"no algorithm is called {algorithm!r}")
+    try:
+        schedule_of(algorithm)
+    except ValueError as error:
+        raise EmissionError(str(error).rstrip(".")) from error
     try:
         return _of_cpu(conv, algorithm, tile) if target == "cpu" else _of_cuda(conv, algorithm, tile, gpu)
     except Exception as error:  # whatever a tile of other code may run into
@@ -43,12 +46,12 @@ def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target:
 
 
 def _of_cpu(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue]) -> str:
-    row = ALGORITHMS[algorithm]
+    row = schedule_of(algorithm)
     return llvm.fingerprint(row.scheduler.module(conv, row, row.scheduler.tile(values)))
 
 
 def _of_cuda(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue], gpu: Gpu) -> str:
-    row = ALGORITHMS[algorithm]
+    row = schedule_of(algorithm)
     if row.cuda is None:
         raise EmissionError(f"{algorithm} has no CUDA schedule")
     tile = backend_for(gpu).tile(row, values)
@@ -71,7 +74,7 @@ def emitted_now(record: Record) -> str:
         EmissionError: as `emitted`.
     """
     gpu = KNOWN.get(record.device, H200)
-    found = _cached(record.conv, record.algorithm, json.dumps(record.tile), record.target, gpu)
+    found = _cached(record.conv, record.method, json.dumps(record.tile), record.target, gpu)
     if isinstance(found, EmissionError):
         raise found
     return found

@@ -111,7 +111,7 @@ def _best(records: Sequence[Record], keep: int) -> list[Record]:
     places: Counter[tuple[Any, ...]] = Counter()
     best = set()
     for record in best_first(records):
-        rivals = (record.algorithm, record.target, record.threads, record.tvm, record.generator)
+        rivals = (record.method, record.target, record.threads, record.tvm, record.generator)
         places[rivals] += 1
         if places[rivals] <= keep:
             best.add(id(record))
@@ -268,7 +268,7 @@ class Log:
 def _identity(record: Record) -> tuple[Any, ...]:
     """What makes a record the same when it comes from two folders; a date or a message alone does not make another."""
     r = record
-    what = (r.conv, r.algorithm, frozenset(r.tile.items()), r.device, r.target, r.threads)
+    what = (r.conv, r.method, frozenset(r.tile.items()), r.device, r.target, r.threads)
     return (*what, r.tvm, r.fingerprint, r.seed, r.trial, r.outcome, r.samples_s)
 
 

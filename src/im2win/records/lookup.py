@@ -15,9 +15,10 @@ import tvm
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.registry.sources import code_digest
+from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -70,8 +71,8 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
     """
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
-    if record.algorithm not in ALGORITHMS:
-        return f"no algorithm is called {record.algorithm!r}"
+    if record.method not in SCHEDULES:
+        return f"there is no {methods.shown(record.method)} any more"
     if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
         return None
     return verdict(record).reason
@@ -79,7 +80,7 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
 
 def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
     """What is wrong with a recorded tile for a problem on a device."""
-    row, backend = ALGORITHMS[algorithm], backend_for(device, accuracy)
+    row, backend = schedule_of(algorithm), backend_for(device, accuracy)
     if (reason := row.supports(conv, backend.target, accuracy)) is not None:
         return [reason]
     try:
@@ -91,8 +92,8 @@ def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], devi
 def superseded(record: Record, records: Sequence[Record]) -> bool:
     """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
     later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
-    what = (record.algorithm, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
-    return any((r.algorithm, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
+    what = (record.method, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
+    return any((r.method, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
 
 
 def _family(conv: Conv2d) -> tuple[Any, ...]:
@@ -170,7 +171,7 @@ def find(
                 best = min(best, record.cost)
                 if rung != "exact" and record.cost > _NEAR_BEST * best:
                     break
-                problems = [] if rung == "exact" else legal(conv, record.algorithm, record.tile)
+                problems = [] if rung == "exact" else legal(conv, record.method, record.tile)
                 if not problems:
                     return Found(record, rung, skipped)
                 reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
@@ -193,15 +194,15 @@ def search(
     def accepts(record: Record) -> str | None:
         if (reason := stale(record, opened)) is not None:
             return reason
-        if record.algorithm not in names:
-            return f"algorithm {record.algorithm} was not asked for"
-        if backend.target == "cuda" and (broken := tile_problems(parse_key(record.conv), record.algorithm, record.tile, device, accuracy)):
+        if record.method not in names:
+            return f"{methods.shown(record.method)} was not asked for"
+        if backend.target == "cuda" and (broken := tile_problems(parse_key(record.conv), record.method, record.tile, device, accuracy)):
             return "; ".join(broken)
         return None
 
     def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
         broken = tile_problems(problem, name, tile, device, accuracy)
-        if broken or backend.proven(problem, backend.tile(ALGORITHMS[name], tile)):
+        if broken or backend.proven(problem, backend.tile(schedule_of(name), tile)):
             return broken
         return ["its errors may be above the tolerance: only tuning, which measures them, takes it"]
 
@@ -224,5 +225,5 @@ def choose(
     found = search(conv, device, names, logs, accuracy)
     if found.record is None:
         return None
-    tile = backend_for(device).tile(ALGORITHMS[found.record.algorithm], found.record.tile)
-    return Choice(found.record.algorithm, tile, found.rung == "exact", found.rung)
+    tile = backend_for(device).tile(schedule_of(found.record.method), found.record.tile)
+    return Choice(found.record.method, tile, found.rung == "exact", found.rung)

@@ -32,7 +32,7 @@ _CHUNK = 16
 
 def identity(record: Record) -> str:
     """Digest of what a proof is about: the candidate, its device, and the fingerprint of the kernel that was timed."""
-    what = [record.conv, record.algorithm, sorted(record.tile.items()), record.target, record.device, record.tvm, record.fingerprint]
+    what = [record.conv, record.method, sorted(record.tile.items()), record.target, record.device, record.tvm, record.fingerprint]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from functools import cached_property, lru_cache
 from typing import Any
 
+from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
@@ -107,6 +108,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schema": (lambda value: _is_integer(value) and value == SCHEMA, f"{SCHEMA}, the only schema this version reads"),
     "conv": (lambda value: isinstance(value, str), "a string, the key of a Conv2d"),
     "algorithm": _WORD,
+    "schedule": _WORD,
     "tile": (_is_tile, "an object whose values are integers, strings or booleans"),
     "outcome": (lambda value: value in OUTCOMES, "one of " + ", ".join(OUTCOMES)),
     "message": (lambda value: isinstance(value, str), "a string"),
@@ -130,11 +132,15 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def converted(found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record as today's schema has them; `found` itself if it is of no older schema.
 
-    Schema 1 had no `generator`, and as `fingerprint` a digest of source text: such a record says what was fast, but not of which kernel.
+    Schema 1 had one name for algorithm and schedule, no `generator`, and as `fingerprint` a digest of source text: such a record says what
+    was fast, but not of which kernel.
     """
-    if found.get("schema") == 1 and type(found["schema"]) is int:
-        return {**found, "schema": SCHEMA, "generator": ""}
-    return found
+    if found.get("schema") != 1 or type(found["schema"]) is not int:
+        return found
+    values = {**found, "schema": SCHEMA, "generator": ""}
+    if isinstance(found.get("algorithm"), str):
+        values["algorithm"], values["schedule"] = methods.split(found["algorithm"])
+    return values
 
 
 def _fail(name: str, value: object, rule: str) -> RecordError:
@@ -151,7 +157,7 @@ class Record:
     Fields:
         schema: version of this list of fields.
         conv: key of the layer, ``str(conv)``.
-        algorithm, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
+        algorithm, schedule, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
         outcome: ok, wrong (failed its check), build_error, crashed, timeout or illegal.
         message: why it was not ok; empty otherwise.
         samples_s: every time measured, in seconds, in order; only where ok, and then at least one.
@@ -173,6 +179,7 @@ class Record:
     schema: int = SCHEMA
     conv: str
     algorithm: str
+    schedule: str
     tile: dict[str, TileValue] = field(hash=False)
     outcome: str
     message: str = ""
@@ -231,6 +238,11 @@ class Record:
     def gflops(self) -> float | None:
         """Speed in 1e9 operations of the direct form a second (`Conv2d.flops`), whatever the algorithm; None if not ok."""
         return None if self.seconds is None else self.conv2d.flops / self.seconds / 1e9
+
+    @property
+    def method(self) -> str:
+        """Algorithm and schedule in one word, the key of the registry's row."""
+        return methods.key(self.algorithm, self.schedule)
 
     @property
     def conv2d(self) -> Conv2d:

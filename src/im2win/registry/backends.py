@@ -16,7 +16,7 @@ from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu, alike_gpus, device_gpu
 from im2win.numerics.tolerance import trusted
 from im2win.registry import cpu_lowering, cuda_lowering
-from im2win.registry.algorithms import ALGORITHMS, Algorithm
+from im2win.registry.schedules import SCHEDULES, Schedule
 from im2win.schedules.cuda.kernel import pack_of
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.model import estimate
@@ -78,14 +78,14 @@ class Backend(Protocol):
 
     def check_tools(self) -> None: ...
     def places(self) -> list[dict[str, str]]: ...
-    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile: ...
-    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]: ...
-    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float: ...
-    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]: ...
-    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]: ...
-    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]: ...
+    def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile: ...
+    def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]: ...
+    def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float: ...
+    def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]: ...
+    def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]: ...
+    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]: ...
     def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel: ...
+    def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
     def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
     def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
@@ -108,23 +108,23 @@ class CpuBackend:
         """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
         return [{"TVM_NUM_THREADS": str(self.threads)}]
 
-    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
+    def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
         return row.scheduler.tile(values)
 
-    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
+    def _estimate(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any:
         return row.scheduler.estimate(conv, tile, self.machine, row.transform_bytes(conv) // conv.itemsize)
 
-    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+    def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
         """The model's estimate of a tile, memory priced in."""
         return float(self._estimate(conv, row, tile).cost)
 
-    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+    def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
         tiles = row.scheduler.space(conv, self.machine)
         return sorted(((self.cost(conv, row, tile), tile) for tile in tiles), key=lambda pair: pair[0])
 
-    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+    def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]:
         """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
         parts = self._estimate(conv, row, tile)
         total = parts.product + parts.write_back + parts.stage + parts.cache + parts.memory
@@ -136,14 +136,14 @@ class CpuBackend:
             tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
             getattr(tile, "outputs", 0),  # of a Winograd tile: its m
         ]  # fmt: skip
-        names = [row.name == name for name in ALGORITHMS]
+        names = [row.key == name for name in SCHEDULES]
         return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
 
-    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
+    def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
         return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
 
-    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
         """Every rule that a tile breaks."""
         return row.scheduler.problems(conv, tile, self.machine)
 
@@ -151,7 +151,7 @@ class CpuBackend:
         """How filters are packed for a tile."""
         return tile.pack
 
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+    def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
         compiled = llvm.compile_module(cpu_lowering.lower(conv, row, tile, self.machine), self.machine)
         compiled.export(path)
@@ -200,24 +200,24 @@ class CudaBackend:
         """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
         return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
 
-    def tile(self, row: Algorithm, values: Mapping[str, Any]) -> Tile:
+    def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
         return row.cuda.tile(values) if isinstance(row.cuda, CudaFamily) else CudaTile.from_dict(values)
 
     def _products(self, conv: Conv2d) -> list[str]:
         return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
 
-    def _estimate(self, conv: Conv2d, row: Algorithm, tile: Tile) -> Any:
+    def _estimate(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any:
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
             return row.cuda.estimate(conv, tile, self.gpu)
         return estimate(conv, tile, self.gpu, row.cuda)
 
-    def cost(self, conv: Conv2d, row: Algorithm, tile: Tile) -> float:
+    def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
         """The model's estimate of a tile, in seconds."""
         return float(self._estimate(conv, row, tile).seconds)
 
-    def ranked(self, conv: Conv2d, row: Algorithm) -> list[tuple[float, Tile]]:
+    def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
@@ -227,7 +227,7 @@ class CudaBackend:
         allowed = (tile for tile in tiles if allows(self._accuracy, self.accuracy(tile)))
         return sorted(((self.cost(conv, row, tile), tile) for tile in allowed), key=lambda pair: pair[0])
 
-    def features(self, conv: Conv2d, row: Algorithm, tile: Tile, cost: float) -> list[float]:
+    def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]:
         """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
         parts = self._estimate(conv, row, tile)
         shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
@@ -236,19 +236,19 @@ class CudaBackend:
             tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.sums,
         ]  # fmt: skip
         plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
-        kinds = [tile.product == product for product in PRODUCTS] + [row.name == name for name in ALGORITHMS]
+        kinds = [tile.product == product for product in PRODUCTS] + [row.key == name for name in SCHEDULES]
         fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
         plain += [*fused, getattr(tile, "wave", 0), tile.outputs, getattr(tile, "cluster", 1)]
         plain += [getattr(tile, name, 0) for name in ("turns", "taps", "filter_stages", "filter_blocks")]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
-    def shape(self, row: Algorithm, tile: Tile) -> tuple[Any, ...]:
+    def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]:
         """What makes two tiles alike enough that one of them is enough to begin with."""
         if isinstance(row.cuda, CudaFamily):
             return row.cuda.shape(tile)
         return tile.product, tile.warp_m, tile.warp_n, tile.patch
 
-    def problems(self, conv: Conv2d, row: Algorithm, tile: Tile) -> list[str]:
+    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
         """Every rule that a tile breaks, this device's accuracy among them."""
         assert row.cuda is not None
         if isinstance(row.cuda, CudaFamily):
@@ -268,7 +268,7 @@ class CudaBackend:
         """How filters are packed for a tile."""
         return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
 
-    def build(self, conv: Conv2d, row: Algorithm, tile: Tile, path: Path) -> Kernel:
+    def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
         assert row.cuda is not None
         compiled = codegen_cuda.compile_module(cuda_lowering.lower(conv, row, tile, self.gpu), self.gpu)

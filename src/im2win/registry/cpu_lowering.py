@@ -8,11 +8,11 @@ import tvm
 
 from im2win.codegen.llvm import TileError
 from im2win.device.cpu import Machine
-from im2win.registry.algorithms import Algorithm
+from im2win.registry.schedules import Schedule
 from im2win.spec.conv2d import Conv2d
 
 
-def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, machine: Machine) -> tvm.IRModule:
+def lower(conv: Conv2d, algorithm: Schedule, tile: Any, machine: Machine) -> tvm.IRModule:
     """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`.
 
     Raises:

@@ -10,7 +10,7 @@ from im2win.codegen import winograd_tc
 from im2win.codegen.cuda import kernel_module
 from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu
-from im2win.registry.algorithms import Algorithm
+from im2win.registry.schedules import Schedule
 from im2win.schedules.cuda import kernel
 from im2win.schedules.cuda.legality import problems
 from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
@@ -23,7 +23,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 
-def lower(conv: Conv2d, algorithm: Algorithm, tile: Any, gpu: Gpu) -> tvm.IRModule:
+def lower(conv: Conv2d, algorithm: Schedule, tile: Any, gpu: Gpu) -> tvm.IRModule:
     """The kernels: `conv2d` over flat tensors in the order of `conv.arguments`; `transform` (data, lowered) where the algorithm has one.
 
     Where windows are stored a part at a time, `conv2d` makes them itself: it takes the input first, then a part's tensor as "data";

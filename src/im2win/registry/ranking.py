@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from im2win.device.cpu import Machine
-from im2win.registry.algorithms import Algorithm, candidates
 from im2win.registry.backends import Backend, Device, backend_for
+from im2win.registry.schedules import Schedule, candidates
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 
-def ranked_tiles(conv: Conv2d, row: Algorithm, device: Device, accuracy: Accuracy = "float32") -> list[tuple[float, Any]]:
+def ranked_tiles(conv: Conv2d, row: Schedule, device: Device, accuracy: Accuracy = "float32") -> list[tuple[float, Any]]:
     """An algorithm's space for a problem with the model's estimates, best first; ties keep the space's order."""
     return backend_for(device, accuracy).ranked(conv, row)
 
@@ -36,7 +36,7 @@ def default_tile(
     backend = backend_for(machine or Machine.host(), accuracy)
     rows = candidates(algorithm, conv, backend.target, accuracy)
     spaces = [(row, _usable(conv, backend.ranked(conv, row), backend, algorithm != "auto")) for row in rows]
-    best = [(*ranked[0], row.name) for row, ranked in spaces if ranked]
+    best = [(*ranked[0], row.key) for row, ranked in spaces if ranked]
     if not best:
         raise ValueError(f"no tile of `algorithm` (={algorithm}) is legal for {conv} on {backend.name}.")
     _, tile, name = min(best, key=lambda item: item[0])

@@ -1,143 +1,207 @@
-"""How a row of the registry is scheduled on CPUs: its tiles, which are legal and worth a trial, what they cost, and their kernels.
+"""The registry of schedules: how each algorithm runs on CPUs and on GPUs, one literal row each.
 
-A row names one of these beside its definition; whoever ranks, tunes, builds or looks up asks the row's.
+A row pairs an algorithm with what schedules it. Its key, such as "direct/persistent", names it in records, logs and results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from im2win.codegen.llvm import any_alignment, kernel_module
-from im2win.device.cpu import Machine
-from im2win.schedules import legality, model
-from im2win.schedules import space as windows_space
-from im2win.schedules.cpu import Plan, schedule
-from im2win.schedules.tile import Tile
-from im2win.schedules.winograd import cpu as winograd_cpu
-from im2win.schedules.winograd import legality as winograd_legality
-from im2win.schedules.winograd import model as winograd_model
-from im2win.schedules.winograd import space as winograd_space
-from im2win.schedules.winograd.tile import WinogradTile
-from im2win.spec.conv2d import Conv2d
-from im2win.spec.symbols import SYMBOL
-
-
-class Scheduler(Protocol):
-    """A kind of CPU schedule.
-
-    family: its name; algorithms of one family are scheduled by the same code.
-    exact: whether outputs round as sums of products do, no more.
-
-    Tiles are values of the family's own type; all have `as_dict`, `pack` and the properties of `schedules.tile.Tile` that tell tiles apart.
-    """
-
-    @property
-    def family(self) -> str: ...
-    @property
-    def exact(self) -> bool: ...
-    def unable(self, conv: Conv2d) -> str | None: ...
-    def tile(self, values: Mapping[str, Any]) -> Any: ...
-    def space(self, conv: Conv2d, machine: Machine) -> list[Any]: ...
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]: ...
-    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any: ...
-    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any: ...
-    def held_bytes(self, conv: Conv2d, tile: Any) -> int: ...
+from im2win.compute import direct, im2col, im2win, mcfa, mec
+from im2win.numerics.winograd_tiling import refusal
+from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
+from im2win.registry.cpu_schedules import CudaOnly, Scheduler, Windows, Winograd
+from im2win.schedules.cpu import Plan, Where
+from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
+from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.persistent.plan import PersistentPlan
+from im2win.schedules.split.plan import SplitPlan
+from im2win.schedules.streamed.plan import StreamedPlan
+from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.spec import methods
+from im2win.spec.accuracy import Accuracy
+from im2win.spec.activations import activation_of
+from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Windows times filters: schedules/cpu.py.
+class Schedule:
+    """How an algorithm runs.
 
-    plan: how the schedule treats the algorithm's transform, for this problem.
-    strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
+    algorithm: the mathematics. name: of the schedule. title: what it does, in a few words.
+    cuda: how CUDA kernels take the algorithm's windows; None where they do not.
+    scheduler: how it is scheduled on CPUs.
+    formula: bytes of what it stores, where that is not the algorithm's whole transformed tensor.
     """
 
-    plan: Callable[[Conv2d], Plan]
-    strip_elements: Callable[[Conv2d, int], int]
-    family = "windows"
-    exact = True
+    algorithm: Algorithm
+    name: str
+    title: str
+    cuda: CudaPlan | None = None
+    scheduler: Scheduler = CudaOnly()  # noqa: RUF009 - frozen, and without fields
+    formula: Callable[[Conv2d], int] | None = None
 
-    def unable(self, conv: Conv2d) -> str | None:
-        """Why no tile suits a problem: there is always one."""
-        return None
+    @property
+    def key(self) -> str:
+        """Algorithm and schedule in one word."""
+        return methods.key(self.algorithm.name, self.name)
 
-    def tile(self, values: Mapping[str, Any]) -> Any:
-        """A tile from its plain values; ValueError if they are none."""
-        return Tile.from_dict(values)
+    @property
+    def define(self) -> Define:
+        """The algorithm's definition."""
+        return self.algorithm.define
 
-    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
-        """Every tile worth a trial."""
-        return list(windows_space.space(conv, machine, matrix=self.plan(conv).matrix))
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of the whole tensor that it stores, by formula; 0 where it never stores one."""
+        return (self.formula or self.algorithm.transform_bytes)(conv)
 
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
-        """Every rule that a tile breaks."""
-        return legality.problems(conv, tile, machine, matrix=self.plan(conv).matrix)
+    def stored_bytes(self, conv: Conv2d, target: str = "cpu") -> int:
+        """Bytes of the transformed tensor on a target, of a part of it where only parts are ever stored; for what it supports."""
+        return self.transform_bytes(conv) if target == "cpu" or self.cuda is None else self.cuda.transform_bytes(conv)
 
-    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
-        """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
-        plan = self.plan(conv)
-        staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
-        return model.estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+    def plan(self, conv: Conv2d) -> Plan:
+        """How a CPU schedule of windows treats the algorithm's transform; TypeError for other CPU schedules."""
+        if not isinstance(self.scheduler, Windows):
+            raise TypeError(f"{self.key} is scheduled as {self.scheduler.family}, which has no such plan.")
+        return self.scheduler.plan(conv)
 
-    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
-        """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`; whether the tile is legal is not asked."""
-        return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.strip), tile, self.plan(conv)))
+    def supports(self, conv: Conv2d, target: str = "cpu", accuracy: Accuracy = "float32") -> str | None:
+        """Why this schedule cannot compute `conv` on `target` with that accuracy; None if it can."""
+        if accuracy == "exact" and not (self.algorithm.exact and self.scheduler.exact):
+            return "it rounds more than a sum of products, which accuracy 'exact' leaves out"
+        if target == "cuda":
+            return self._supports_cuda(conv, accuracy)
+        if target != "cpu":
+            return f"no schedule for target {target!r}"
+        if conv.dtype != "float32":
+            return f"CPU schedules compute float32, not {conv.dtype}"
+        return self.scheduler.unable(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
 
-    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
-        """Bytes that packed filters take beyond the filters: a few of padding, not counted."""
+    def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        if self.cuda is None:
+            return "no CUDA schedule"
+        if conv.out_dtype == "int32" and not activation_of(conv.activation).integers:
+            return f"int8 sums are integers, which have no {conv.activation}"
+        if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
+            return reason
+        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
+            return reason
+        if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
+            return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
+        return _too_large(self.stored_bytes(conv, "cuda") // conv.itemsize)
+
+
+def _too_large(stored: int) -> str | None:
+    return f"its transformed tensor would have {stored} elements, more than {MAX_ELEMENTS}" if stored > MAX_ELEMENTS else None
+
+
+def _nothing(conv: Conv2d, rows: int) -> int:
+    return 0
+
+
+def _pad_rows(conv: Conv2d, rows: int) -> int:
+    if not any(conv.padding):
         return 0
+    return conv.in_channels * ((rows - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
 
 
-@dataclass(frozen=True)
-class CudaOnly:
-    """No schedule on CPUs: `unable` says so for every problem, and the rest is never asked for."""
-
-    family = "none"
-    exact = False
-
-    def unable(self, conv: Conv2d) -> str | None:
-        """Why no tile suits a problem: there is none."""
-        return "no CPU schedule"
-
-    def _refused(self, *arguments: Any) -> Any:
-        raise ValueError("the algorithm has no CPU schedule.")
-
-    tile = space = problems = estimate = module = held_bytes = _refused
+def _im2win_rows(conv: Conv2d, rows: int) -> int:
+    return conv.in_channels * rows * conv.padded_size[1] * conv.kernel[0]
 
 
-@dataclass(frozen=True)
-class Winograd:
-    """Winograd's minimal filtering: schedules/winograd/."""
+def _im2col_rows(conv: Conv2d, rows: int) -> int:
+    return conv.in_channels * math.prod(conv.kernel) * rows * conv.output_size[1]
 
-    family = "winograd"
-    exact = False
 
-    def unable(self, conv: Conv2d) -> str | None:
-        """Why no tile suits a problem; None if one does."""
-        return winograd_legality.unable(conv)
+def _direct(conv: Conv2d) -> Plan:
+    step = conv.stride[1]
+    return Plan(direct.PAD, "strip", step=step) if any(conv.padding) else Plan(step=step)
 
-    def tile(self, values: Mapping[str, Any]) -> Any:
-        """A tile from its plain values; ValueError if they are none."""
-        return WinogradTile.from_dict(values)
 
-    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
-        """Every tile worth a trial."""
-        return list(winograd_space.space(conv, machine))
+def _im2win(where: Where) -> Callable[[Conv2d], Plan]:
+    return lambda conv: Plan(im2win.IM2WIN, where, fused=((3, "u"),), step=conv.stride[1] * conv.kernel[0])
 
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
-        """Every rule that a tile breaks."""
-        return winograd_legality.problems(conv, tile, machine)
 
-    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
-        """The model's `schedules.model.Estimate`."""
-        return winograd_model.estimate(conv, tile, machine)
+def _im2col(where: Where) -> Callable[[Conv2d], Plan]:
+    return lambda conv: Plan(im2col.IM2COL, where, matrix=True, fused=((2, "uv"), (3, "x")))
 
-    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
-        """The scheduled module; whether the tile is legal for a machine is not asked."""
-        return any_alignment(winograd_cpu.module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
 
-    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
-        """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""
-        return winograd_cpu.held_bytes(conv, tile)
+def _implicit(conv: Conv2d) -> Plan:
+    return _im2col("inline" if conv.pointwise else "strip")(conv)
+
+
+def _mec(conv: Conv2d) -> Plan:
+    return Plan(mec.LOWERED, "root", step=conv.padded_size[0] * conv.kernel[1])
+
+
+def _mcfa(conv: Conv2d) -> Plan:
+    return Plan(mcfa.BLOCK, "strip")
+
+
+def _implicit_panel(conv: Conv2d, rows: int) -> int:
+    return 0 if conv.pointwise else _im2col_rows(conv, rows)
+
+
+_ROWS = (
+    Schedule(ALGORITHMS["direct"], "tiled", "block and register tiles", CudaPlan(staged="rows"), Windows(_direct, _pad_rows)),
+    Schedule(ALGORITHMS["direct"], "persistent", "persistent thread blocks, resident filters", PersistentPlan()),
+    Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", StreamedPlan()),
+    Schedule(ALGORITHMS["im2win"], "stored", "the whole tensor stored", CudaPlan("ncmku"), Windows(_im2win("root"), _nothing)),
+    Schedule(
+        ALGORITHMS["im2win"], "fused", "the tensor made row by row inside the product", CudaPlan(staged="windows"),
+        Windows(_im2win("strip"), _im2win_rows), formula=direct.transform_bytes,
+    ),
+    Schedule(ALGORITHMS["im2col"], "tiled", "the whole matrix stored", CudaPlan("ncuvmx"), Windows(_im2col("root"), _nothing)),
+    Schedule(ALGORITHMS["implicit_gemm"], "tiled", "block and register tiles", CudaPlan(), Windows(_implicit, _implicit_panel)),
+    Schedule(
+        ALGORITHMS["implicit_gemm"], "split_k", "the sum in parts, added up by a second kernel", SplitPlan(),
+        formula=SplitPlan().transform_bytes,
+    ),
+    Schedule(ALGORITHMS["mec"], "tiled", "the lowered tensor stored", CudaPlan("ncxyv"), Windows(_mec, _nothing)),
+    Schedule(ALGORITHMS["mcfa"], "tiled", "the matrix stored block by block", InParts("ncuvmx"), Windows(_mcfa, _im2col_rows)),
+    Schedule(ALGORITHMS["winograd"], "tiled", "bands of transformed tiles", WinogradPlan(), Winograd()),
+    Schedule(
+        ALGORITHMS["winograd"], "tensor_cores", "transform and product fused, on tensor cores", TensorCorePlan(),
+        formula=TensorCorePlan().transform_bytes,
+    ),
+)  # fmt: skip
+SCHEDULES: dict[str, Schedule] = {row.key: row for row in _ROWS}
+
+
+def _meant(name: str) -> list[Schedule]:
+    """The schedules that a name means: all ("auto"), those of an algorithm, or one. A name of before is the one it stood for."""
+    if name == "auto":
+        return list(SCHEDULES.values())
+    if name in ALGORITHMS:
+        return [row for row in SCHEDULES.values() if row.algorithm.name == name]
+    found = SCHEDULES.get(methods.OLD_NAMES.get(name, name))
+    if found is None:
+        known = f"auto, one of {', '.join(ALGORITHMS)}, or with its schedule one of {', '.join(SCHEDULES)}"
+        raise ValueError(f"`algorithm` (={name!r}) must be {known}.")
+    return [found]
+
+
+def schedule_of(name: str) -> Schedule:
+    """The schedule that a key names; the first of an algorithm's for its name alone.
+
+    Raises:
+        ValueError: there is none; the message names those there are.
+    """
+    return _meant(name)[0]
+
+
+def candidates(name: str, conv: Conv2d, target: str = "cpu", accuracy: Accuracy = "float32") -> list[Schedule]:
+    """The schedules that a request means ("auto": all) and that support the problem with that accuracy.
+
+    Raises:
+        ValueError: an unknown name, or none supports the problem; the message holds the reasons.
+    """
+    reasons = {row.key: row.supports(conv, target, accuracy) for row in _meant(name)}
+    able = [SCHEDULES[key] for key, reason in reasons.items() if reason is None]
+    if not able:
+        why = "; ".join(f"{methods.shown(key)}: {reason}" for key, reason in reasons.items())
+        raise ValueError(f"no algorithm computes {conv} on {target!r}: {why}")
+    return able

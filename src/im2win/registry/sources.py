@@ -26,8 +26,8 @@ _SHARED = (
 _GENERATORS = {
     "cpu": (*_SHARED, "device/cpu.py"),
     "cuda": (
-        *_SHARED, "device/gpu.py", "codegen/*.py", "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "schedules/cuda/*",
-        "schedules/persistent/*", "schedules/split/*", "schedules/streamed/*", "schedules/winograd_tc/*",
+        *_SHARED, "device/gpu.py", "codegen/*.py", "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "reconstruct/*/*.py",
+        "schedules/cuda/*", "schedules/persistent/*", "schedules/split/*", "schedules/streamed/*", "schedules/winograd_tc/*",
     ),
 }  # fmt: skip
 _CHOICE = ("ladder", "ladder_kernel", "legality", "model", "sliding", "space")

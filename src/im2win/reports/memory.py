@@ -7,6 +7,7 @@ from pathlib import Path
 
 from im2win.bench.memory_result import PREFIX, LayerMemory, MemoryResult
 from im2win.common import markdown
+from im2win.spec.methods import shown
 
 _TITLES = {"torch_nchw": "PyTorch NCHW", "torch_nhwc": "PyTorch channels-last"}
 _MIB = 1 << 20
@@ -51,7 +52,7 @@ def tables(result: MemoryResult) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    top = markdown.table(["layer", "tensors", *algorithms], first)
+    top = markdown.table(["layer", "tensors", *map(shown, algorithms)], first)
     titles = [_TITLES.get(name, name) for name in peers] + [f"cuDNN {name}" for name in named]
     columns = ["layer", "cuDNN's choice", "its workspace", *titles]
     return f"{top}\n\n{markdown.table(columns, second, words=2)}\n\n{_caption(result)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from im2win.common import markdown
+from im2win.spec.methods import shown
 from im2win.studies.entries import DEFAULT, IM2COL
 
 BLOCKS_OF = 4096  # the image whose thread blocks are shown, as in the source; the largest if it is not there
@@ -27,9 +28,8 @@ def _images(entries: Sequence[Entry]) -> str:
         peer, ours = _fastest(entry for entry in here if _is_peer(entry)), named[DEFAULT]
         ratio = f"{peer['ms'] / ours['ms']:.2f}" if peer and ours else "-"
         sliding = [_with_block(named[form]) for form in ("global", "shared")]
-        rows.append([
-            f"{image}x{image}", str(stride), *sliding, _ms(named[IM2COL]), _ms(ours), ours["algorithm"] if ours else "", _ms(peer), ratio,
-        ])  # fmt: skip
+        method = shown(ours["algorithm"]) if ours else ""
+        rows.append([f"{image}x{image}", str(stride), *sliding, _ms(named[IM2COL]), _ms(ours), method, _ms(peer), ratio])
     columns = ["image", "stride", "global ms", "shared ms", "im2col ms", "ours ms", "our algorithm", "cuDNN ms", "ratio"]
     return markdown.table(columns, rows, words=1)
 

@@ -15,7 +15,7 @@ def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str,
     move), `flops_per_byte` (arithmetic intensity: the one over the other) and `algorithms`: for each registered algorithm, the bytes of its
     transformed tensor on the target (an int) or the reason it does not support the layer there (a string).
     """
-    from im2win.registry.algorithms import ALGORITHMS  # imports TVM, which listing layers from the suites does not need
+    from im2win.registry.schedules import SCHEDULES
 
     rows: list[dict[str, Any]] = []
     for layer in layers:
@@ -30,7 +30,7 @@ def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str,
                 "flops_per_byte": conv.flops / conv.bytes_moved,
                 "algorithms": {
                     name: algorithm.stored_bytes(conv, target) if (reason := algorithm.supports(conv, target)) is None else reason
-                    for name, algorithm in ALGORITHMS.items()
+                    for name, algorithm in SCHEDULES.items()
                 },
             }
         )

@@ -28,6 +28,7 @@ from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports.memory import mebibytes
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import shown
 from im2win.studies.entries import LADDER, WINOGRAD_TC
 
 TITLES = {
@@ -187,7 +188,7 @@ def _mean(value: float | None) -> str:
 
 
 def _cells(result: Result, row: Row, names: Sequence[str]) -> list[str]:
-    algorithm = row.algorithm if row.tuned or not row.algorithm else f"{row.algorithm} (untuned)"
+    algorithm = shown(row.algorithm) if row.tuned or not row.algorithm else f"{shown(row.algorithm)} (untuned)"
     of_roof = roofline_fraction(row, result.accuracy, result.ceilings)
     fraction = None if of_roof is None else 100 * of_roof
     times = ["failed" if name in row.peers_failed else ms(row.peers.get(name)) for name in names]

@@ -173,7 +173,7 @@ class CudaLayer:
             ArgumentError: a tensor that does not fit, or the algorithm makes nothing.
         """
         if self._kernels.transform is None:
-            raise ArgumentError(f"{self.op.algorithm} takes windows from the input: there is no transform to run alone.")
+            raise ArgumentError(f"{self.op.method} takes windows from the input: there is no transform to run alone.")
         _check("x", x, self._conv.input_shape, self._conv.dtype, self.device)
         made = self._new_scratch(x)
         with keep_device(self.device):

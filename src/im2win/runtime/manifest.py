@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from im2win.packing import codec as packs
+from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d, ConvError
 
-SCHEMA = 3
+SCHEMA = 4
 _FIELDS = {
-    "schema", "conv", "algorithm", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win",
-    "library", "sha256", "made",
+    "schema", "conv", "algorithm", "schedule", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm",
+    "im2win", "library", "sha256", "made",
 }  # fmt: skip
 
 
@@ -32,6 +33,7 @@ class Manifest:
 
     conv: Conv2d
     algorithm: str
+    schedule: str
     tile: dict[str, Any]
     pack: packs.Pack
     target: str
@@ -44,10 +46,16 @@ class Manifest:
     im2win: str
     made: int = 0
 
+    @property
+    def method(self) -> str:
+        """Algorithm and schedule in one word."""
+        return methods.key(self.algorithm, self.schedule)
+
     def to_json(self, library: Path) -> str:
         """The manifest's text for the library it lies beside."""
         values = {
-            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "tile": self.tile, "pack": packs.as_dict(self.pack),
+            "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "schedule": self.schedule, "tile": self.tile,
+            "pack": packs.as_dict(self.pack),
             "target": self.target, "machine": self.machine, "isa": self.isa, "threads": self.threads, "tuned": self.tuned,
             "extra_bytes": self.extra_bytes, "tvm": self.tvm, "im2win": self.im2win, "library": library.name,
             "sha256": hashlib.sha256(library.read_bytes()).hexdigest(), "made": self.made,
@@ -74,7 +82,7 @@ class Manifest:
             conv, pack, made = Conv2d.parse(values["conv"]), packs.from_dict(values["pack"]), int(values["made"])
         except (ConvError, KeyError, TypeError, ValueError) as error:
             raise ArtefactError(f"{path}: {error}") from None
-        names = ("algorithm", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
+        names = ("algorithm", "schedule", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
         return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
 
 

@@ -47,6 +47,16 @@ class Op:
         return self.manifest.algorithm
 
     @property
+    def schedule(self) -> str:
+        """Name of the schedule that the algorithm runs by."""
+        return self.manifest.schedule
+
+    @property
+    def method(self) -> str:
+        """Algorithm and schedule in one word."""
+        return self.manifest.method
+
+    @property
     def tile(self) -> dict[str, Any]:
         """The numbers of its schedule."""
         return self.manifest.tile
@@ -62,7 +72,7 @@ class Op:
         return self.manifest.extra_bytes
 
     def __repr__(self) -> str:
-        return f"<Op {self.conv} {self.algorithm} {'tuned' if self.tuned else 'default tile'}>"
+        return f"<Op {self.conv} {self.method} {'tuned' if self.tuned else 'default tile'}>"
 
     def bind(self, w: Any, bias: Any = None) -> Any:
         """Packs filters (and bias) once; the result is called with the input alone.

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from im2win.spec.activations import ACTIVATIONS, activation_of, checked, found
+
 IntPair = int | Sequence[int]
 Padding = int | Sequence[int] | Literal["same", "valid"]
 
@@ -17,7 +19,6 @@ OUT_DTYPES = {"float32": ("float32",), "float16": ("float16",), "int8": ("int32"
 """By dtype: what outputs may be of, the default first."""
 ITEMSIZES = {**DTYPES, "int32": 4}
 LAYOUTS = ("NCHW", "NHWC")
-ACTIVATIONS = ("none", "relu", "relu6", "silu")
 MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
 
 _RULE = "Conv2d: `{name}` (={value!r}) must be {rule}."
@@ -88,7 +89,9 @@ class Conv2d:
         layout: of x, y and residual: NCHW or NHWC.
         bias: whether the epilogue adds a number for every output channel.
         residual: whether the epilogue adds a tensor of the output's shape.
-        activation: none, relu, relu6 or silu; applied last. Outputs of int8 take none or relu.
+        activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error
+            function) or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. Outputs
+            of int8 take none or relu, int32 sums relu6, too.
         out_dtype: of y and residual; default `dtype`, and int32 for int8, which may be int8, float16 or float32, too: requantised.
 
     Raises:
@@ -148,9 +151,10 @@ class Conv2d:
             if not isinstance(flag, bool):
                 raise _fail(name, flag, "True or False")
             put(name, flag)
-        if (activation or "none") not in ACTIVATIONS:
-            raise _fail("activation", activation, "one of " + ", ".join(ACTIVATIONS))
-        put("activation", activation or "none")
+        try:
+            put("activation", checked("none" if activation is None else activation))
+        except ValueError as error:
+            raise _fail("activation", activation, str(error)) from None
         put("out_dtype", self._output_type(out_dtype))
         self._check()
 
@@ -175,8 +179,9 @@ class Conv2d:
         known = OUT_DTYPES[self.dtype]
         if out_dtype is not None and out_dtype not in known:
             raise _fail("out_dtype", out_dtype, f"{'one of ' * (len(known) > 1)}{', '.join(known)} for `dtype` {self.dtype}")
-        if out_dtype == "int8" and self.activation not in ("none", "relu"):
-            raise _fail("activation", self.activation, "none or relu for `out_dtype` int8")
+        if out_dtype == "int8" and not activation_of(self.activation).int8_outputs:
+            able = " or ".join(name for name, row in ACTIVATIONS.items() if row.int8_outputs)
+            raise _fail("activation", self.activation, f"{able} for `out_dtype` int8")
         return out_dtype or known[0]
 
     def _check(self) -> None:
@@ -353,9 +358,11 @@ class Conv2d:
             name = {"s": "stride", "p": "padding", "d": "dilation", "g": "groups"}[numbers[1]]
             values = [int(n) for n in re.split("[x.]", numbers[2])]
             return name, values[0] if len(values) == 1 else values
-        for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS), ("activation", ACTIVATIONS)):
+        for name, allowed in (("dtype", tuple(DTYPES)), ("layout", LAYOUTS)):
             if word in allowed:
                 return name, word
+        if found(word) is not None:
+            return "activation", word
         if word.startswith("out."):
             return "out_dtype", word.removeprefix("out.")
         if word in ("bias", "add"):
@@ -363,7 +370,7 @@ class Conv2d:
         raise ConvError(f"Conv2d.parse: key {key!r} has the unknown part {word!r}.")
 
 
-_HEAD = re.compile(r"n(\d+)-c(\d+)x(\d+)x(\d+)-k(\d+)x(\d+)x(\d+)((?:-[A-Za-z0-9.]+)*)")
+_HEAD = re.compile(r"n(\d+)-c(\d+)x(\d+)x(\d+)-k(\d+)x(\d+)x(\d+)((?:-[A-Za-z0-9._]+)*)")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -23,8 +23,8 @@ from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import PACKAGED, superseded, tile_problems
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.schedules.cuda.legality import CLUSTERS
 from im2win.schedules.cuda.tile import CudaTile
 from im2win.schedules.persistent.tile import PersistentTile
@@ -114,13 +114,13 @@ def chosen(conv: Conv2d, gpu: Gpu, log: Log) -> dict[str, tuple[str, Any]]:
     """
     backend, found = backend_for(gpu), dict[str, tuple[str, Any]]()
     records = log.read(conv, gpu.name)
-    for record in best_first(record for record in records if record.target == "cuda" and record.algorithm in ALGORITHMS):
-        if superseded(record, records) or tile_problems(conv, record.algorithm, record.tile, gpu):
+    for record in best_first(record for record in records if record.target == "cuda" and record.method in SCHEDULES):
+        if superseded(record, records) or tile_problems(conv, record.method, record.tile, gpu):
             continue
-        tile: Any = backend.tile(ALGORITHMS[record.algorithm], record.tile)
+        tile: Any = backend.tile(schedule_of(record.method), record.tile)
         name = family(tile)
         if name is not None and tile.cluster == 1:
-            found.setdefault(name, (record.algorithm, tile))
+            found.setdefault(name, (record.method, tile))
     return found
 
 

@@ -26,8 +26,8 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import Manifest
 from im2win.schedules.cuda import ladder
@@ -52,7 +52,7 @@ def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
     Raises:
         TileError: the ladder has no kernel for the problem.
     """
-    reason = ladder.supports(conv) or ALGORITHMS["im2win"].supports(conv, "cuda")
+    reason = ladder.supports(conv) or schedule_of("im2win").supports(conv, "cuda")
     if reason is not None:
         raise TileError(f"the ladder on {conv}: {reason}.")
     transform = transform_kernel(conv, ladder.PLAN.axes, TRANSFORM)

@@ -20,8 +20,8 @@ from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers, tvm_searched
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -31,7 +31,7 @@ from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
 from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
-ROW = "winograd_tc"
+ROW = "winograd/tensor_cores"
 ACCURACY: Accuracy = "winograd"
 TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
 FORMS: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def _by_name(peers: Named) -> Named:
 
 
 def _first_tiles(conv: Conv2d, gpu: Gpu, tries: int, forms: Mapping[str, Mapping[str, Any]]) -> dict[Try, Recipe]:
-    ranked = backend_for(gpu, ACCURACY).ranked(conv, algorithm(ROW))
+    ranked = backend_for(gpu, ACCURACY).ranked(conv, schedule_of(ROW))
     found: dict[Try, Recipe] = {}
     for form, common in forms.items():
         tiles = [tile for _, tile in ranked if all(getattr(tile, name) == value for name, value in common.items())]
@@ -174,7 +174,7 @@ def run(
     if not layers or tries < 1 or rounds < 1:
         raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
     for layer in layers:
-        if (reason := algorithm(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
+        if (reason := schedule_of(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
             raise ValueError(f"winograd: `layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()

@@ -8,8 +8,8 @@ from pathlib import Path
 from im2win.codegen.llvm import TileError
 from im2win.common.messages import brief
 from im2win.common.worker_pool import serve
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import Device, Kernel, Tile, backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -47,7 +47,7 @@ class Built:
 def build(job: BuildJob) -> Built:
     """Compiles; what the compiler raises is an outcome like any other."""
     try:
-        kernel = backend_for(job.device).build(job.conv, algorithm(job.algorithm), job.tile, job.path)
+        kernel = backend_for(job.device).build(job.conv, schedule_of(job.algorithm), job.tile, job.path)
     except TileError as error:
         return Built("illegal", str(error))
     except Exception as error:
@@ -57,7 +57,7 @@ def build(job: BuildJob) -> Built:
 
 def rank(job: RankJob) -> list[tuple[float, Tile]]:
     """The model's estimates with their tiles, best first."""
-    return backend_for(job.device, job.accuracy).ranked(job.conv, algorithm(job.algorithm))
+    return backend_for(job.device, job.accuracy).ranked(job.conv, schedule_of(job.algorithm))
 
 
 def handle(job: BuildJob | RankJob) -> Built | list[tuple[float, Tile]]:

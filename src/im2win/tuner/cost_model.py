@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 Features = npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class Choice:
 @functools.lru_cache(maxsize=KEPT)
 def features(conv: Conv2d, choice: Choice, device: Device) -> list[float]:
     """Numbers that tell candidates apart; see the backends."""
-    return backend_for(device).features(conv, ALGORITHMS[choice.algorithm], choice.tile, choice.cycles)
+    return backend_for(device).features(conv, schedule_of(choice.algorithm), choice.tile, choice.cycles)
 
 
 class CostModel:
@@ -93,4 +93,4 @@ def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], device: Devi
 def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, device: Device) -> Choice:
     """A candidate with its estimate."""
     choice = Choice(algorithm, tile, 0.0)
-    return dataclasses.replace(choice, cycles=backend_for(device).cost(conv, ALGORITHMS[algorithm], tile))
+    return dataclasses.replace(choice, cycles=backend_for(device).cost(conv, schedule_of(algorithm), tile))

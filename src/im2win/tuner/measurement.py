@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from im2win.common.worker_pool import WorkerError, in_order
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Kernel
+from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.tuner.build_worker import BuildJob, Built
 from im2win.tuner.cost_model import Choice
@@ -58,7 +58,7 @@ class Measurement:
 
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
-        backend, row = self.session.backend, ALGORITHMS[choice.algorithm]
+        backend, row = self.session.backend, schedule_of(choice.algorithm)
         made = row.cuda.made_bytes(self.session.conv, choice.tile) if backend.target == "cuda" and row.cuda else 0
         return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
 

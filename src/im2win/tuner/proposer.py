@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Device, backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, Features, features
 
@@ -81,7 +81,7 @@ class Search:
         seen: set[tuple[object, ...]] = set()
         openings = list(self.firsts)
         for choice in self.all:
-            shape = backend_for(self.machine).shape(ALGORITHMS[choice.algorithm], choice.tile)
+            shape = backend_for(self.machine).shape(schedule_of(choice.algorithm), choice.tile)
             if shape not in seen:
                 seen.add(shape)
                 openings.append(choice)

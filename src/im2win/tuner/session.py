@@ -16,9 +16,10 @@ from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
 from im2win.records.lookup import stale, tile_problems
 from im2win.records.record import NO_KERNEL, Record, utc_now
-from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import Device, Kernel, backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.registry.sources import code_digest
+from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, training_data, with_cycles
@@ -53,7 +54,7 @@ class Session:
     ) -> None:  # fmt: skip
         self.conv, self.device, self.log, self.trials, self.seed, self.patience = conv, device, log, trials, seed, patience
         self.backend = backend_for(device, accuracy)
-        found = {name: self.backend.ranked(conv, ALGORITHMS[name]) for name in names} if ranking is None else ranking
+        found = {name: self.backend.ranked(conv, schedule_of(name)) for name in names} if ranking is None else ranking
         ranked = {name: [Choice(name, tile, cycles) for cycles, tile in found[name]] for name in names}
         if not any(ranked.values()):
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
@@ -82,19 +83,19 @@ class Session:
         for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
             for record in self.log.read(conv, self.backend.name):
                 hint = conv != self.conv or stale(record, [self.log]) is not None
-                if hint and record.seconds is not None and self._same_place(record) and record.algorithm in names:
-                    old[record.algorithm, str(record.tile)] = record
+                if hint and record.seconds is not None and self._same_place(record) and record.method in names:
+                    old[record.method, str(record.tile)] = record
         legal = (
             record
             for record in sorted(old.values(), key=lambda record: record.cost)
-            if not tile_problems(self.conv, record.algorithm, record.tile, self.device, accuracy)
+            if not tile_problems(self.conv, record.method, record.tile, self.device, accuracy)
         )
         return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
 
     def _choice(self, conv: Conv2d, record: Record) -> Choice:
         """What a record tried, with its estimate for a problem."""
-        tile = self.backend.tile(ALGORITHMS[record.algorithm], record.tile)
-        return with_cycles(conv, record.algorithm, tile, self.device)
+        tile = self.backend.tile(schedule_of(record.method), record.tile)
+        return with_cycles(conv, record.method, tile, self.device)
 
     def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
         for conv in self.log.convs(self.backend.name):
@@ -108,9 +109,9 @@ class Session:
         """Takes over the trials that the log already holds; the last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
         for record in self.log.read(self.conv, self.backend.name):
-            if self._applies(record) and record.algorithm in names:
+            if self._applies(record) and record.method in names:
                 choice = self._choice(self.conv, record)
-                if self.backend.problems(self.conv, ALGORITHMS[record.algorithm], choice.tile):
+                if self.backend.problems(self.conv, schedule_of(record.method), choice.tile):
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
                 self.seconds[choice.key] = record.seconds
@@ -139,8 +140,10 @@ class Session:
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
         """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
+        algorithm, schedule = methods.split(choice.algorithm)
         record = Record(
-            conv=str(self.conv), algorithm=choice.algorithm, tile=choice.tile.as_dict(), outcome=outcome.outcome, message=outcome.message,
+            conv=str(self.conv), algorithm=algorithm, schedule=schedule, tile=choice.tile.as_dict(), outcome=outcome.outcome,
+            message=outcome.message,
             samples_s=tuple(outcome.samples_s), error=outcome.error,
             tolerance=tolerance(self.conv, self.backend.accuracy(choice.tile)),
             extra_bytes=kernel.extra_bytes if kernel else None, device=self.backend.name, threads=self.backend.threads,

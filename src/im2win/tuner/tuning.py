@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from im2win.records.log import Log
 from im2win.records.record import Record
-from im2win.registry.algorithms import candidates
 from im2win.registry.backends import device_for
+from im2win.registry.schedules import candidates
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.measurement import Measurement
@@ -87,7 +87,7 @@ def tune(
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-    names = [row.name for row in candidates(algorithm, conv, target, accuracy)]
+    names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
     log = Log(logs)
     with contextlib.ExitStack() as stack:
         crew = crew or stack.enter_context(Crew(device))
@@ -111,4 +111,4 @@ def _winner(session: Session) -> Record:
         raise TuneError(f"tuning {session.conv} found no right kernel in {len(session.tried)} trials ({counts}); see the log.")
     choice, _ = session.best
     records = session.log.read(session.conv, session.backend.name)
-    return next(r for r in reversed(records) if (r.algorithm, r.tile) == (choice.algorithm, choice.tile.as_dict()) and r.outcome == "ok")
+    return next(r for r in reversed(records) if (r.method, r.tile) == (choice.algorithm, choice.tile.as_dict()) and r.outcome == "ok")

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial, from_nchw, to_nchw
 from im2win.device.cpu import Machine
+from im2win.frontends.onnx.activations import onnx_nodes
+from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d
 
 Array = NDArray[Any]
@@ -53,13 +55,7 @@ class Torch:
         top, left, bottom, right = conv.padding
         symmetric = (top, left) == (bottom, right)
         functional = torch.nn.functional
-        activations: dict[str, Callable[[Any], Any]] = {
-            "none": lambda y: y,
-            "relu": torch.relu_,
-            "relu6": partial(functional.hardtanh_, min_val=0.0, max_val=6.0),
-            "silu": partial(functional.silu, inplace=True),
-        }
-        activate = activations[conv.activation]
+        activate = torch_function(conv.activation, inplace=True)
         result: list[Any] = [None]
 
         @torch.inference_mode()  # type: ignore[untyped-decorator,unused-ignore]
@@ -103,7 +99,7 @@ class OnnxRuntime:
 
 
 def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
-    """The layer with its epilogue as an ONNX graph (Conv, Add, Relu | Clip | Sigmoid, Mul), serialized."""
+    """The layer with its epilogue as an ONNX graph (Conv, Add, and what the table of activations writes), serialized."""
     from onnx import TensorProto, helper, numpy_helper
 
     shape = [conv.batch, conv.in_channels, conv.height, conv.width]
@@ -127,20 +123,16 @@ def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
         steps.append(("Add", ["step0", "residual"], {}))
         inputs.append(helper.make_tensor_value_info("residual", TensorProto.FLOAT, out_shape))
     last = f"step{len(steps) - 1}"
-    if conv.activation == "relu":
-        steps.append(("Relu", [last], {}))
-    elif conv.activation == "relu6":
-        constants += [numpy_helper.from_array(np.float32(v), n) for v, n in ((0, "low"), (6, "high"))]
-        steps.append(("Clip", [last, "low", "high"], {}))
-    elif conv.activation == "silu":
-        steps += [("Sigmoid", [last], {}), ("Mul", [last, f"step{len(steps)}"], {})]
+    activated, numbers, since = onnx_nodes(conv.activation, last, len(steps))
+    steps += activated
+    constants += [numpy_helper.from_array(np.float32(value), name) for name, value in numbers.items()]
     nodes = [
         helper.make_node(kind, names, ["output" if i == len(steps) - 1 else f"step{i}"], **fields)
         for i, (kind, names, fields) in enumerate(steps)
     ]
     result = helper.make_tensor_value_info("output", TensorProto.FLOAT, out_shape)
     graph = helper.make_graph(nodes, "layer", inputs, [result], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(17, since))], ir_version=9)
     return bytes(model.SerializeToString())
 
 

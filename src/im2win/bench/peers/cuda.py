@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from im2win.spec.accuracy import Accuracy, allows
+from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d
 
 
@@ -27,7 +28,7 @@ def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[
     x = tensors["data"] if conv.layout == "NCHW" else tensors["data"].permute(0, 3, 1, 2)
     x, w = x.contiguous(memory_format=memory), tensors["filter"].contiguous(memory_format=memory)
     residual = tensors.get("residual")
-    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+    activate = torch_function(conv.activation)
     if residual is not None:
         residual = (residual if conv.layout == "NCHW" else residual.permute(0, 3, 1, 2)).contiguous(memory_format=memory)
 
@@ -35,7 +36,7 @@ def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[
         padding = conv.padding[:2]
         y = torch.nn.functional.conv2d(x, w, tensors.get("bias"), conv.stride, padding, conv.dilation, conv.groups)
         y = y if residual is None else y + residual
-        return functions[conv.activation](y) if conv.activation in functions else y
+        return activate(y)
 
     return call
 

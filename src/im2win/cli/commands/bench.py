@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from im2win.bench.results import summarise
 from im2win.cli.commands import options, tables, workload
+from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
@@ -114,10 +115,10 @@ def _on_gpu(
 
 
 def _names(algorithms: str) -> list[str]:
-    from im2win.registry.algorithms import algorithm
+    from im2win.registry.schedules import schedule_of
 
     names = [name.strip() for name in algorithms.split(",")]
-    return [name if name == "auto" else algorithm(name).name for name in names]
+    return [name if name == "auto" else schedule_of(name).name for name in names]
 
 
 def _noter(console: Console) -> Callable[[str], None]:
@@ -139,7 +140,7 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
             return
         ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
-        how = f"{row.algorithm}{'' if row.tuned else ' (untuned)'}"
+        how = f"{methods.shown(row.algorithm)}{'' if row.tuned else ' (untuned)'}"
         how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
         console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
         if row.peak_failed:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables, workload
+from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def build(
             kernel = chosen(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=made)
             path, memory = (_for_c if c_abi else _library)(kernel, layer, out, names)
             sizes = tables.bytes_text(memory), tables.bytes_text(path.stat().st_size)
-            rows.append([escape(layer.name), layer.conv, kernel.algorithm, "yes" if kernel.tuned else "no", path.name, *sizes])
+            tuned = "yes" if kernel.tuned else "no"
+            rows.append([escape(layer.name), layer.conv, methods.shown(kernel.algorithm), tuned, path.name, *sizes])
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     beside_tensors = "workspace" if c_abi else "extra memory"

@@ -14,6 +14,7 @@ import im2win
 from im2win.bench.peers.contender import PeerError, Tensors, Trial
 from im2win.bench.peers.cpu import Array
 from im2win.cli.commands import options, tables, tune, workload
+from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _report(console: Console, result: Result, chosen: list[Layer]) -> None:
         fraction = f"{100 * (row.roofline_fraction or 0):.0f}"
         numbers = [f"{row.ours_ms:.3f}", f"{row.gflops:.0f}", fraction, tables.bytes_text(row.extra_bytes)]
         baseline = ["-"] * 2 if row.ratio is None else [f"{row.peers['numpy']:.3f}", f"{row.ratio:.1f}x"]
-        rows.append([row.layer, row.algorithm, *numbers, f"{row.error:.1e}", *baseline])
+        rows.append([row.layer, methods.shown(row.algorithm), *numbers, f"{row.error:.1e}", *baseline])
     columns = ("layer", "algorithm", "ms", "GFLOPS", "% of roofline", "extra memory", "error", "numpy ms", "gain")
     console.print(tables.table(f"{result.brand}, {result.threads} threads", columns, rows, left=2))
     console.print(f"Measured peak {result.ceilings['fma_gflops']:.0f} GFLOPS, copy {result.ceilings['copy_gbs']:.1f} GB/s.\n")

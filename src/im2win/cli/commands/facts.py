@@ -12,11 +12,12 @@ from im2win.common.markdown import table
 from im2win.device.gpu import KNOWN, NoGpuError, device_gpu
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.methods import shown
 
 if TYPE_CHECKING:
     from im2win.device.cpu import Machine
     from im2win.device.gpu import Gpu
-    from im2win.registry.algorithms import Algorithm
+    from im2win.registry.schedules import Schedule
 
 # An algorithm may ask for a least or a largest number of channels; it computes a property if it does at one of these widths.
 WIDTHS = (32, 128)
@@ -36,7 +37,7 @@ Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
-def _where(row: Algorithm, convs: Sequence[Conv2d]) -> str:
+def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
     """On which targets one of these layers at least is computed: yes on all, no on none, or their names."""
     from im2win.registry.backends import TARGETS
 
@@ -46,31 +47,34 @@ def _where(row: Algorithm, convs: Sequence[Conv2d]) -> str:
 
 
 def properties() -> Table:
-    """The table of algorithms: name, title, paper, and for each property on which targets, in float32 or float16, in some layout.
+    """The table of algorithms and schedules: names, titles, paper, and for each property on which targets.
 
     The registry is asked.
     """
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import SCHEDULES
 
-    cells = [[row.name, row.title, row.paper, *(_where(row, convs) for convs in PROBES.values())] for row in ALGORITHMS.values()]
-    return ["algorithm", "title", "source", *PROBES], cells
+    cells = [
+        [shown(row.key), row.algorithm.title, row.title, row.algorithm.paper, *(_where(row, convs) for convs in PROBES.values())]
+        for row in SCHEDULES.values()
+    ]
+    return ["algorithm / schedule", "algorithm", "schedule", "source", *PROBES], cells
 
 
 def types() -> Table:
     """The table of element types: for each algorithm the layouts of every target and type that it computes a plain layer in."""
-    from im2win.registry.algorithms import ALGORITHMS
     from im2win.registry.backends import TARGETS
+    from im2win.registry.schedules import SCHEDULES
 
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
 
-    def layouts(row: Algorithm, target: str, dtype: str) -> str:
+    def layouts(row: Schedule, target: str, dtype: str) -> str:
         def computes(layout: str) -> bool:
             return any(row.supports(conv.with_(dtype=dtype, layout=layout), target, LEAST) is None for conv in PLAIN)
 
         return ", ".join(filter(computes, LAYOUTS)) or "no"
 
-    cells = [[row.name, *(layouts(row, *pair) for pair in pairs)] for row in ALGORITHMS.values()]
-    return ["algorithm", *(f"{target} {dtype}" for target, dtype in pairs)], cells
+    cells = [[shown(row.key), *(layouts(row, *pair) for pair in pairs)] for row in SCHEDULES.values()]
+    return ["algorithm / schedule", *(f"{target} {dtype}" for target, dtype in pairs)], cells
 
 
 def markdown_tables() -> str:

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from im2win.cli.commands import options, tables, workload
 from im2win.reports.memory import mebibytes, ours
+from im2win.spec import methods
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,7 @@ def layers(
 
         check_path(json)
     chosen, skipped = workload.read(what, batch, only, dtype, layout, out_dtype=out_dtype)
-    from im2win.registry.algorithms import ALGORITHMS
+    from im2win.registry.schedules import SCHEDULES
     from im2win.reports.summary import summary_rows
 
     rows = summary_rows(chosen, target)
@@ -49,15 +50,16 @@ def layers(
     console.print(tables.table(None, ("layer", "problem", "count", "GFLOP", "bytes", "flop/byte"), map(_cost, rows), left=2))
     total = sum(row["count"] * row["flops"] for row in rows)
     console.print(f"{len(rows)} layers, {sum(row['count'] for row in rows)} convolutions, {total / 1e9:.2f} GFLOP\n")
-    storage = [[row["name"], *(_storage(row["algorithms"][name]) for name in ALGORITHMS)] for row in rows]
-    console.print(tables.table("Transformed tensor by formula", ("layer", *ALGORITHMS), storage))
+    storage = [[row["name"], *(_storage(row["algorithms"][name]) for name in SCHEDULES)] for row in rows]
+    console.print(tables.table("Transformed tensor by formula", ("layer", *map(methods.shown, SCHEDULES)), storage))
     if memory and target == "cuda":
         console.print()
         _on_gpu(chosen, Path(what).stem if what.endswith((".onnx", ".jsonl")) else what, json, console)
     elif memory:
         console.print()
-        allocated = [[layer.name, *(_allocated(layer.conv, name) for name in ALGORITHMS)] for layer in chosen]
-        console.print(tables.table("Allocated by the kernel beside input, filter and output", ("layer", *ALGORITHMS), allocated))
+        allocated = [[layer.name, *(_allocated(layer.conv, name) for name in SCHEDULES)] for layer in chosen]
+        columns = ("layer", *map(methods.shown, SCHEDULES))
+        console.print(tables.table("Allocated by the kernel beside input, filter and output", columns, allocated))
     for line in skipped:
         console.print(f"skipped: {escape(line)}", soft_wrap=True)
 
@@ -90,9 +92,10 @@ def _storage(value: int | str) -> str:
 
 def _allocated(conv: Any, name: str) -> str:
     """What the compiled kernel of an algorithm's default tile allocates: it depends on tile and threads."""
-    from im2win.registry.algorithms import ALGORITHMS
 
-    if ALGORITHMS[name].supports(conv):
+    from im2win.registry.schedules import schedule_of
+
+    if schedule_of(name).supports(conv):
         return "unsupported"
     from im2win.codegen.llvm import compile_module
     from im2win.device.cpu import Machine
@@ -101,6 +104,6 @@ def _allocated(conv: Any, name: str) -> str:
 
     machine = Machine.host()
     chosen, tile = default_tile(conv, name, machine)
-    row = ALGORITHMS[chosen]
+    row = schedule_of(chosen)
     allocated = compile_module(lower(conv, row, tile, machine), machine).allocated
     return tables.bytes_text(allocated + row.scheduler.held_bytes(conv, tile))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from im2win.cli.commands import options, tables
+from im2win.spec import methods
 
 if TYPE_CHECKING:
     from im2win.records.log import Log
@@ -51,7 +52,7 @@ def _rows(log: Log, device: str | None) -> Iterator[list[object]]:
                 yield [*head, None, len(records), failed, None, None, None]
             else:
                 speed = tables.gflops(conv.flops, best.seconds)
-                yield [*head, best.algorithm, len(records), failed, tables.milliseconds(best.seconds), speed, best.date[:10]]
+                yield [*head, methods.shown(best.method), len(records), failed, tables.milliseconds(best.seconds), speed, best.date[:10]]
 
 
 @app.command()
@@ -107,6 +108,6 @@ def restamp(
         differ += len(changed)
         console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
         for one in changed:
-            console.print(f"  {one.record.conv} {one.record.algorithm}: {one.reason}", markup=False, soft_wrap=True)
+            console.print(f"  {one.record.conv} {methods.shown(one.record.method)}: {one.reason}", markup=False, soft_wrap=True)
     if check and differ:
         raise typer.Exit(1)

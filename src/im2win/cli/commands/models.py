@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from im2win.cli.commands import options, tables
 from im2win.device.affinity import off_bound_cpus
+from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def compile_(
     manifest = compiled.manifest
     rows: list[list[object]] = []
     for layer in manifest.layers:
-        rows.append([escape(layer.name), layer.conv, layer.algorithm, RUNGS.get(layer.rung, layer.rung)])
+        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), RUNGS.get(layer.rung, layer.rung)])
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")

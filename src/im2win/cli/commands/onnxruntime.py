@@ -12,6 +12,7 @@ from rich.markup import escape
 from im2win.cli.commands import options, tables
 from im2win.cli.commands.models import RUNGS
 from im2win.records.tiers import checked_untuned
+from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 
@@ -37,7 +38,7 @@ def onnxruntime(
         done = for_onnxruntime(model, out, library, batch=batch, logs=folder, threads=threads, accuracy=made, untuned=chosen)
     rows: list[list[object]] = []
     for layer in done.layers:
-        rows.append([escape(layer.name), layer.conv, layer.algorithm, RUNGS.get(layer.rung, layer.rung)])
+        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), RUNGS.get(layer.rung, layer.rung)])
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
     for line in done.skipped:
         console.print(f"left to ONNX Runtime: {escape(line)}", soft_wrap=True)

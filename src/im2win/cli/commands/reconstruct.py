@@ -14,9 +14,9 @@ from im2win.cli.commands import tables
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from im2win.reconstruct.judges import Judge
-    from im2win.reconstruct.rules import Match
-    from im2win.reconstruct.unit import Unit
+    from im2win.reconstruct.parse.unit import Unit
+    from im2win.reconstruct.text_rules import Match
+    from im2win.reconstruct.validate.validators import Validator
 
 SPLIT = "split"
 LAUNCH = "`// launch: NAME(TENSOR, ...) grid X Y Z block X Y Z dynamic BYTES`"
@@ -28,15 +28,15 @@ def reconstruct(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
-    judge: Annotated[bool, typer.Option("--judge", help="Let the emulator confirm every change; slow.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Ask a validator, the emulator, about every change; slow.")] = False,
     trial: Annotated[bool, typer.Option("--trial", help="Also say what trial and error alone would delete; changes nothing.")] = False,
     shared: Annotated[int, typer.Option(metavar="BYTES", help="Shared memory that a block may take.")] = 49152,
     wave: Annotated[int, typer.Option(help="pkf-llc: blocks that are served before the next tensor parts are made; 0 for all.")] = 0,
 ) -> None:
     """Rewrite generated CUDA: needless barriers, partial kernel fusion, HIP."""
     from im2win.reconstruct import ReconstructError
+    from im2win.reconstruct.parse.unit import read
     from im2win.reconstruct.rulesets import Settings, rewrite, rule_sets, split
-    from im2win.reconstruct.unit import read
 
     names = [name.strip() for name in rules.split(",") if name.strip()]
     rule_sets([name for name in names if name != SPLIT])
@@ -48,11 +48,11 @@ def reconstruct(
     needing = [name for name in names if name not in (SPLIT, "hip")]
     if needing and not unit.launches:
         raise ReconstructError(f"{source} has no launches; {needing[0]} needs them, each as a comment: {LAUNCH}.")
-    judges = _judges(unit) if judge or trial else ()
+    validators = _validators(unit) if validate or trial else ()
     if trial:
-        _trial(console, unit, judges)
+        _trial(console, unit, validators)
     for name in (name for name in names if name != SPLIT):
-        applied = rewrite(unit, [name], Settings(shared, wave, judges if judge else ()))
+        applied = rewrite(unit, [name], Settings(shared, wave, validators if validate else ()))
         if explain:
             _explain(console, name, unit, applied.unit, applied.matches, applied.notes)
         else:
@@ -65,16 +65,16 @@ def reconstruct(
         console.print(f"{path}: {len(part.kernels)} kernels, {len(part.launches)} launches.", markup=False, soft_wrap=True)
 
 
-def _judges(unit: Unit) -> tuple[Judge, ...]:
-    from im2win.reconstruct.judges import EmulatorJudge
+def _validators(unit: Unit) -> tuple[Validator, ...]:
+    from im2win.reconstruct.validate.validators import EmulatorValidator
 
-    return (EmulatorJudge(unit),)
+    return (EmulatorValidator(unit),)
 
 
-def _trial(console: Console, unit: Unit, judges: tuple[Judge, ...]) -> None:
-    from im2win.reconstruct import search
+def _trial(console: Console, unit: Unit, validators: tuple[Validator, ...]) -> None:
+    from im2win.reconstruct.validate import search
 
-    story = search.trial(unit, judges)
+    story = search.trial(unit, validators)
     for tried in story:
         console.print(str(tried), markup=False, soft_wrap=True)
     unsound = sum(tried.unsound for tried in story)

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 import im2win
 from im2win.cli.commands import options, tables, workload
+from im2win.spec import methods
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,8 @@ def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any])
             progress.remove_task(task)
             speed = tables.gflops(layer.conv.flops, record.seconds)
             console.print(
-                f"{escape(layer.name):{width}}  {tables.milliseconds(record.seconds):>9} ms  {speed:>6} GFLOPS  {record.algorithm}",
+                f"{escape(layer.name):{width}}  {tables.milliseconds(record.seconds):>9} ms  {speed:>6} GFLOPS  "
+                f"{methods.shown(record.method)}",
                 soft_wrap=True,
             )
 
@@ -132,7 +134,7 @@ def _reporter(progress: Progress, task: TaskID, stop: threading.Event) -> Callab
     def report(state: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
-        parts = [str(state.algorithm)]
+        parts = [methods.shown(state.algorithm)]
         if state.best_s:
             parts.append(f"best {tables.milliseconds(state.best_s)} ms")
             if state.default_s:

@@ -10,8 +10,8 @@ from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu
 from im2win.export.c_abi import cpu, cuda
 from im2win.export.c_abi.header import Interface, checked, identifier
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for, device_for
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.manifest import ArtefactError, Manifest
 from im2win.runtime.op import Op
 
@@ -54,5 +54,5 @@ def export_manifest(manifest: Manifest, folder: Path, name: str | None = None) -
         device = Machine.host(min(manifest.threads, device.threads))
     if device.name != manifest.machine:
         raise ArtefactError(f"{manifest.conv}: built for {manifest.machine}, which this machine ({device.name}) is not; export it there.")
-    tile = backend_for(device).tile(algorithm(manifest.algorithm), manifest.tile)
-    return export_kernel(Kernel(manifest.conv, manifest.algorithm, tile, device, manifest.tuned), folder, name)[0]
+    tile = backend_for(device).tile(schedule_of(manifest.method), manifest.tile)
+    return export_kernel(Kernel(manifest.conv, manifest.method, tile, device, manifest.tuned), folder, name)[0]

@@ -22,7 +22,7 @@ from im2win.numerics.winograd_matrices import floats, transform
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.winograd import AXES, WinogradPack
 from im2win.registry import cpu_lowering
-from im2win.registry.algorithms import algorithm
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.registers import PIPELINE
 from im2win.schedules.tails import CONFIG
 from im2win.spec.conv2d import Conv2d
@@ -66,7 +66,7 @@ def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -
     Raises:
         TileError: the tile is not legal.
     """
-    row = algorithm(name)
+    row = schedule_of(name)
     return tvm.IRModule({symbol: cpu_lowering.lower(conv, row, tile, machine)[SYMBOL].with_attr("global_symbol", symbol)})
 
 

@@ -28,8 +28,8 @@ from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
@@ -51,7 +51,7 @@ def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: s
     Raises:
         TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
     """
-    row = algorithm(name)
+    row = schedule_of(name)
     made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
     pack = backend_for(gpu).pack(conv, tile)
     packed, workspace = math.prod(pack.shape(conv)), made + ALIGNMENT - 1 if made else 0

@@ -17,8 +17,8 @@ from im2win.frontends.models import gpu_loops
 from im2win.frontends.models.host import Chosen, Made, same_name
 from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
 from im2win.registry import cuda_lowering
-from im2win.registry.algorithms import algorithm
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.runtime.model import ALIGNMENT
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -43,7 +43,7 @@ class CudaKernels:
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
         """The kernels of a convolution with one tile: the product, and what makes its windows where they are stored."""
-        tile, row = chosen.tile, algorithm(chosen.algorithm)
+        tile, row = chosen.tile, schedule_of(chosen.algorithm)
         key = conv, chosen.algorithm, str(tile.as_dict())
         assert row.cuda is not None
         if key not in self._names:

@@ -12,7 +12,7 @@ from tvm import relax
 from im2win.frontends.models.forms import Forms, Stored
 from im2win.frontends.models.parts import Parts, scaling
 from im2win.frontends.models.program import Call, Program
-from im2win.frontends.onnx.graph import scales
+from im2win.frontends.onnx.epilogues import scales
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 
 if TYPE_CHECKING:

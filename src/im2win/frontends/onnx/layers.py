@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from im2win.frontends.onnx.graph import Graph, Shape, Tail, attributes_of, name_of, padding_before, subgraphs, tail
+from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
+from im2win.frontends.onnx.graph import Graph, Shape, attributes_of, name_of, subgraphs
 from im2win.frontends.onnx.shapes import infer
 from im2win.spec.conv2d import Conv2d, ConvError, Padding
 from im2win.spec.suites import Layer
@@ -77,8 +78,9 @@ def layers_of(
         batch: images in the model's input. Default: the model's own, 1 where it is symbolic. Given, a model of fixed batch b has the batch
             of each convolution scaled by batch / b.
         epilogues: add to each convolution what can be fused behind it: BatchNormalization and other scalings by channel (folded: a bias),
-            an Add of a tensor of the same shape (residual), and Relu, Clip(0, 6) or x * Sigmoid(x). Each only where nothing else reads
-            the value in between; and a Pad with zeros before it. Default: the plain convolution with its own bias.
+            an Add of a tensor of the same shape (residual), and an activation of `im2win.spec.activations.ACTIVATIONS`, as one operator
+            or taken apart. Each only where nothing else reads the value in between; and a Pad with zeros before it. Default: the
+            plain convolution with its own bias.
         products: take Gemm and MatMul with a fixed matrix, too, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
             options these are the layers that `im2win.compile_model` looks up.
 

@@ -18,8 +18,8 @@ from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
 from im2win.records.lookup import search
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, rung_for
-from im2win.registry.algorithms import candidates
 from im2win.registry.backends import device_for
+from im2win.registry.schedules import candidates
 from im2win.runtime.manifest import ArtefactError
 from im2win.runtime.model_manifest import ModelLayer
 from im2win.spec.accuracy import Accuracy, checked_accuracy
@@ -146,7 +146,7 @@ def _none(label: str, reasons: Sequence[str], nodes: int) -> str:
 def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untuned: Untuned) -> str | None:
     """Why a problem is left to ONNX Runtime."""
     try:
-        names = [row.name for row in candidates("auto", conv, "cpu", accuracy)]
+        names = [row.key for row in candidates("auto", conv, "cpu", accuracy)]
     except ValueError as error:  # no algorithm computes it
         return str(error)
     if untuned == "default":

@@ -20,7 +20,19 @@ import torch
 
 from im2win.builder.cache import conv_of
 from im2win.frontends.torch.bound import BUILDERS, Bound, addresses_of, bound_for, note
-from im2win.frontends.torch.plain import Maybe, Parameters, Tensor, alike, is_channels_last, memory_format, problem, reference, symmetric
+from im2win.frontends.torch.plain import (
+    Maybe,
+    Parameters,
+    Tensor,
+    activate,
+    alike,
+    is_channels_last,
+    memory_format,
+    problem,
+    reference,
+    symmetric,
+)
+from im2win.spec.activations import activation_of, derivative
 from im2win.spec.conv2d import ConvError
 
 SCHEMA = (
@@ -155,13 +167,27 @@ class _Differentiable(torch.autograd.Function):
         y = _redispatched(keyset, inputs)
         x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
         ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
-        ctx.save_for_backward(x, weight, bias, residual if ctx.activation == "silu" else None, scale, shift, mean, variance, y)
+        ctx.save_for_backward(x, weight, bias, residual if _needs_sum(ctx.activation) else None, scale, shift, mean, variance, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Of the keys none, and the inputs'."""
         return None, *_gradients(ctx, *grads)
+
+
+def _needs_sum(activation: str) -> bool:
+    """Whether the gradient needs what the activation was applied to: its output does not tell its derivative."""
+    return activation != "none" and activation_of(activation).derivative is None
+
+
+def _behind(activation: str, total: Tensor, grad: Tensor) -> Tensor:
+    """The gradient by `total` from that by its activation, by PyTorch's own formula."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        total = total if again and total.requires_grad else total.detach().requires_grad_()
+        (result,) = torch.autograd.grad(activate(activation, total), total, grad, create_graph=again)
+    return result
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,20 +197,18 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     padded, sides = symmetric(x, ctx.padding)
     plain = normal = None
     deviation = None if mean is None else torch.rsqrt(variance + ctx.eps)[:, None, None]
-    if ctx.activation == "silu" or wants[4]:
+    if _needs_sum(ctx.activation) or wants[4]:
         plain = torch.conv2d(padded, weight, bias, ctx.stride, sides, ctx.dilation, ctx.groups)
         normal = plain if mean is None else (plain - mean[:, None, None]) * deviation
-    if ctx.activation == "relu":
-        grad = torch.where(y > 0, grad, 0)
-    elif ctx.activation == "relu6":
-        grad = torch.where((y > 0) & (y < 6), grad, 0)
-    elif ctx.activation == "silu":
+    if _needs_sum(ctx.activation):
         assert normal is not None
         z = normal if scale is None else normal * scale[:, None, None]
         z = z if shift is None else z + shift[:, None, None]
         z = z if residual is None else z + residual
-        gate = torch.sigmoid(z)
-        grad = grad * gate * (1 + z * (1 - gate))
+        grad = _behind(ctx.activation, z, grad)
+    elif ctx.activation != "none":
+        factor = derivative(ctx.activation, y)
+        grad = torch.where(factor, grad, 0) if factor.dtype is torch.bool else (grad * factor).to(grad.dtype)
     of_residual, of_shift = grad, grad.sum((0, 2, 3)) if wants[5] else None
     of_scale = (grad * normal).sum((0, 2, 3)) if wants[4] and normal is not None else None
     if deviation is not None:

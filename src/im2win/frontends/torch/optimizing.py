@@ -101,10 +101,10 @@ def optimize(
     """A module of the same class that computes the same in eval mode, its convolutions on im2win's operators.
 
     Every `Conv2d` gets the operator that the look-up ladder names for the shape, type, memory format and device that the example brings to
-    it, with the batch normalisation, addition and activation (ReLU, ReLU6, SiLU) behind it in the same kernel where the graph that torch.fx
-    traces shows that nobody else sees what is between. Where torch.fx cannot trace the module, convolutions are swapped one by one and
-    nothing is fused. Each operator is checked on the example against PyTorch; one that is wrong is not used. `im2win_report` of the result
-    says what became of each layer.
+    it, with the batch normalisation, addition and activation (`im2win.spec.activations`) behind it in the same kernel where the graph that
+    torch.fx traces shows that nobody else sees what is between. Where torch.fx cannot trace the module, convolutions are swapped one by
+    one and nothing is fused. Each operator is checked on the example against PyTorch; one that is wrong is not used. `im2win_report`
+    of the result says what became of each layer.
 
     The result shares parameters, buffers and submodules with `module`, which stays as it is: `state_dict` has the same keys and tensors.
     Filters are packed once, which takes as much memory again, and packed anew when their tensors change: in the call after
@@ -279,7 +279,7 @@ def _rows(site: Site) -> Iterator[LayerReport]:
         yield LayerReport(site.name, None, "", "the example did not reach it")
     for conv, prepared in site.prepared.items():
         decision = prepared.decision
-        algorithm = decision.op.algorithm if decision.op is not None else ""
+        algorithm = decision.op.method if decision.op is not None else ""
         target = site.source.weight().device.type
         yield LayerReport(site.name, conv, algorithm, decision.reason, site.source.fused, prepared.error, target)
 

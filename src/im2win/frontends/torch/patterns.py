@@ -15,17 +15,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from im2win.frontends.torch import activations
 from im2win.frontends.torch.site import Slot, Source
 from im2win.frontends.torch.tracing import Traced
 
 _functional = nn.functional
-_ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu"}
-_ACTIVATIONS: dict[Any, str] = {
-    _functional.relu: "relu", torch.relu: "relu", torch.relu_: "relu", _functional.relu_: "relu", "relu": "relu", "relu_": "relu",
-    _functional.relu6: "relu6", _functional.silu: "silu",
-}  # fmt: skip
-_ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
-_INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_")
+_aten = torch.ops.aten  # what graphs of `torch.export` call
+_CONVOLUTIONS: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding)
+_ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_", _aten.add.Tensor, _aten.add_.Tensor)
+_INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_", _aten.add_.Tensor)
+_NORMS: dict[Any, tuple[str, ...]] = {
+    _functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    _aten.batch_norm.default: ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps"),
+}
 _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _WRITERS: tuple[Any, ...] = (
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
@@ -73,7 +75,26 @@ def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: 
             between = nodes[order[longer.nodes[0]] : order[longer.nodes[-1]]]
             if not any(_writes(traced.module, one) for one in between if one not in longer.nodes):
                 best = longer
-    return best
+    return best if best.source.activation != "none" else _with_activation_taken_apart(traced, best, taken)
+
+
+def _with_activation_taken_apart(traced: Traced, pattern: Pattern, taken: Collection[fx.Node]) -> Pattern:
+    """With the nodes that compute an activation together; the pattern itself if there are none."""
+    passed, _ = _reader(traced.module, pattern)
+    last = [*pattern.nodes, *passed][-1]
+    if last not in traced.facts:
+        return pattern
+    order = list(traced.graph.nodes)
+    writers = {node for node in order if _writes(traced.module, node)}
+    strange = {node for node in writers if not _writes_into_first(traced.module, node)}
+    found = activations.taken_apart(traced.module, last, traced.facts[last][1], writers, strange)
+    if found is None or any(node in taken for node in found[1]):
+        return pattern
+    nodes = [*pattern.nodes, *passed, *found[1]]
+    between = order[order.index(nodes[0]) : order.index(nodes[-1])]
+    if any(one in writers and one not in nodes for one in between):
+        return pattern
+    return replace(pattern, nodes=nodes, source=replace(pattern.source, activation=found[0]))
 
 
 def _reader(module: nn.Module, pattern: Pattern) -> tuple[list[fx.Node], fx.Node | None]:
@@ -96,7 +117,7 @@ def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
         source = source_of(conv)
         x = _argument(node, 0, "input")
         return Pattern(str(node.target), [node], x, source) if isinstance(source, Source) and isinstance(x, fx.Node) else None
-    if node.op == "call_function" and node.target in (torch.conv2d, _functional.conv2d):
+    if node.op == "call_function" and node.target in _CONVOLUTIONS:
         return _functional_convolution(root, node)
     return None
 
@@ -140,7 +161,7 @@ def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
 def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | None:
     if node.op == "call_module":
         changes = _norm_of_module(_module(traced.module, node))
-    elif node.op == "call_function" and node.target is _functional.batch_norm:
+    elif node.op == "call_function" and node.target in _NORMS:
         changes = _norm_of_function(traced.module, node, pattern.nodes[-1])
     else:
         return None
@@ -158,11 +179,11 @@ def _norm_of_module(norm: nn.Module) -> dict[str, Any]:
 
 def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, Any]:
     """The same of a call, which has no module that could go on in training mode."""
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-    values: dict[str, Any] = dict(zip(names, (None, None, None, None, None, False, 0.1, 1e-5), strict=True))
-    values |= dict(zip(names, node.args, strict=False)) | node.kwargs
-    mean, variance, scale, shift = slots = [_slot(root, values[name]) for name in names[1:5]]
-    known = all((slot is None) == (values[name] is None) for slot, name in zip(slots, names[1:5], strict=True))
+    slotted = ("running_mean", "running_var", "weight", "bias")
+    values: dict[str, Any] = {"input": None, **dict.fromkeys(slotted), "training": False, "momentum": 0.1, "eps": 1e-5}
+    values |= dict(zip(_NORMS[node.target], node.args, strict=False)) | node.kwargs
+    mean, variance, scale, shift = slots = [_slot(root, values[name]) for name in slotted]
+    known = all((slot is None) == (values[name] is None) for slot, name in zip(slots, slotted, strict=True))
     fixed = values["training"] is False and isinstance(values["eps"], float) and values["input"] is x
     if not (known and fixed) or mean is None or variance is None:
         return {}
@@ -187,9 +208,9 @@ def _with_activation(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern
     name = None
     if node.op == "call_module":
         module = _module(traced.module, node)
-        name = _ACTIVATION_MODULES.get(type(module)) if not _hooked(module) else None
+        name = activations.of_module(module) if not _hooked(module) else None
     elif node.op in ("call_function", "call_method") and node.args and node.args[0] is pattern.nodes[-1]:
-        name = _ACTIVATIONS.get(node.target)
+        name = activations.of_call(node)
     if name is None:
         return None
     return replace(pattern, nodes=[*pattern.nodes, node], source=replace(pattern.source, activation=name))
@@ -250,6 +271,18 @@ def sides_of(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, int]) -
         raise ValueError(padding)
     vertical, horizontal = pair_of(padding)
     return vertical, horizontal, vertical, horizontal
+
+
+def _writes_into_first(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node that may write is PyTorch's own function, and writes into its first argument only."""
+    if node.op == "call_module":
+        return type(_module(root, node)).__module__.startswith("torch.nn") and not _hooked(_module(root, node))
+    if node.op == "call_method":
+        return True
+    if "out" in node.kwargs or node.target is operator.setitem or isinstance(node.target, torch._ops.OpOverload):
+        return False
+    target: Any = node.target
+    return target in _WRITERS or str(getattr(target, "__module__", None) or "torch").split(".")[0] == "torch"
 
 
 def _writes(root: nn.Module, node: fx.Node) -> bool:

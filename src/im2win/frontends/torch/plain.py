@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d, ConvError
 
 Tensor = torch.Tensor
@@ -21,12 +23,7 @@ theirs, and counts batches here.
 DTYPES = {torch.float32: "float32", torch.float16: "float16"}
 
 _functional = torch.nn.functional
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda y: y,
-    "relu": torch.relu,
-    "relu6": _functional.relu6,
-    "silu": _functional.silu,
-}
+_function = functools.cache(torch_function)
 
 
 def symmetric(x: Tensor, padding: Sequence[int]) -> tuple[Tensor, tuple[int, int]]:
@@ -51,8 +48,9 @@ def reference(
 
 
 def activate(name: str, y: Tensor) -> Tensor:
-    """An activation of `im2win.spec.conv2d.ACTIVATIONS`."""
-    return _ACTIVATIONS[name](y)
+    """An activation, by its word in the key of a problem."""
+    y = _function(name)(y)
+    return y
 
 
 def alike(residual: Tensor, shape: Any, x: Tensor) -> bool:

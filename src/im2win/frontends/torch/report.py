@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from im2win.spec.captured_layers import append_layers
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import shown
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Report:
         for one in self.layers:
             problem = "" if one.conv is None else str(one.conv)
             error = "" if one.error is None else f"{one.error:.0e}"
-            cells = one.name, problem, " ".join(one.fused), one.algorithm or "PyTorch", one.reason, error
+            cells = one.name, problem, " ".join(one.fused), shown(one.algorithm) or "PyTorch", one.reason, error
             table.add_row(*map(escape, cells))
         text = io.StringIO()
         console = Console(file=text, width=180, color_system=None)

@@ -14,6 +14,7 @@ from im2win.frontends.torch.bound import Bound, note
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
 from im2win.frontends.torch.planning import Decision, Planner
 from im2win.numerics.tolerance import tolerance
+from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d, ConvError
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
@@ -304,7 +305,8 @@ class Site:
             return 0.0, 0.0
         difference = torch.where(finite, (got.double() - want).abs(), 0.0)
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
-        return float(difference.max()) / scale, tolerance(conv, self.planner.accuracy)
+        sized = conv.with_(activation="none") if activation_of(conv.activation).squashes else conv  # the scale is that of sums
+        return float(difference.max()) / scale, tolerance(sized, self.planner.accuracy)
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

@@ -21,6 +21,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.runtime.cuda import Kernels
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 from im2win.runtime.manifest import ArtefactError
+from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 
@@ -37,7 +38,8 @@ REFERENCE_BYTES = 4 << 30  # of unfolded windows at a time
 def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
     """The convolution in float64 on the device, of `conv.output_shape`, and its largest magnitude before the activation.
 
-    Errors are relative to that: an activation may cut off what the sums were, but not how they were rounded.
+    Errors are relative to that: an activation may cut off what the sums were, but not how they were rounded. Behind one that squashes
+    they are relative to the largest output, as `tolerance` has it.
     """
     import torch
 
@@ -60,9 +62,9 @@ def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
     y = y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()
     if conv.residual:
         y += tensors["residual"].to(y.dtype)
-    functions: dict[str, Any] = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
     scale = float(y.abs().max()) or 1.0
-    y = functions[conv.activation](y) if conv.activation in functions else y
+    y = torch_function(conv.activation)(y)
+    scale = float(y.abs().max()) or 1.0 if activation_of(conv.activation).squashes else scale
     return (_converted(conv, y) if conv.requantised else y), scale
 
 

@@ -1,0 +1,1 @@
+"""Parsing of generated CUDA into expressions, statements, kernels and launches."""

@@ -1,0 +1,1 @@
+"""Rewrites of single kernels: deletion of needless barriers, translation to HIP."""

@@ -1,0 +1,1 @@
+"""Memory accesses of all threads of a kernel, enumerated address by address."""

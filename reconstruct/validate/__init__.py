@@ -1,0 +1,1 @@
+"""Validators of rewritten sources, and the barrier search that asks them."""

@@ -1,0 +1,143 @@
+"""How a row of the registry is scheduled on CPUs: its tiles, which are legal and worth a trial, what they cost, and their kernels.
+
+A row names one of these beside its definition; whoever ranks, tunes, builds or looks up asks the row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from im2win.codegen.llvm import any_alignment, kernel_module
+from im2win.device.cpu import Machine
+from im2win.schedules import legality, model
+from im2win.schedules import space as windows_space
+from im2win.schedules.cpu import Plan, schedule
+from im2win.schedules.tile import Tile
+from im2win.schedules.winograd import cpu as winograd_cpu
+from im2win.schedules.winograd import legality as winograd_legality
+from im2win.schedules.winograd import model as winograd_model
+from im2win.schedules.winograd import space as winograd_space
+from im2win.schedules.winograd.tile import WinogradTile
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
+
+
+class Scheduler(Protocol):
+    """A kind of CPU schedule.
+
+    family: its name; algorithms of one family are scheduled by the same code.
+    exact: whether outputs round as sums of products do, no more.
+
+    Tiles are values of the family's own type; all have `as_dict`, `pack` and the properties of `schedules.tile.Tile` that tell tiles apart.
+    """
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def exact(self) -> bool: ...
+    def unable(self, conv: Conv2d) -> str | None: ...
+    def tile(self, values: Mapping[str, Any]) -> Any: ...
+    def space(self, conv: Conv2d, machine: Machine) -> list[Any]: ...
+    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]: ...
+    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any: ...
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any: ...
+    def held_bytes(self, conv: Conv2d, tile: Any) -> int: ...
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows times filters: schedules/cpu.py.
+
+    plan: how the schedule treats the algorithm's transform, for this problem.
+    strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
+    """
+
+    plan: Callable[[Conv2d], Plan]
+    strip_elements: Callable[[Conv2d, int], int]
+    family = "windows"
+    exact = True
+
+    def unable(self, conv: Conv2d) -> str | None:
+        """Why no tile suits a problem: there is always one."""
+        return None
+
+    def tile(self, values: Mapping[str, Any]) -> Any:
+        """A tile from its plain values; ValueError if they are none."""
+        return Tile.from_dict(values)
+
+    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
+        """Every tile worth a trial."""
+        return list(windows_space.space(conv, machine, matrix=self.plan(conv).matrix))
+
+    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
+        """Every rule that a tile breaks."""
+        return legality.problems(conv, tile, machine, matrix=self.plan(conv).matrix)
+
+    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
+        """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
+        plan = self.plan(conv)
+        staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
+        return model.estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
+
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`; whether the tile is legal is not asked."""
+        return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.strip), tile, self.plan(conv)))
+
+    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes that packed filters take beyond the filters: a few of padding, not counted."""
+        return 0
+
+
+@dataclass(frozen=True)
+class CudaOnly:
+    """No schedule on CPUs: `unable` says so for every problem, and the rest is never asked for."""
+
+    family = "none"
+    exact = False
+
+    def unable(self, conv: Conv2d) -> str | None:
+        """Why no tile suits a problem: there is none."""
+        return "no CPU schedule"
+
+    def _refused(self, *arguments: Any) -> Any:
+        raise ValueError("the algorithm has no CPU schedule.")
+
+    tile = space = problems = estimate = module = held_bytes = _refused
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """Winograd's minimal filtering: schedules/winograd/."""
+
+    family = "winograd"
+    exact = False
+
+    def unable(self, conv: Conv2d) -> str | None:
+        """Why no tile suits a problem; None if one does."""
+        return winograd_legality.unable(conv)
+
+    def tile(self, values: Mapping[str, Any]) -> Any:
+        """A tile from its plain values; ValueError if they are none."""
+        return WinogradTile.from_dict(values)
+
+    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
+        """Every tile worth a trial."""
+        return list(winograd_space.space(conv, machine))
+
+    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
+        """Every rule that a tile breaks."""
+        return winograd_legality.problems(conv, tile, machine)
+
+    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
+        """The model's `schedules.model.Estimate`."""
+        return winograd_model.estimate(conv, tile, machine)
+
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module; whether the tile is legal for a machine is not asked."""
+        return any_alignment(winograd_cpu.module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
+
+    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""
+        return winograd_cpu.held_bytes(conv, tile)

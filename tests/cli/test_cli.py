@@ -1,0 +1,382 @@
+"""The command line: what its verbs print and write, and that a bad input is one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import im2win
+from im2win.bench.results import Result
+from im2win.cli.commands import facts, tables, workload
+from im2win.cli.commands.build import file_stem
+from im2win.cli.commands.demo import im2col_product
+from im2win.device import gpu
+from im2win.device.cpu import Machine
+from im2win.numerics.reference import reference
+from im2win.records.log import Log
+from im2win.registry.schedules import Schedule
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import shown
+from im2win.spec.suites import suite
+
+SMALL = "n1-c8x10x10-k16x3x3-p1"  # builds and runs in no time; its row of 10 divides by no vector
+
+START = [sys.executable, "-c", "from im2win.cli.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of records of SMALL, made by the command line."""
+    folder = tmp_path_factory.mktemp("tuned")
+    done = subprocess.run([*START, "tune", SMALL, "--trials", "3", "--logs", folder], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert SMALL in done.stdout and "GFLOPS" in done.stdout and str(folder) in done.stdout
+    return folder
+
+
+# --- bad inputs ----------------------------------------------------------------------------------------------------
+
+BAD = [
+    ("buld", "No such command 'buld'"),
+    ("tune", "Missing argument"),
+    ("tune nosuch", "'nosuch' must be a suite .*papers12.*, a file ending in .onnx or .jsonl or a key"),
+    ("tune papers12 --batch 0", r"`batch` \(=0\) must be at least 1"),
+    ("tune papers12 --batch -3", r"`batch` \(=-3\) must be at least 1"),
+    ("tune papers12 --batch many", "--batch"),
+    ("tune papers12 --batch 99999999", "must have at most 2147483647"),
+    ("tune papers12 --layers conv13", r"`--layers` \(='conv13'\) must name layers of the workload: conv1, conv2"),
+    ("tune papers12 --layers ,", "must name layers of the workload"),
+    ("tune {small} --trials 0", r"`trials` \(=0\) must be an integer of at least 1"),
+    ("tune {small} --seed -1", r"`seed` \(=-1\) must be an integer of at least 0"),
+    ("tune {small} --threads 0", r"`threads` \(=0\) must be an integer from 1 to"),
+    ("tune {small} --threads 4096", r"`threads` \(=4096\) must be an integer from 1 to"),
+    ("tune {small} --algorithm fastest", r"`algorithm` \(='fastest'\) must be auto or one of direct"),
+    ("tune {small} --target cuda9", r"`target` \(='cuda9'\) must be"),
+    ("tune {small}-float16", "no algorithm computes"),
+    ("tune {small} --logs {file}", "is a file; choose a folder"),
+    ("tune n1-c8x10x10", "must look like n8-c64x56x56"),
+    ("tune n1-c8x10x10-k16x30x3", "must fit the padded `height`"),
+    ("tune {small}-g3", r"`groups` \(=3\) must divide `in_channels` \(=8\)"),
+    ("tune {small}-tanh", "unknown part 'tanh'"),
+    ("tune missing.onnx", "must be an existing file"),
+    ("tune {onnx}", "must be a whole ONNX"),
+    ("tune {small} --wrong", "No such option"),
+    ("layers", "Missing argument"),
+    ("layers {small} --layers other", "must name layers of the workload"),
+    ("build {small}", "Missing option '--out'"),
+    ("build {small} --out {file}", "exists|Not a directory"),
+    ("build {small} --out {file}/deeper", "Not a directory"),
+    ("build {small} --out {empty} --algorithm quick", "must be auto or one of"),
+    ("build {small} --out {empty} --target tpu", r"`target` \(='tpu'\) must be"),
+    ("bench {small} --against cudnn", r"`against` \(='cudnn'\) must be one of torch"),
+    ("bench {small} --against none --rounds 0", r"`rounds` \(=0\) must be at least 1"),
+    ("bench {small} --against none --algorithms quick", "must be auto or one of"),
+    ("logs", "Missing command"),
+    ("logs show {empty}/none", "must be a folder of tuning records"),
+    ("logs merge {empty}/none --into {empty}", "must be a folder of tuning records"),
+    ("logs merge {empty}", "Missing option '--into'"),
+    ("logs prune {empty} --keep 0", r"`keep` \(=0\) must be at least 1"),
+    ("demo --layers conv99", "must name layers of the workload"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[words.replace("/", ".") for words, _ in BAD])
+def test_bad_input_is_one_line(words: str, message: str, command: Callable[..., Any], tmp_path: Path) -> None:
+    file, model, empty = tmp_path / "file", tmp_path / "text.onnx", tmp_path / "empty"
+    file.write_text("words")
+    model.write_text("this is no model, although it is named like one")
+    empty.mkdir()
+    done = command(*words.format(small=SMALL, file=file, onnx=model, empty=empty).split())
+    assert done.status == 2
+    assert done.err.count("\n") == 1 and done.err.startswith("im2win: "), done.err
+    assert "Traceback" not in done.err + done.out
+    assert re.search(message, done.err), done.err
+
+
+def test_debug_shows_where_an_error_comes_from(command: Callable[..., Any]) -> None:
+    done = command("--debug", "layers", "nosuch")
+    assert done.status == 2 and "WorkloadError" in done.err and done.err.splitlines()[-1].startswith("im2win: 'nosuch'")
+
+
+def test_a_defect_of_ours_is_not_taken_for_a_bad_input(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(workload, "read", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        command("layers", SMALL)
+
+
+def test_a_missing_extra_is_named(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    done = command("layers", tmp_path / "model.onnx")
+    assert done.status == 2 and "onnx" in done.err and "extra" in done.err
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_the_verbs_and_does_not_load_the_compiler() -> None:
+    code = "import sys, im2win.cli.main as c\ntry: c.main([])\nexcept SystemExit as e: print(e.code, 'tvm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    for verb in ("tune", "build", "bench", "layers", "logs", "algorithms", "device", "demo"):
+        assert f" {verb} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_version(command: Callable[..., Any]) -> None:
+    assert command("--version").out == f"im2win {im2win.__version__}\n"
+
+
+def test_algorithms_are_those_of_the_registry(command: Callable[..., Any]) -> None:
+    from im2win.registry.schedules import SCHEDULES
+
+    first, second, _ = command("algorithms").out.split("\n\n")
+    for lines in (first.splitlines(), second.splitlines()):
+        assert [line.split("  ")[0] for line in lines] == ["algorithm / schedule", *map(shown, SCHEDULES)]
+
+
+def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """yes, no, or the targets; and the layouts of each target and element type."""
+    from im2win.registry.schedules import SCHEDULES, Schedule
+
+    def named(columns: list[str], rows: list[list[str]], name: str) -> dict[str, str]:
+        return dict(zip(columns, next(row for row in rows if row[0] == name), strict=True))
+
+    monkeypatch.setitem(SCHEDULES, "mec/tiled", dataclasses.replace(SCHEDULES["mec/tiled"], cuda=None))
+    assert named(*facts.properties(), "direct / tiled")["1x1"] == "cpu" and named(*facts.properties(), "im2col / tiled")["1x1"] == "yes"
+    assert named(*facts.properties(), "mec / tiled")["stride"] == "cpu"
+
+    def first_only(row: Schedule, conv: Conv2d, target: str, accuracy: str) -> str | None:
+        return "it is last" if conv.layout == "NHWC" or conv.groups > 1 else None
+
+    monkeypatch.setattr(Schedule, "supports", first_only)
+    assert named(*facts.properties(), "mec / tiled")["groups"] == "no" and named(*facts.types(), "mec / tiled")["cuda int8"] == "NCHW"
+    monkeypatch.undo()
+    assert "no" not in named(*facts.properties(), "implicit_gemm / split_k")["stride"], "sums in parts compute what has channels enough"
+    types = named(*facts.types(), "direct / tiled")
+    assert types == {
+        "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
+        "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda int8": "NCHW, NHWC",
+    }  # fmt: skip
+
+
+def test_tables_of_algorithms_leave_out_no_layer_of_a_suite() -> None:
+    """Whatever layer of a network a schedule computes, the tables say that it computes such layers."""
+    from im2win.registry.backends import TARGETS
+    from im2win.registry.schedules import SCHEDULES
+
+    columns, rows = facts.properties()
+    said = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    has = {
+        "1x1": lambda conv: conv.kernel == (1, 1) and conv.stride == (1, 1), "stride": lambda conv: conv.stride == (2, 2),
+        "depthwise": lambda conv: conv.groups == conv.in_channels > 1,
+    }  # fmt: skip
+    for conv in {layer.conv for name in ("resnet50", "mobilenet_v2") for layer in suite(name)}:
+        kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in ("NCHW", "NHWC")]
+        for column in (name for name, holds in has.items() if holds(conv)):
+            for name, row in SCHEDULES.items():
+                for target in TARGETS:
+                    if any(row.supports(kind, target, "winograd") is None for kind in kinds):
+                        assert said[shown(name)][column] in ("yes", target), f"{name} computes {conv} on {target}"
+
+
+def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the CPU, and of the GPU where there is one."""
+    monkeypatch.setattr(facts, "device_gpu", lambda: gpu.H200)
+    both = command("device").out
+    assert Machine.host().name in both and "nvidia-h200" in both and "no GPU" not in both
+    only = command("device", "--target", "cuda").out
+    assert Machine.host().name not in only
+    for fact, value in (
+        ("compute capability", "9.0"), ("multiprocessors", "132"), ("shared memory per block", "227.0 KiB"),
+        ("clock under load", "1.75 GHz"), ("memory bandwidth, measured", "4200 GB/s"), ("level-2 bandwidth, measured", "5500 GB/s"),
+    ):  # fmt: skip
+        assert re.search(rf"^{fact} +{re.escape(value)} *$", only, re.MULTILINE), only
+    assert "nvidia-h200" not in command("device", "--target", "cpu").out
+    other = dataclasses.replace(gpu.H200, brand="NVIDIA Another", arch="sm_120a")
+    monkeypatch.setattr(facts, "device_gpu", lambda: other)
+    assert "memory bandwidth, estimated" in command("device").out and "12.0" in command("device").out
+
+
+def test_device_without_a_gpu(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise gpu.NoGpuError("there is no CUDA device 0 on this machine.")
+
+    monkeypatch.setattr(facts, "device_gpu", none)
+    done = command("device")
+    assert done.status == 0 and "no GPU: there is no CUDA device 0" in done.out and Machine.host().name in done.out
+    done = command("device", "--target", "cuda")
+    assert (done.status, done.out, done.err) == (2, "", "im2win: there is no CUDA device 0 on this machine.\n")
+    done = command("device", "--target", "vulkan")
+    assert done.status == 2 and "`target` (='vulkan') must be one of cpu, cuda." in done.err
+
+
+def test_layers_of_a_suite(command: Callable[..., Any]) -> None:
+    out = command("layers", "papers12", "--batch", 1, "--layers", "conv9,conv12", "--memory").out
+    assert "n1-c64x56x56-k64x3x3 " in out and "2 layers, 2 convolutions, 0.33 GFLOP" in out
+    conv = Conv2d.parse("n1-c64x56x56-k64x3x3")
+    assert tables.bytes_text(4 * 64 * 54 * 3 * 56) in out  # the im2win tensor: Ci * Ho * Hf * Wi
+    assert tables.bytes_text(4 * 64 * 9 * 54 * 54) in out  # the im2col matrix: Ci * Hf * Wf * Ho * Wo
+    assert tables.bytes_text(conv.bytes_moved) in out
+
+
+def test_layers_of_a_model(command: Callable[..., Any], resnet50_onnx: Path) -> None:
+    assert "53 convolutions" in command("layers", resnet50_onnx).out
+
+
+def test_unsupported_algorithms_are_marked(command: Callable[..., Any]) -> None:
+    assert "unsupported" in command("layers", f"{SMALL}-float16").out
+
+
+# --- tune, logs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_repeats_no_trial(tuned: Path, command: Callable[..., Any]) -> None:
+    before = len(list(Log(tuned)))
+    done = command("tune", SMALL, "--trials", 3, "--logs", tuned)
+    assert done.status == 0 and len(list(Log(tuned))) == before
+
+
+def test_progress_shows_best_gain_and_time_left() -> None:
+    from rich.console import Console
+
+    from im2win.cli.commands import tune
+    from im2win.tuner import Progress
+
+    with tune._progress(Console(quiet=True)) as progress:
+        task = progress.add_task("1/1", total=64, note="")
+        report = tune._reporter(progress, task, threading.Event())
+        report(Progress(Conv2d.parse(SMALL), "im2win", 7, 64, None, None, 1.0, None))
+        assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win"
+        report(Progress(Conv2d.parse(SMALL), "im2win", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))
+        assert progress.tasks[0].fields["note"] == "im2win, best 1.000 ms, 1.50x default, 1:33 left"
+
+
+def test_interrupted_tuning_keeps_its_records(tmp_path: Path) -> None:
+    words = [*START, "tune", "papers12", "--layers", "conv12", "--batch", "1", "--trials", "5000", "--logs", str(tmp_path)]
+    # A program started in the background of a script ignores Ctrl-C, and so would what it starts.
+    hears = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(Log(tmp_path)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert "Stopped" in out and "goes on from there" in out
+    log = Log(tmp_path)
+    assert list(log) and not log.problems
+
+
+def test_logs_show_merge_prune(tuned: Path, command: Callable[..., Any], tmp_path: Path) -> None:
+    count = len(list(Log(tuned)))
+    shown = command("logs", "show", tuned).out
+    assert Machine.host().name in shown and SMALL in shown
+    merged = command("logs", "merge", tuned, tuned, "--into", tmp_path)
+    assert merged.out.startswith(f"{count} records added, {count} were there, 0 lines")
+    path = Log(tmp_path).path(Conv2d.parse(SMALL), Machine.host().name)
+    path.write_text(path.read_text() + "{broken\n")
+    assert f"{path}:{count + 1}: " in command("logs", "show", tmp_path).out
+    before = path.read_text()
+    assert "would be kept" in command("logs", "prune", tmp_path, "--dry-run").out and path.read_text() == before
+    assert "1 unreadable" in command("logs", "prune", tmp_path, "--stale").out
+    kept = list(Log(tmp_path))
+    assert 1 <= len(kept) <= count and len({record.algorithm for record in kept}) == len(kept)
+
+
+# --- build, bench, demo --------------------------------------------------------------------------------------------
+
+
+def test_built_libraries_give_right_answers(tuned: Path, command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("build", SMALL, "--logs", tuned, "--out", tmp_path)
+    assert done.status == 0 and " yes " in done.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{SMALL}.so", f"{SMALL}.so.json"]
+    op = im2win.load(tmp_path / f"{SMALL}.so")
+    generator = np.random.default_rng(0)
+    x = generator.integers(-4, 5, op.conv.input_shape).astype("float32")  # small integers: every order of the sum is exact
+    w = generator.integers(-4, 5, op.conv.filter_shape).astype("float32")
+    assert op.tuned and np.array_equal(op(x, w), reference(op.conv, x, w))
+
+
+def test_build_without_logs_takes_the_default_tile(command: Callable[..., Any], tmp_path: Path) -> None:
+    done = command("build", SMALL, "--logs", tmp_path / "none", "--algorithm", "im2win", "--out", tmp_path / "made" / "here")
+    assert done.status == 0 and "im2win" in done.out and " no " in done.out
+    assert (tmp_path / "made" / "here" / f"{SMALL}.so").is_file()
+
+
+def test_file_names_of_layers() -> None:
+    taken: set[str] = set()
+    assert file_stem("/layer1/conv.2", "key", taken) == "layer1_conv.2"
+    assert file_stem("layer1 conv.2", "key", taken) == "layer1_conv.2-key"
+    assert file_stem("layer1:conv.2", "key", taken) == "layer1_conv.2-key-2"
+    assert file_stem("../..", "key", taken) == "key"
+
+
+def test_bench_writes_its_result(command: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    done = command("bench", SMALL, "--against", "none", "--algorithms", "direct,im2win", "--rounds", 2, "--json", path)
+    assert done.status == 0 and done.out.count("1/1") == 2, done.out
+    for name in ("direct/tiled", "im2win/stored"):
+        result = Result.load(path.with_name(f"result-{name}.json"))
+        (row,) = result.layers
+        assert row.failed is None and row.algorithm == name and row.gflops and row.error is not None and row.error < 1e-5
+        assert json.loads(path.with_name(f"result-{name}.json").read_text())["suite"] == SMALL
+
+
+@pytest.mark.parametrize("key", ["n2-c8x9x7-k4x3x2-s2x1-p1.0.2.1-d1x2-g2", SMALL, "n1-c3x8x8-k6x1x1"])
+def test_the_demos_numpy_baseline_is_right(key: str) -> None:
+    conv = Conv2d.parse(key)
+    generator = np.random.default_rng(1)
+    x = generator.integers(-4, 5, conv.input_shape).astype("float32")
+    w = generator.integers(-4, 5, conv.filter_shape).astype("float32")
+    assert np.array_equal(im2col_product(conv, x, w), reference(conv, x, w))
+
+
+def test_demo(command: Callable[..., Any]) -> None:
+    done = command("demo", "--layers", "conv12", "--trials", 2)
+    assert done.status == 0 and "failed" not in done.out, done.out
+    table = next(line for line in done.out.splitlines() if line.startswith("layer") and "numpy ms" in line)
+    assert "GFLOPS" in table and "extra memory" in table and "im2win/fused" in done.out
+
+
+# --- how numbers are printed ---------------------------------------------------------------------------------------
+
+
+def test_numbers() -> None:
+    assert [tables.bytes_text(n) for n in (0, 1023, 1024, 36 << 10, 3 << 29, 5 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "36.0 KiB", "1.5 GiB", "5120.0 GiB",
+    ]  # fmt: skip
+    assert [tables.milliseconds(s) for s in (None, 1e-4, 2.0)] == ["-", "0.100", "2000"]
+    assert [tables.duration(s) for s in (None, 45.2, 185)] == ["-", "45 s", "3:05"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--target", "gpu"], "`target` (='gpu') must be one of cpu, cuda."),
+        (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
+        (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
+        (["--target", "cuda", "--against", "onnxruntime"], "`--against` on a GPU must be tvm"),
+    ],
+)
+def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:
+    done = command("bench", "n1-c8x8x8-k8x3x3", *words)
+    assert done.status == 2 and message in done.err

@@ -1,0 +1,97 @@
+"""Machine code for sm_90a: kernels of every arithmetic, kind and layout compile, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+from emulated import Kernel, combined
+
+from im2win.codegen import cuda as cuda_codegen
+from im2win.codegen import nvrtc
+from im2win.codegen.llvm import ToolchainError
+from im2win.device.gpu import H200
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.spec.conv2d import LAYOUTS, Conv2d
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_compiler() -> None:
+    try:
+        cuda_codegen.compiler()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+def compiled(conv: Conv2d, kernels: list[Kernel]) -> bytes:
+    """All kernels in one piece of machine code."""
+    return cuda_codegen.cubin(combined(conv, kernels)[0], H200)
+
+
+def assert_kernels(code: bytes, names: set[str]) -> None:
+    assert code.startswith(b"\x7fELF")
+    assert all(name.encode() in code for name in names)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
+    """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts. Patches of two algorithms in turn."""
+    dtype = PRODUCTS[product].dtype
+    activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
+    conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
+    windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
+    kernels = [
+        ("implicit_gemm/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+        ({"NCHW": "direct/tiled", "NHWC": "im2win/fused"}[layout], CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
+        ("im2win/stored", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
+        ("mcfa/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+    ]
+    if dtype != "int8":
+        kernels.append(("winograd/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
+        if PRODUCTS[product].unit == "warpgroup":
+            kernels.append(("winograd/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
+    products = {f"conv2d_{i}_kernel" for i in range(len(kernels))}
+    parts = {"conv2d_3_kernel_1", "transform_parts_3_kernel"} | ({"conv2d_4_kernel_2"} if dtype != "int8" else set())
+    assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_2_kernel"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_planes(layout: str) -> None:
+    conv = Conv2d(1, 3, 32, 32, 64, 7, stride=2, padding=3, layout=layout)
+    planes, stored = CudaTile("fma", 16, 128, 16, 128, 7, 2, "cuv", 1, 8, 16), CudaTile("fma", 64, 64, 32, 64, 1, 2, "cuv")
+    kernels = [("direct/tiled", planes), ("mec/tiled", stored)]
+    assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "transform_1_kernel"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_winograds_form_in_halves(layout: str) -> None:
+    """Without a residual, sums wait as halves; rows of any width, an odd number of channels, five taps."""
+    for conv in (Conv2d(1, 35, 9, 11, 40, 3, dtype="float16", layout=layout), Conv2d(1, 64, 9, 16, 64, 5, dtype="float16", layout=layout)):
+        kernels = [("winograd/tiled", CudaTile(product, 32, 64, 32, 64, 1, 3, "uvc", outputs=2)) for product in ("f16", "wg_f16")]
+        assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel_2", "conv2d_1_kernel_2"})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_elements_smaller_than_a_copy(dtype: str) -> None:
+    conv = Conv2d(1, 35, 9, 9, 22, 3, padding=1, dtype=dtype, layout="NHWC")
+    product = {"float16": "f16", "int8": "s8"}[dtype]
+    kernels = [
+        ("implicit_gemm/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+        ("direct/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "Cuvc", 1, 7, 9)),
+        ("im2col/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+    ]
+    assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "conv2d_1_kernel", "transform_2_kernel"})
+
+
+def test_source_that_does_not_compile() -> None:
+    with pytest.raises(RuntimeError, match="nonsense"):
+        cuda_codegen.cubin("nonsense;", H200)
+
+
+@pytest.mark.skipif(not nvrtc.available(), reason="needs NVRTC as a package: pip install 'im2win[cuda]'")
+def test_without_a_toolkit() -> None:
+    """The same sources compile with NVRTC, halves and warpgroups among them."""
+    conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
+    kernels = [("direct/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "Cuvc", 1, 4, 16))]
+    assert_kernels(nvrtc.cubin(combined(conv, kernels)[0], H200.arch), {"conv2d_0_kernel"})
+    with pytest.raises(RuntimeError, match="nonsense"):
+        nvrtc.cubin("nonsense;", H200.arch)

@@ -1,0 +1,137 @@
+"""A tuning run on several devices at once: jobs are shared out, and a failure or an interrupt ends them all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from paths import SUPPORT
+
+from im2win import tuner
+from im2win.cli.commands.tune import shared_out
+from im2win.common.worker_pool import Worker, WorkerError, in_order
+from im2win.device import gpu
+from im2win.device.cpu import Machine
+from im2win.device.gpu import H200
+from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
+from im2win.registry.schedules import schedule_of
+from im2win.spec.conv2d import Conv2d
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_job_is_done_once_and_no_crew_does_two_at_a_time(count: int) -> None:
+    crews: list[Any] = [[] for _ in range(count)]
+    busy = {id(crew): threading.Lock() for crew in crews}
+
+    def one(job: int, crew: Any, stop: threading.Event) -> None:
+        with_lock = busy[id(crew)].acquire(blocking=False)
+        assert with_lock
+        time.sleep(0.002)
+        crew.append(job)
+        busy[id(crew)].release()
+
+    shared_out(range(20), crews, one)
+    assert sorted(job for crew in crews for job in crew) == list(range(20)) and all(crews)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("failure", [ValueError("no tile"), KeyboardInterrupt()])
+def test_a_failure_ends_all(count: int, failure: BaseException) -> None:
+    begun: list[int] = []
+
+    def one(job: int, crew: Any, stop: threading.Event) -> None:
+        begun.append(job)
+        if job == 1:
+            raise failure
+        stop.wait(5 if count > 1 else 0)  # asked to end long before that
+
+    start = time.monotonic()
+    with pytest.raises(type(failure)):
+        shared_out(range(50), [object() for _ in range(count)], one)  # type: ignore[misc]
+    assert len(begun) <= count + 1 and time.monotonic() - start < 4
+
+
+class _Devices:
+    """Stands for `tvm.cuda`: devices of these brands."""
+
+    def __init__(self, *brands: str) -> None:
+        self.brands = brands
+
+    def __call__(self, index: int) -> Any:
+        class Device:
+            exist = index < len(self.brands)
+            device_name = self.brands[index] if exist else ""
+
+        return Device
+
+
+def test_gpus_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tvm
+
+    monkeypatch.setattr(tvm, "cuda", _Devices("NVIDIA H200", "NVIDIA L4", "NVIDIA H200"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.alike_gpus() == ["0", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,GPU-7")
+    assert gpu.alike_gpus() == ["5", "GPU-7"]
+    assert CudaBackend(H200).places() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}]
+
+
+def test_crews_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes start when they get a job: none does here."""
+    monkeypatch.setattr(CudaBackend, "places", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
+    monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 17)
+    with tuner.crews(H200, 100) as all_of_them:
+        assert [len(crew.builders) for crew in all_of_them] == [4, 4, 4, 4]
+    with tuner.crews(H200, 2) as two:
+        assert [len(crew.builders) for crew in two] == [8, 8]
+    with tuner.Crew(H200) as alone:
+        assert len(alone.builders) == 16
+
+
+def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
+    names = ["direct/tiled", "im2win/stored", "im2col/tiled"]
+    with tuner.Crew(machine) as crew:
+        crew.builders = [Worker("im2win.tuner.build_worker") for _ in names]
+        monkeypatch.setattr(crew.builders[0], "result", _dies)
+        found = crew.ranked(conv, names, machine, "float32")
+        assert list(found) == names
+        assert found["direct/tiled"] == backend_for(machine).ranked(conv, schedule_of("direct/tiled"))
+        assert found["im2win/stored"] and found["im2col/tiled"]
+        again = crew.ranked(conv, names[1:], machine, "float32")
+        assert again == {name: found[name] for name in names[1:]}
+        for worker in crew.builders:
+            worker.close()
+
+
+def _dies(timeout_s: float) -> Any:
+    raise WorkerError("crashed", "the process ended")
+
+
+def test_a_cpu_is_one_place() -> None:
+    machine = Machine.host(1)
+    with tuner.crews(machine, 5) as crews:
+        assert len(crews) == 1 and CpuBackend(machine).places() == [{"TVM_NUM_THREADS": "1"}]
+
+
+def test_a_process_without_pytorch_finds_none() -> None:
+    """Nor a None in its place, of which array libraries would ask for its classes."""
+    path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with Worker("worker_jobs", path, torch=False) as worker:
+        assert worker.call("torch", 60.0) == (False, False)
+
+
+def test_who_stops_asking_leaves_no_answer_behind() -> None:
+    """Two processes, four jobs, one answer taken: the next jobs get answers of their own; a process that dies has an error in its place."""
+    path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with Worker("worker_jobs", path) as one, Worker("worker_jobs", path, torch=False) as other:
+        answers = in_order([one, other], ["a", "b", "c", "d"], 60.0)
+        assert next(answers)[0] == "did a"
+        answers.close()
+        first, died, last = in_order([one, other], ["e", "crash", "f"], 60.0)
+    assert (first[0], last[0]) == ("did e", "did f") and isinstance(died, WorkerError) and "SIGSEGV" in str(died)

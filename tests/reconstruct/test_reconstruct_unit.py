@@ -1,0 +1,165 @@
+"""The model of a translation unit: what it finds in generated CUDA, and what it says it does not understand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import winograd_pair
+from paths import ROOT
+from winograd_pair import Pair
+
+from im2win.emulator import Launch
+from im2win.reconstruct import ReconstructError
+from im2win.reconstruct.parse.expressions import ExpressionError, names, parse, terms, text, total
+from im2win.reconstruct.parse.statements import Assignment, Declaration, If, Loop, Opaque, blanked, every, statements
+from im2win.reconstruct.parse.unit import Edit, Unit, read
+from im2win.reconstruct.rulesets import split
+from im2win.reconstruct.trace.values import evaluate
+
+KERNEL = 'extern "C" __global__ void k(float* x, int n) {\n  x[0] = n;\n}\n'
+SCOPE = {"a": np.array(7), "b": np.array(-7), "i": np.arange(4), "threadIdx.x": np.arange(4), "unknown": None}
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("a + 2 * 3", 13), ("(a + 2) * 3", 27), ("a - 2 - 3", 2), ("b / 2", -3), ("b % 4", -3), ("b >> 1", -4), ("-a / 2", -3),
+        ("a << 2 | 1", 29), ("a & 3 ^ 1", 2), ("1 + (a > 6)", 2), ("a == 7 && b < 0", True), ("!a || b", True), ("~a", -8),
+        ("a < b ? 1 : i < 9 ? 2 : 3", [2] * 4), ("min(a, max(b, 3))", 3), ("((int)threadIdx.x) - 2", [-2, -1, 0, 1]), ("0x1F + 1u", 32),
+        ("(char)200", None), ("(uint)b", None), ("threadIdx.x - 2", None), ("a / (i - 1)", None), ("unknown + 1", None), ("1.5f", None),
+        ("x[a]", None), ("0x0p+0f", None), ("(float)a", None), ("i % 2 * 4 + i / 2", [0, 4, 1, 5]),
+    ],
+)  # fmt: skip
+def test_expressions_have_cs_values(expression: str, value: object) -> None:
+    found = evaluate(parse(expression), SCOPE)
+    if value is None:
+        assert found is None
+    else:
+        assert found is not None
+        np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(&(s[(i * 4)]))", "*(float4*)(s + (i * 4))", "im2win::copy_async<16>((&(s[1])), (&(d[2])), ((0 <= i) && (i < 3)))", "((int*)s)[3].x"],
+)
+def test_expressions_with_memory_are_written_as_they_were_read(expression: str) -> None:
+    tree = parse(expression)
+    assert parse(text(tree)) == tree
+
+
+@pytest.mark.parametrize("expression", ["a +", "a b", "f(a", "a ? b", "[1]", "a @ b", "(a))"])
+def test_what_is_no_expression(expression: str) -> None:
+    with pytest.raises(ExpressionError, match="not an expression that is understood"):
+        parse(expression)
+
+
+def test_sums_come_apart_and_together() -> None:
+    tree = parse("((((e * 512) + ((c << 6) - (((int)blockIdx.x) * 16))) + (2 * (e % 3))) + 5)")
+    found = terms(tree)
+    assert [factor for factor, _ in found] == [512, 64, -16, 2, 5]
+    scope = {"e": np.arange(9), "c": np.array(3), "blockIdx.x": np.array(2)}
+    np.testing.assert_array_equal(evaluate(parse(total(found)), scope), evaluate(tree, scope))
+    assert names(tree) == {"e", "c", "blockIdx.x"}
+
+
+def test_statements() -> None:
+    code = """
+  alignas(64) float sums[32]; extern __shared__ __align__(128) half raw[]; __shared__ float one;
+  #pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    int cse_v1 = (i * 4);
+    if (i < 4) { sums[i] = 1.0f; } else if (i < 6) { sums[i] += 2.0f; } else { touch(&sums[i]); }
+  }
+  while (sums[0] > 0) { sums[0] = 0; }
+  asm volatile("bar.sync 0;" ::: "memory");
+"""
+    found = statements(blanked(code), 0, len(code))
+    assert [type(part).__name__ for part in found] == ["Declaration"] * 3 + ["Loop", "Opaque", "Opaque"]
+    arrays = [part for part in found if isinstance(part, Declaration)]
+    assert [(part.name, part.type, part.count, part.space) for part in arrays] == [
+        ("sums", "float", 32, ""), ("raw", "half", 0, "dynamic"), ("one", "float", 1, "shared"),
+    ]  # fmt: skip
+    loop = found[3]
+    assert isinstance(loop, Loop) and (loop.name, loop.step) == ("i", 2) and isinstance(loop.body[1], If)
+    assert [part.operator for part in every(found) if isinstance(part, Assignment)] == ["", "+"]
+
+
+def test_tvms_source() -> None:
+    unit = winograd_pair.unit(Pair())
+    transform, product = unit.kernels.values()
+    assert (transform.name, transform.bounds, transform.threads, transform.bound) == (
+        "winograd_kernel",
+        128,
+        128,
+        ["blockIdx.x", "threadIdx.x"],
+    )
+    assert product.bound == ["blockIdx.x", "blockIdx.y", "threadIdx.x", "threadIdx.y"] and product.static_bytes == 2 * 256 * 4
+    assert [parameter.name for parameter in product.parameters] == ["V_ptr", "filter_ptr", "output_ptr"]
+    assert all(parameter.restrict and parameter.element == "float" for parameter in product.parameters)
+    assert len(product.barriers) == 2 and len(product.loops) == 11 and not transform.barriers
+    assert not [part for kernel in unit.kernels.values() for part in every(kernel.statements) if isinstance(part, Opaque)]
+
+
+# "fused" is what the reconstructor has made of a source
+SOURCES = [path for path in sorted((ROOT / "tests" / "golden").glob("*.cu")) if path.stem != "fused"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_our_own_source_is_understood(path: object) -> None:
+    unit = read(path.read_text())  # type: ignore[attr-defined]
+    assert not [part for kernel in unit.kernels.values() for part in every(kernel.statements) if isinstance(part, Opaque)]
+    assert all(kernel.barriers or kernel.name == "transform_kernel" for kernel in unit.kernels.values())
+
+
+def test_the_stored_source_is_what_tvm_generates(request: pytest.FixtureRequest) -> None:
+    """`--update-golden` writes it anew; that takes half a minute, and so is all that this test does not do every time."""
+    if request.config.getoption("--update-golden"):
+        winograd_pair.STORED.write_text(winograd_pair.generated(winograd_pair.TENSOR_CORES).annotated())
+    unit = winograd_pair.unit(winograd_pair.TENSOR_CORES)
+    assert [launch.kernel for launch in unit.launches] == ["winograd_kernel", "winograd_kernel_1"] and set(unit.workspace) == {"V"}
+    assert "nvcuda::wmma::mma_sync" in unit.kernel("winograd_kernel_1").body
+
+
+def test_launches_travel_in_comments() -> None:
+    unit = winograd_pair.unit(Pair())
+    again = read(unit.annotated())
+    assert (again.launches, again.workspace, again.source.strip()) == (unit.launches, dict(unit.workspace), unit.source.strip())
+
+
+def test_launches_with_numbers_travel_too() -> None:
+    launches = tuple(Launch("k", ("x", n), (1, 1, 1), (32, 1, 1)) for n in (0, -3))
+    assert read(Unit(KERNEL, launches).annotated()).launches == launches
+
+
+def test_kernels_are_split() -> None:
+    unit = winograd_pair.unit(Pair())
+    parts = split(unit)
+    assert list(parts) == list(unit.kernels)
+    for name, part in parts.items():
+        assert part.kernel(name).text == unit.kernel(name).text and [launch.kernel for launch in part.launches] == [name]
+        assert part.head == unit.head and set(part.workspace) == {"V"}
+
+
+@pytest.mark.parametrize(
+    ("source", "launches", "message"),
+    [
+        (KERNEL + KERNEL, (), "kernel k is defined twice"),
+        (KERNEL, (), "its launch is not known; give it as a comment"),
+        (KERNEL, (Launch("k", ("x",), (1, 1, 1), (32, 1, 1)),), "2 parameters and 1 arguments"),
+        (KERNEL, tuple(Launch("k", ("x", "n"), (i, 1, 1), (32, 1, 1)) for i in (1, 2)), "is launched in 2 ways"),
+    ],
+)
+def test_units_that_rules_cannot_work_on(source: str, launches: tuple[Launch, ...], message: str) -> None:
+    with pytest.raises(ReconstructError, match=message):
+        _ = Unit(source, launches).kernel("k").launch
+
+
+def test_a_launch_of_no_kernel() -> None:
+    with pytest.raises(ReconstructError, match="there is no kernel 'other'; the source has k"):
+        read("// launch: other(x) grid 1 1 1 block 32 1 1 dynamic 0\n" + KERNEL)
+
+
+def test_changes_must_not_overlap() -> None:
+    with pytest.raises(ReconstructError, match="rule 'two' changes what another has changed"):
+        Unit("abcdef").edited([Edit((0, 3), "x", "two", ""), Edit((2, 4), "y", "one", "")])

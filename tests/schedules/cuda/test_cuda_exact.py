@@ -1,0 +1,236 @@
+"""CUDA kernels on the emulator, exactly: with small integers every order of summation gives the same numbers in every arithmetic.
+
+Integers of -4 to 4 are exact in TF32 and float16, and so are their sums in float32; a float16 output is rounded once, from the exact sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from cuda_regimes import REGIMES
+from emulated import Emulated, Kernel, combined, cuda_algorithms, differences, everywhere, expected, generated, in_turn, sampled, typed
+from oracle import exact_tensors
+
+from im2win.device.gpu import H200
+from im2win.numerics.reference import error
+from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.epilogue import run_length
+from im2win.schedules.cuda.kernel import operand_of
+from im2win.schedules.cuda.patch import chunks
+from im2win.schedules.cuda.space import products
+from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.spec.activations import ACTIVATIONS
+from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+
+SEEDS = (0, 1)
+
+
+def check(conv: Conv2d, kernels: list[Kernel]) -> None:
+    """Runs kernels in the order of two seeds and compares with the reference."""
+    assert kernels, f"{conv}: no kernel"
+    tensors = typed(conv, exact_tensors(conv))
+    right = expected(conv, tensors)
+    emulated = Emulated(conv, kernels)
+    for seed in SEEDS:
+        wrong = differences(conv, kernels, emulated(tensors, seed), right)
+        assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
+
+
+# --- every algorithm, every arithmetic, both layouts
+
+EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
+    conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, layout=layout)
+    kernels = everywhere(conv)
+    assert {(name, tile.product) for name, tile in kernels} == {(name, p) for name in cuda_algorithms(conv) for p in products(conv, H200)}
+    assert len(cuda_algorithms(conv)) == 7
+    check(conv, kernels)
+
+
+# --- regimes, with tiles drawn from the space
+
+@pytest.mark.parametrize("key", [key for key, _ in REGIMES])
+def test_regimes(key: str) -> None:
+    conv = Conv2d.parse(key)
+    check(conv, in_turn(conv))
+
+
+def test_transforms_of_two_halves_at_a_time() -> None:
+    conv = Conv2d.parse("n1-c6x9x11-k12x3x3-p1-float16-NHWC")
+    check(conv, in_turn(conv))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
+    conv = Conv2d.parse(EVERYDAY).with_(dtype=dtype, activation=activation)
+    if dtype == "int8" and not ACTIVATIONS[activation].integers:
+        assert schedule_of("direct").supports(conv, "cuda") == f"int8 sums are integers, which have no {conv.activation}"
+        return
+    for algorithm, made in in_turn(conv):
+        assert generated(conv, algorithm, made).launches
+
+
+# --- tiles by hand
+
+
+def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *patch: int) -> CudaTile:
+    return CudaTile(product, *block, *warp, slabs, stages, order, *patch)
+
+
+DEPTHS = {
+    # two warps across and two down; 60 channels are two to four slabs
+    "gather": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+        tile("fma", (32, 64), (16, 32), slabs, stages, "uvc"), tile("tf32", (32, 64), (16, 32), slabs, stages, "uvc"),
+        tile("wg_tf32", (32, 128), (16, 64), slabs, stages + 1, "uvc"),
+    ]),
+    "fetched": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+        tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
+    ]),
+    "patch": ("direct/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+        tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+        tile("wg_tf32x3", (32, 64), (16, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
+    ]),
+    "patch fetched": ("im2win/fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+        tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
+        tile("wg_f16", (32, 64), (32, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
+    ]),
+    "planes": ("direct/tiled", "n1-c4x12x9-k8x3x3-p1", lambda slabs, stages: [
+        tile("fma", (8, 96), (8, 32), slabs, stages, "cuv", 1, 10, 9),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEPTHS)
+def test_slabs_and_stages(kind: str) -> None:
+    """Copies run one, two and three steps ahead, of one slab and two, and of more than there are."""
+    algorithm, key, make = DEPTHS[kind]
+    conv = Conv2d.parse(key)
+    check(conv, [(algorithm, made) for slabs in (1, 2) for stages in (2, 3, 4) for made in make(slabs, stages)])
+
+
+def test_more_stages_than_steps() -> None:
+    """A sum of one step, or of two, with copies three steps ahead."""
+    conv = Conv2d.parse("n1-c20x5x6-k16x1x1")
+    gathers = [tile(product, (16, 32), (16, 32), slabs, 4, "uvc") for product in ("fma", "tf32") for slabs in (1, 2)]
+    gathers += [tile("wg_tf32", (16, 64), (16, 64), slabs, stages, "uvc") for slabs, stages in ((1, 3), (1, 5), (2, 5))]
+    check(conv, [("implicit_gemm/tiled", made) for made in gathers])
+    conv = Conv2d.parse("n1-c2x8x9-k8x3x3")
+    check(conv, [("direct/tiled", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
+
+
+PATCHES = (
+    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the patch's do not divide"),
+    ("n2-c12x9x11-k16x3x3-p1", (1, 4, 5), 32, "patches that reach beyond the last row and column, and hold fewer windows than the block"),
+    ("n2-c12x9x11-k16x3x3-s2-p1", (2, 2, 4), 16, "patches of both images with stride 2: exactly the block's windows"),
+    ("n2-c12x9x11-k16x3x3-s2x3-p1-d1x2", (2, 3, 1), 16, "patches of a single column"),
+    ("n1-c40x7x6-k16x3x2-p1", (1, 1, 7), 16, "patches of a single row, three of channels and more in turn"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
+def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
+    conv = Conv2d.parse(key)
+    kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
+    made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *patch) for product, (wide, stages) in kinds.items()]
+    check(conv, [(algorithm, one) for algorithm in ("direct/tiled", "im2win/fused") for one in made])
+
+
+def test_patches_take_turns() -> None:
+    """Three chunks of channels and more: a patch overwrites the one before the last."""
+    conv = Conv2d.parse("n1-c60x6x7-k32x3x3-p1")
+    assert chunks(conv, DEPTHS["patch"][2](1, 2)[0]) == 4
+
+
+# --- stores
+
+RUNS = (
+    # key, algorithm, warp, patch, neighbours that one store takes
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 32), (), 8),
+    ("n1-c8x6x6-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 32), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "f16", (16, 8), (), 2),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "direct/tiled", "f16", (16, 32), (1, 4, 8), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm/tiled", "s8", (16, 32), (), 4),
+    ("n1-c12x5x8-k16x3x3-p1", "direct/tiled", "tf32x3", (16, 32), (1, 4, 6), 2),
+    ("n1-c12x8x5-k16x3x3-p1", "im2win/fused", "tf32", (16, 32), (1, 4, 5), 1),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32x3", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32", (16, 32), (), 2),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm/tiled", "tf32", (16, 32), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm/tiled", "f16", (64, 16), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm/tiled", "f16", (32, 16), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm/tiled", "s8", (32, 16), (), 4),
+    ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32", (16, 128), (), 4),
+    ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32x3", (16, 64), (), 2),
+    ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm/tiled", "wg_tf32", (16, 64), (), 1),
+    ("n1-c8x8x8-k16x3x3-p1-float16", "implicit_gemm/tiled", "wg_f16", (16, 256), (), 8),
+    ("n1-c8x8x8-k16x3x3-p1-int8", "implicit_gemm/tiled", "wg_s8", (16, 128), (), 4),
+    ("n1-c8x5x7-k64x3x3-p1-NHWC", "implicit_gemm/tiled", "wg_tf32x3", (32, 64), (), 4),
+    ("n1-c8x5x7-k65x3x3-p1-NHWC", "implicit_gemm/tiled", "wg_tf32", (24, 64), (), 1),
+    ("n1-c8x5x7-k64x3x3-p1-float16-NHWC-bias-add", "implicit_gemm/tiled", "wg_f16", (64, 64), (), 8),
+    ("n1-c8x5x7-k72x3x3-p1-g2-float16-NHWC-bias-add", "implicit_gemm/tiled", "wg_f16", (8, 64), (), 2),
+    ("n1-c8x5x7-k64x3x3-p1-int8-NHWC-bias", "implicit_gemm/tiled", "wg_s8", (32, 64), (), 4),
+    ("n1-c12x5x7-k64x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 16), (1, 2, 7), 4),
+    ("n1-c12x5x7-k66x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 16), (1, 2, 7), 1),
+    ("n1-c3x5x7-k64x3x3-p1-NHWC-bias", "direct/tiled", "fma", (16, 32), (1, 4, 7), 4),
+)  # fmt: skip
+
+
+def _stores(key: str) -> list[tuple[Kernel, int]]:
+    """The table's kernels of a problem, and the neighbours that their stores take."""
+    conv = Conv2d.parse(key)
+    found = []
+    for _, algorithm, product, (warp_m, warp_n), patch, run in (row for row in RUNS if row[0] == key):
+        order = "uvc" if not patch else "cuv" if conv.in_channels // conv.groups <= 3 else "Cuvc"
+        stages = 3 if PRODUCTS[product].unit == "warpgroup" else 2
+        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, stages, order, *patch)
+        found.append(((algorithm, made), run))
+    return found
+
+
+@pytest.mark.parametrize("key", list(dict.fromkeys(row[0] for row in RUNS)))
+def test_stores_of_every_length(key: str) -> None:
+    conv, rows = Conv2d.parse(key), _stores(key)
+    for (algorithm, made), run in rows:
+        assert run_length(conv, made, operand_of(made).run(conv, made)) == run, f"{algorithm} {made}"
+    check(conv, [kernel for kernel, _ in rows])
+
+
+def test_wide_stores_are_wide() -> None:
+    """A run of four floats is one assignment of 16 bytes."""
+    for kernel, run in _stores("n1-c8x8x8-k16x3x3-p1"):
+        source, _ = combined(Conv2d.parse("n1-c8x8x8-k16x3x3-p1"), [kernel])
+        assert run == 4 and "*(float4*)(output_ptr" in source
+
+
+# --- an activation that is not exact
+
+
+@pytest.mark.parametrize("key", ["n1-c12x7x9-k18x3x3-p1-bias-add-silu", "n1-c16x7x8-k16x3x3-p1-float16-NHWC-bias-silu"])
+def test_silu(key: str) -> None:
+    """Its exponential is rounded: a few units in the last place of the output's type, or of float32 beside zero."""
+    conv = Conv2d.parse(key)
+    tensors = typed(conv, {name: array / 8 if name == "data" else array for name, array in exact_tensors(conv).items()})
+    right = expected(conv.with_(dtype="float32"), tensors) if conv.dtype == "float32" else expected(conv, tensors)
+    kinds = itertools.product(("direct/tiled", "implicit_gemm/tiled"), products(conv, H200))
+    kernels = [kernel for name, product in kinds for kernel in sampled(conv, name, product)]
+    emulated = Emulated(conv, kernels)
+    for seed in SEEDS:
+        for kernel, y in zip(kernels, emulated(tensors, seed), strict=True):
+            assert error(y.astype(np.float64), right.astype(np.float64)) <= 4 * np.finfo(y.dtype).eps, kernel
+
+
+def test_regimes_are_what_they_say() -> None:
+    """Problems are small, and no two are the same."""
+    convs = {key: Conv2d.parse(key) for key, _ in REGIMES}
+    assert all(str(conv) == key for key, conv in convs.items()) and len(convs) == len(REGIMES)
+    assert all(math.prod(conv.output_shape) <= 1 << 13 for conv in convs.values())

@@ -1,0 +1,227 @@
+"""The study of Winograd's form on tensor cores, as far as it needs no GPU: its tiles, what it notes, its table and its plot."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from im2win.bench import cuda_builds
+from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench.cuda_builds import TileRecipe
+from im2win.bench.cuda_harness import Contender
+from im2win.device.gpu import H200
+from im2win.reports import studies
+from im2win.reports import winograd_tc as fused_report
+from im2win.reports.tables import fill, plot_all
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.suites import suite
+from im2win.studies import gpu_study
+from im2win.studies import winograd_tc as cuda_fused_study
+from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
+from im2win.studies.winograd_tc import FORMS, INT8_FORMS, integers, recipes
+
+MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
+      "pkf-shmem-16": 1.0, "pkf-shmem-32": 2.0, "pkf-llc-16": 3.0, OTHERS: 0.5, INTEGERS: 0.25, REQUANTISED: 0.125}  # fmt: skip
+MS |= {form: 0.125 * place for place, form in enumerate(INT8, 1)}
+REFUSED = "pkf-llc does not apply: no workspace lies between any two kernels"
+
+
+class FakeBench:
+    """Stands in for the tensors of a problem."""
+
+    def __init__(self, conv: Conv2d, seed: int) -> None:
+        self.conv = conv
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which a form's first tile takes what `MS` says and every other one longer; one form is refused, one cuDNN wrong."""
+
+    def build_all(builders: Any, made: dict[Any, Any], folder: Path) -> dict[Any, Any]:
+        return {one: REFUSED if one[0] == "pkf-llc-32" else one for one in made}
+
+    def contender(bench: Any, built: Any, allowed: float) -> Contender:
+        if isinstance(built, str):
+            raise cuda_builds.BuildError(built)
+        form, place = built
+        assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS, REQUANTISED)), "only Winograd's form has its tolerance"
+        return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm/tiled" if form == OTHERS else "winograd/tensor_cores")
+
+    def wrong() -> Contender:
+        raise cuda_contest.WrongError("wrong result: relative error 1 is above 0.05.")
+
+    @contextlib.contextmanager
+    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+        times = {"cudnn_winograd_nonfused": 8e-3, "cudnn_implicit_precomp_gemm": 2e-3}
+        named = [(name, lambda seconds=seconds: Contender(lambda: seconds, 0, 1e-3)) for name, seconds in times.items()]
+        yield [("cudnn_winograd", wrong), *named]  # type: ignore[list-item]
+
+    monkeypatch.setattr(cuda_fused_study, "device_gpu", lambda: H200)
+    monkeypatch.setattr(cuda_fused_study.backend_for(H200).__class__, "check_tools", lambda self: None)
+    monkeypatch.setattr(cuda_fused_study, "set_up_peers", lambda accuracy: None)
+    monkeypatch.setattr(cuda_fused_study, "Bench", FakeBench)
+    monkeypatch.setattr(cuda_builds.Builders, "build_all", build_all)
+    monkeypatch.setattr(cuda_fused_study, "kernel_contender", contender)
+    monkeypatch.setattr(cuda_fused_study, "every_peer", peers)
+    monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
+    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
+
+
+def _script() -> Any:
+    """benchmarks/winograd_tensor_cores.py as a module."""
+    spec = importlib.util.spec_from_file_location("winograd_tensor_cores", ROOT / "benchmarks" / "winograd_tensor_cores.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    layer = next(iter(suite("winograd64"))).name
+    file = tmp_path / "studies" / "nvidia-h200" / "winograd-tensor-cores.json"
+    words = ["--json", str(file), "--layers", layer, "--tries", "2", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
+    _script().main()
+    study = json.loads(file.read_text())
+    assert {entry["batch"] for entry in study["entries"]} == {1, 16}
+    assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2 + 1 + 3)
+    by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
+    assert all(entry["tile"]["fusion"] in form for form, here in by_form.items() if form in FUSED for entry in here)
+    assert all(entry["ms"] is None and entry["failed"] == REFUSED for entry in by_form["pkf-llc-32"])
+    (tmp_path / "results").mkdir()
+    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(tmp_path / "results"))
+    forms = "8.000 | 2.000 | 6.000 | 4.000 | 1.000 | 2.000 | 3.000 | failed | 0.7500 | 0.5000 | 0.2500 |"
+    with_scales = f"{forms} 0.1250 | 8.00 | 4.00 | 4.00 | 2.00 | 4.00 | 16.00 |"  # and those of int8 to int8 over float16 and over cuDNN
+    assert f"| NCHW | 1 | 224x224 | {with_scales}" in text and f"| NHWC | 16 | 224x224 | {with_scales}" in text
+    assert "one scale for all channels" in text
+    assert "| pkf-shmem | transformed inputs stay in shared memory | NHWC | 4.00 | 4.00 | 4.00 |" in text
+    line = "0.2500 | 0.1250 | 0.2500 | 0.3750 | 0.5000 | 0.6250 | 0.7500 | 2.00 | 0.0 % |"
+    assert f"| NCHW | 1 | 224x224 | {line}" in text and "one kernel ms" in text
+    timed: list[tuple[str, ...]] = []
+    real = cuda_fused_study.time_part
+
+    def spy(part: Any, conv: Any, ours: Any, libraries: Any, forms: Any, *rest: Any) -> Any:
+        timed.append(tuple(forms))
+        return real(part, conv, ours, libraries, forms, *rest)
+
+    monkeypatch.setattr(cuda_fused_study, "time_part", spy)
+    _script().main()
+    assert json.loads(file.read_text())["entries"] == study["entries"] and not timed
+    _an_older_study_gets_what_it_lacks(file, study, forms, tmp_path)
+    assert timed == [(REQUANTISED,)] * 4
+    _forms_that_were_taken_out_are_timed_again(file, study)
+    assert timed[4:] == [("pkf-shmem-16",)] * 4
+    assert text.count(REFUSED) == 1 and "NVIDIA H200 (`nvidia-h200`)" in text and "PKF-Shmem-16 ms" in text
+    pytest.importorskip("matplotlib")
+    [drawn] = plot_all(tmp_path / "results")
+    assert drawn == file.with_suffix(".png") and drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def _an_older_study_gets_what_it_lacks(file: Path, study: dict[str, Any], forms: str, folder: Path) -> None:
+    """int8 outputs, and nothing else. Without them the table is as it was."""
+    older = [entry for entry in study["entries"] if not entry["form"].startswith(REQUANTISED)]
+    file.write_text(json.dumps({**study, "entries": older, "versions": {**study["versions"], "system": "another kernel"}}))
+    text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(folder / "results"))
+    assert f"| NCHW | 1 | 224x224 | {forms} 8.00 | 4.00 | 4.00 | 2.00 |" in text and "int8 to int8" not in text
+    _script().main()
+    entries = json.loads(file.read_text())["entries"]
+    assert entries[: len(older)] == older and len(entries) == len(study["entries"])
+    assert all(entry["form"].startswith(REQUANTISED) and "out.int8" in entry["conv"] for entry in entries[len(older) :])
+
+
+def _forms_that_were_taken_out_are_timed_again(file: Path, study: dict[str, Any]) -> None:
+    """By themselves, without peers."""
+    rest = [entry for entry in study["entries"] if entry["form"] != "pkf-shmem-16"]
+    file.write_text(json.dumps({**study, "entries": rest}))
+    _script().main()
+    entries = json.loads(file.read_text())["entries"]
+    assert entries[: len(rest)] == rest and [entry["form"] for entry in entries[len(rest) :]] == ["pkf-shmem-16"] * 8
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_every_layer_has_tiles_of_every_form(batch: int) -> None:
+    """But those whose tensors between kernels 32 bits cannot index."""
+    layers = [layer.conv.with_(dtype="float16") for layer in suite("winograd64", batch)]
+    for conv in (layers[0], layers[-1]):
+        found = recipes(conv, H200, 2)
+        tiles = {one: recipe.tile for one, recipe in found.items() if isinstance(recipe, TileRecipe) and recipe.tile is not None}
+        assert {form for form, _ in tiles} == set(FORMS) and len(tiles) == 2 * len(FORMS) and (OTHERS, 0) in found
+        for (form, _), tile in tiles.items():
+            assert (tile.mapping == "sync_free") == (form != SYNCHRONOUS)
+            assert form not in FUSED or form == f"pkf-{tile.fusion}-{tile.block_m}"
+
+
+def test_int8_has_tiles_of_every_form() -> None:
+    """One kernel for all sizes; the others as far as 32 bits index what lies between them."""
+    for batch, size in ((1, 0), (16, -1)):
+        conv = list(suite("winograd64", batch))[size].conv.with_(dtype="float16", layout="NHWC")
+        found = integers(conv, H200, 2)
+        forms = {form for form, _ in found if form != INTEGERS}
+        assert forms == (set(INT8_FORMS) if batch == 1 else {f"{INTEGERS}-{WHOLE}"}) <= set(INT8)
+        assert all(one.conv.dtype == "int8" for one in found.values() if isinstance(one, TileRecipe))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--batches", "1,x"], "argument --batches: invalid numbers value: '1,x'"),
+        (["--layers", "map9"], "`--layers` (='map9') must name layers of the workload"),
+        (["--tries", "0"], "`tries` (=0) and `rounds` (=15) must be at least 1"),
+    ],
+)
+def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", "--json", "never.json", *words])
+    with pytest.raises(SystemExit) as ended:
+        _script().main()
+    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_layers_that_the_row_does_not_compute_are_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"must be of the row winograd_tc: .* multiplies float16 or int8, not float32"
+    ):
+        cuda_fused_study.run(list(suite("winograd64"))[:1])
+
+
+def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def none(bench: Any, accuracy: str) -> Iterator[None]:
+        raise RuntimeError("CUDA out of memory")
+        yield
+
+    monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
+    with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
+        _, failed = cuda_contest.prepared(peers[2:])
+    assert failed == {"cudnn_all": "CUDA out of memory"}
+
+
+def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = Conv2d.parse("n1-c64x224x224-k64x3x3-p1-float16")
+    ours = {one: recipe for one, recipe in recipes(conv, H200, 1).items() if one[0] != PROTOTYPE}
+    part = cuda_fused_study.PARTS[0]
+    entries = cuda_fused_study.time_part(part, conv, ours, cuda_builds.build_all(ours, Path()), part.forms, 2, 1.0, {})
+    [none] = [entry for entry in entries if entry.form == PROTOTYPE]
+    assert none.ms is None and none.failed == "no tile of it is legal for the layer"
+
+
+def test_what_failed_is_told_from_what_was_not_measured() -> None:
+    def entry(form: str, ms: float | None, failed: str | None = None, size: int = 224) -> dict[str, Any]:
+        return {"form": form, "layout": "NCHW", "batch": 1, "size": size, "ms": ms, "error": ms and 1e-3, "failed": failed, "algorithm": ""}
+
+    entries = [entry("prototype", 2.0), entry("tvm", None, "tvm: searching: no candidate ran"), entry("prototype", 3.0, size=256)]
+    head = {"versions": {}, "brand": "B", "device": "d", "date": "2026-01-01"}
+    text = fused_report.table([{**head, "entries": entries}])
+    assert "| NCHW | 1 | 224x224 | failed | failed | - | 2.000 | - | - | - | - | - | - | - | failed |" in text
+    assert "| NCHW | 1 | 256x256 | failed | failed | - | 3.000 | - | - | - | - | - | - | - | - |" in text
+    found = {**entry("tvm", 1.0), "algorithm": "8 trials"}
+    assert "default search, 8 trials." in fused_report.table([{**head, "entries": [*entries, found]}]) and "default search." in text
+    assert "Failed: tvm: searching: no candidate ran." in text and "| NCHW | 1 | - | - | - | 1.0e-03 |" in text

@@ -1,0 +1,41 @@
+"""Records for tests of logs and of the look-up, and the rule by which they go stale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from im2win.records.log import Log
+from im2win.records.record import Record
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.methods import split
+
+CONV = Conv2d(1, 64, 56, 56, 64, 3, padding=1)
+DEVICE = "intel-xeon-rocketlake-2t"
+
+
+def ok(seconds: float = 1e-3, conv: Conv2d = CONV, **changes: Any) -> Record:
+    fields: dict[str, Any] = {
+        "conv": str(conv), "algorithm": "im2win/stored", "tile": {"rows": 4}, "outcome": "ok", "samples_s": [seconds],
+        "device": DEVICE, "threads": 2, "target": "cpu", "tvm": "0.27.0", "im2win": "0.1.0", "fingerprint": "abc",
+        "seed": 0, "trial": 0, "date": "2026-01-31T12:00:00+00:00",
+    }  # fmt: skip
+    fields |= changes
+    if "schedule" not in fields:
+        fields["algorithm"], fields["schedule"] = split(fields["algorithm"])
+    return Record(**fields)
+
+
+def bad(outcome: str = "crashed", **changes: Any) -> Record:
+    return ok(outcome=outcome, samples_s=[], message="signal 11", **changes)
+
+
+def fill(log: Log, *records: Record) -> Log:
+    for record in records:
+        log.append(record)
+    return log
+
+
+def stale(record: Record) -> str | None:
+    if record.tvm != "0.27.0":
+        return f"recorded with TVM {record.tvm}"
+    return None if record.fingerprint == "abc" else f"other kernel: {record.fingerprint}"

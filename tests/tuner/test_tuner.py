@@ -1,0 +1,297 @@
+"""The tuner: proposals, the cost model, worker isolation, checking before timing, and what survives a killed run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from paths import SUPPORT
+
+import im2win
+from im2win.common.locking import LogError
+from im2win.common.worker_pool import Worker, WorkerError
+from im2win.device.cpu import Machine
+from im2win.numerics.tolerance import tolerance
+from im2win.records.log import Log
+from im2win.records.lookup import stale
+from im2win.registry.backends import Kernel
+from im2win.registry.ranking import default_tile, ranked_tiles
+from im2win.registry.schedules import SCHEDULES, schedule_of
+from im2win.spec.conv2d import Conv2d
+from im2win.tuner import Progress
+from im2win.tuner.cost_model import LEAST, Choice, CostModel
+from im2win.tuner.proposer import BATCH, Search
+from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, verify
+from im2win.tuner.session import Session
+
+SMALL = Conv2d(1, 8, 10, 10, 16, 3)
+SMALL_KEY = str(SMALL)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine.host()
+
+
+def _search(machine: Machine, seed: int = 0) -> Search:
+    able = {name: row for name, row in SCHEDULES.items() if row.supports(SMALL) is None}
+    ranked = {name: [Choice(name, t, c) for c, t in ranked_tiles(SMALL, row, machine)] for name, row in able.items()}
+    return Search(SMALL, machine, ranked, seed, CostModel())
+
+
+def _pretend(choice: Choice) -> float:
+    """A made-up time: what a slower machine with few registers would say."""
+    return choice.cycles * 1e-9 * (1 + 0.1 * max(choice.tile.accumulators - 8, 0))
+
+
+def _sequence(search: Search, trials: int) -> list[Choice]:
+    tried: list[tuple[Choice, float]] = []
+    while len(tried) < trials:
+        tried += [(choice, _pretend(choice)) for choice in search.propose(tried, min(BATCH, trials - len(tried)))]
+    return [choice for choice, _ in tried]
+
+
+# --- proposals ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_trial_is_the_default_tile(machine: Machine) -> None:
+    first = _search(machine).propose([], BATCH)[0]
+    assert (first.algorithm, first.tile) == default_tile(SMALL, machine=machine)
+
+
+def test_a_seed_gives_the_same_sequence_and_nothing_twice(machine: Machine) -> None:
+    one, two = _sequence(_search(machine), 40), _sequence(_search(machine), 40)
+    assert one == two
+    assert len({choice.key for choice in one}) == 40
+    assert _sequence(_search(machine, seed=1), 40) != one
+
+
+def test_every_algorithm_gets_a_trial(machine: Machine) -> None:
+    able = {name for name, row in SCHEDULES.items() if row.supports(SMALL) is None}
+    assert {choice.algorithm for choice in _sequence(_search(machine), 16)} == able
+
+
+def test_a_used_up_space_ends_the_proposals(machine: Machine) -> None:
+    search = _search(machine)
+    everything = [(choice, 1e-3) for choice in search.all]
+    assert search.propose(everything, BATCH) == []
+    assert len(search.propose(everything[:-3], BATCH)) == 3
+
+
+def test_failed_candidates_are_not_proposed_again(machine: Machine) -> None:
+    search = _search(machine)
+    failed = [(choice, math.inf) for choice in search.propose([], BATCH)]
+    assert not {c.key for c, _ in failed} & {c.key for c in search.propose(failed, BATCH)}
+
+
+# --- the cost model ----------------------------------------------------------------------------------------------
+
+
+def test_the_cost_model_is_silent_until_it_has_seen_enough() -> None:
+    few = np.ones((LEAST - 1, 3))
+    assert not CostModel().rank(few, np.ones(LEAST - 1), np.ones((5, 3)), 0).any()
+
+
+def test_the_cost_model_orders_what_it_has_not_seen() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((64, 6))
+    truth = x[:, 0] - 2 * x[:, 3]
+    predicted = CostModel().rank(x[:24], truth[:24], x[24:], 0)
+    assert np.corrcoef(predicted, truth[24:])[0, 1] > 0.7
+
+
+def test_other_layers_teach_it_before_this_one_does() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.random((300, 6))
+    truth = x[:, 1] ** 2
+    seen = slice(0, LEAST)
+    alone = CostModel().rank(x[seen], truth[seen], x[200:], 0)
+    taught = CostModel((x[50:200], truth[50:200])).rank(x[seen], truth[seen], x[200:], 0)
+    assert np.corrcoef(taught, truth[200:])[0, 1] > np.corrcoef(alone, truth[200:])[0, 1]
+
+
+# --- isolation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker() -> Any:
+    with Worker("worker_jobs", {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}) as worker:
+        yield worker
+
+
+def test_a_worker_keeps_its_process_and_survives_noise(worker: Worker) -> None:
+    (first, pid), (second, same) = worker.call("a", 30), worker.call("b", 30)
+    assert (first, second) == ("did a", "did b") and pid == same
+
+
+def test_a_crash_is_an_outcome_and_the_next_job_runs(worker: Worker) -> None:
+    _, pid = worker.call("a", 30)
+    with pytest.raises(WorkerError, match="signal SIGSEGV") as caught:
+        worker.call("crash", 30)
+    assert caught.value.kind == "crashed"
+    assert worker.call("b", 30)[1] != pid
+
+
+def test_an_exception_ends_the_process_with_its_message(worker: Worker) -> None:
+    with pytest.raises(WorkerError, match="a job that fails"):
+        worker.call("raise", 30)
+
+
+def test_a_hanging_job_is_killed_in_time(worker: Worker) -> None:
+    worker.call("a", 30)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="no result within 1 s") as caught:
+        worker.call("hang", 1.0)
+    assert caught.value.kind == "timeout" and time.monotonic() - start < 5
+
+
+# --- checking ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(SMALL.with_(residual=True), seed=3)
+
+
+def _writes(bench: Bench, values: Any) -> Any:
+    def kernel() -> None:
+        bench.output[...] = values
+
+    return kernel
+
+
+def test_the_right_answer_passes(bench: Bench) -> None:
+    message, error = verify(bench, _writes(bench, bench.expected))
+    assert message == "" and error is not None and error <= 1e-7
+
+
+def test_a_wrong_answer_fails(bench: Bench) -> None:
+    wrong = bench.expected.copy()
+    wrong[0, 0, 0, 0] += 10 * tolerance(bench.conv) * np.abs(bench.expected).max()
+    assert "exceeds" in verify(bench, _writes(bench, wrong))[0]
+
+
+def test_what_was_not_written_fails(bench: Bench) -> None:
+    def lazy() -> None:
+        bench.output[0, 1:] = bench.expected[0, 1:]
+
+    assert "64 elements of 1024 are NaN" in verify(bench, lazy)[0]
+
+
+@pytest.mark.parametrize("place", [GUARD - 1, -GUARD])
+def test_writing_outside_fails(bench: Bench, place: int) -> None:
+    def careless() -> None:
+        bench.output[...] = bench.expected
+        bench.guarded[place] = 0
+
+    assert verify(bench, careless)[0] == "wrote outside its output"
+    assert verify(bench, _writes(bench, bench.expected))[0] == "", "the guard is whole again"
+
+
+def test_writing_into_an_input_fails(bench: Bench) -> None:
+    def greedy() -> None:
+        bench.output[...] = bench.expected
+        bench.inputs["residual"][0, 0, 0, 0] += 1
+
+    assert verify(bench, greedy)[0] == "wrote into its input residual"
+    assert verify(bench, _writes(bench, bench.expected))[0] == ""
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Machine) -> None:
+    seen: list[Progress] = []
+    record = im2win.tune(SMALL, trials=10, logs=tmp_path, progress=seen.append)
+    assert record.outcome == "ok" and record.samples_s and record.error is not None and record.error <= tolerance(SMALL)
+    assert [p.trial for p in seen] == list(range(1, 11)) and seen[0].default_s is not None
+    records = Log(tmp_path).read(SMALL, machine.name)
+    assert {r.trial for r in records} == set(range(10)) and not any(stale(r) for r in records)
+    again: list[Progress] = []
+    im2win.tune(SMALL, trials=13, logs=tmp_path, progress=again.append)
+    assert [p.trial for p in again] == [11, 12, 13]
+    tiles = [(r.algorithm, json.dumps(r.tile)) for r in Log(tmp_path).read(SMALL, machine.name)]
+    assert len(set(tiles)) == 13
+    op = im2win.build(SMALL, logs=tmp_path)
+    assert op.tuned
+
+
+def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, machine: Machine) -> None:
+    """Records whose code has changed count for nothing but this; those that are not legal any more for nothing at all."""
+    candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
+    made, log = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "log")
+    for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
+        log.append(replace(record, generator="0" * 16))
+    log.append(replace(record, generator="0" * 16, tile={**record.tile, "cols": 1000}, samples_s=(1e-9,)))
+    session = Session(SMALL, ["direct/tiled"], machine, log, 10, 0)
+    assert session.tried == []
+    assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
+
+
+SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"
+
+
+def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, SMALL_KEY, str(trials), str(folder), str(seed)])
+
+
+def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine: Machine) -> None:
+    rng = np.random.default_rng(5)
+    before = 0
+    for _ in range(2):
+        process = _start(tmp_path, 60)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and len(Log(tmp_path).read(SMALL, machine.name)) <= before:
+            time.sleep(0.05)
+        time.sleep(float(rng.random()))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        log = Log(tmp_path)
+        records = log.read(SMALL, machine.name)
+        assert len(records) > before and not log.problems
+        before = len(records)
+    keys = [(r.algorithm, json.dumps(r.tile)) for r in records]
+    assert len(set(keys)) == len(keys), "no trial was repeated"
+
+
+def test_two_tuners_share_a_log(tmp_path: Path, machine: Machine) -> None:
+    pair = [_start(tmp_path, 9, seed) for seed in (0, 1)]
+    assert [process.wait(timeout=120) for process in pair] == [0, 0]
+    log = Log(tmp_path)
+    assert len(log.read(SMALL, machine.name)) >= 18 and not log.problems
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": 0}, r"`trials` \(=0\) must be an integer of at least 1"),
+        ({"trials": 2.5}, r"`trials` \(=2.5\) must be an integer"),
+        ({"seed": -1}, r"`seed` \(=-1\) must be an integer of at least 0"),
+        ({"threads": 0}, r"`threads` \(=0\) must be an integer from 1"),
+        ({"threads": 10_000}, r"`threads` \(=10000\) must be an integer from 1 to the CPUs this process may use"),
+        ({"algorithm": "fft"}, r"`algorithm` \(='fft'\) must be auto or one of direct"),
+        ({"target": "tpu"}, r"`target` \(='tpu'\) must be one of cpu"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        im2win.tune(SMALL, logs=tmp_path, **changes)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_log_that_is_a_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    path = tmp_path / "logs"
+    path.write_text("")
+    with pytest.raises(LogError, match="is a file"):
+        im2win.tune(SMALL, trials=1, logs=path)
