@@ -175,9 +175,9 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_tables_of_algorithms_leave_out_no_layer_of_a_suite() -> None:
-    """Whatever layer of a network an algorithm computes, the tables say that it computes such layers."""
-    from im2win.registry.algorithms import ALGORITHMS
+    """Whatever layer of a network a schedule computes, the tables say that it computes such layers."""
     from im2win.registry.backends import TARGETS
+    from im2win.registry.schedules import SCHEDULES
 
     columns, rows = facts.properties()
     said = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
@@ -188,10 +188,10 @@ def test_tables_of_algorithms_leave_out_no_layer_of_a_suite() -> None:
     for conv in {layer.conv for name in ("resnet50", "mobilenet_v2") for layer in suite(name)}:
         kinds = [conv.with_(dtype=dtype, layout=layout) for dtype in ("float32", "float16") for layout in ("NCHW", "NHWC")]
         for column in (name for name, holds in has.items() if holds(conv)):
-            for name, row in ALGORITHMS.items():
+            for name, row in SCHEDULES.items():
                 for target in TARGETS:
                     if any(row.supports(kind, target, "winograd") is None for kind in kinds):
-                        assert said[name][column] in ("yes", target), f"{name} computes {conv} on {target}"
+                        assert said[shown(name)][column] in ("yes", target), f"{name} computes {conv} on {target}"
 
 
 def test_device_is_the_name_of_the_logs_folder(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

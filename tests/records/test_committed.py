@@ -37,7 +37,7 @@ def test_every_record_applies(device: str) -> None:
     count = 0
     for conv in LOG.convs(device):
         for record in LOG.read(conv, device):
-            assert tile_problems(conv, record.algorithm, record.tile, machine, "winograd") == [], f"{conv}: {record.tile}"
+            assert tile_problems(conv, record.method, record.tile, machine, "winograd") == [], f"{conv}: {record.tile}"
             # the form of six outputs is refused where its errors are too large; nothing else may be wrong
             refused = record.tile.get("outputs", 0) > 4 and record.message.startswith("error ")
             assert record.outcome != "wrong" or refused, f"{conv}: {record.algorithm} {record.tile}: {record.message}"
@@ -59,7 +59,7 @@ def test_some_records_emit_the_kernel_that_was_timed(device: str) -> None:
     found: dict[str, list[Record]] = {}
     for conv in LOG.convs(device):
         for record in LOG.read(conv, device):
-            found.setdefault(record.algorithm, []).append(record)
+            found.setdefault(record.method, []).append(record)
     reasons = {str(one.record.tile): one.reason for records in found.values() for one in map(verdict, {records[0], records[-1]})}
     assert not any(reasons.values()), reasons
 
@@ -81,9 +81,9 @@ def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:
 def best_streamed(key: str, **of_tile: str) -> dict[bool, float]:
     """The best time of a layer's records: of filters in steps, or of such a tile, and of all else, or of all other such tiles."""
     best = {True: math.inf, False: math.inf}
-    last = {(one.algorithm, str(one.tile)): one for one in LOG.read(Conv2d.parse(key), "nvidia-h200")}
+    last = {(one.method, str(one.tile)): one for one in LOG.read(Conv2d.parse(key), "nvidia-h200")}
     for record in last.values():
-        streamed = record.algorithm == "direct/warp_specialized"
+        streamed = record.method == "direct/warp_specialized"
         if streamed or not of_tile:
             own = streamed and all(record.tile.get(name) == value for name, value in of_tile.items())
             best[own] = min(best[own], record.seconds or math.inf)
@@ -118,7 +118,7 @@ def streamed_records() -> dict[Conv2d, list[Record]]:
     """Right records of filters in steps, of every tile the last."""
     found: dict[Conv2d, list[Record]] = {}
     for conv in LOG.convs("nvidia-h200"):
-        records = (one for one in LOG.read(conv, "nvidia-h200") if one.algorithm == "direct/warp_specialized" and one.seconds)
+        records = (one for one in LOG.read(conv, "nvidia-h200") if one.method == "direct/warp_specialized" and one.seconds)
         last = {str(one.tile): one for one in records}
         found |= {conv: list(last.values())} if last else {}
     return found
@@ -173,6 +173,6 @@ def test_tuned_layers_are_right_on_this_machine() -> None:
     for conv in layers:
         best = min((r for d in DEVICES for r in LOG.read(conv, d) if r.seconds and r.target == "cpu"), key=lambda record: record.cost)
         tensors = random_tensors(conv, 0)
-        tile = schedule_of(best.algorithm).scheduler.tile(best.tile)
-        y = build_tile(conv, best.algorithm, tile, machine)(tensors["data"], tensors["filter"])
+        tile = schedule_of(best.method).scheduler.tile(best.tile)
+        y = build_tile(conv, best.method, tile, machine)(tensors["data"], tensors["filter"])
         assert error(y, reference(conv, tensors["data"], tensors["filter"])) <= tolerance(conv)
