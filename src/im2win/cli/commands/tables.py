@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-PIPE_WIDTH = 200  # columns when the output is no terminal: nothing is cut
+PIPE_WIDTH = 400  # columns when the output is no terminal: nothing is cut
 
 
 def console() -> Console:
