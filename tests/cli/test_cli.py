@@ -63,14 +63,14 @@ BAD = [
     ("tune {small} --seed -1", r"`seed` \(=-1\) must be an integer of at least 0"),
     ("tune {small} --threads 0", r"`threads` \(=0\) must be an integer from 1 to"),
     ("tune {small} --threads 4096", r"`threads` \(=4096\) must be an integer from 1 to"),
-    ("tune {small} --algorithm fastest", r"`algorithm` \(='fastest'\) must be auto or one of direct"),
+    ("tune {small} --algorithm fastest", r"`algorithm` \(='fastest'\) must be auto, one of direct"),
     ("tune {small} --target cuda9", r"`target` \(='cuda9'\) must be"),
     ("tune {small}-float16", "no algorithm computes"),
     ("tune {small} --logs {file}", "is a file; choose a folder"),
     ("tune n1-c8x10x10", "must look like n8-c64x56x56"),
     ("tune n1-c8x10x10-k16x30x3", "must fit the padded `height`"),
     ("tune {small}-g3", r"`groups` \(=3\) must divide `in_channels` \(=8\)"),
-    ("tune {small}-tanh", "unknown part 'tanh'"),
+    ("tune {small}-sine", "unknown part 'sine'"),
     ("tune missing.onnx", "must be an existing file"),
     ("tune {onnx}", "must be a whole ONNX"),
     ("tune {small} --wrong", "No such option"),
@@ -79,11 +79,11 @@ BAD = [
     ("build {small}", "Missing option '--out'"),
     ("build {small} --out {file}", "exists|Not a directory"),
     ("build {small} --out {file}/deeper", "Not a directory"),
-    ("build {small} --out {empty} --algorithm quick", "must be auto or one of"),
+    ("build {small} --out {empty} --algorithm quick", "must be auto, one of"),
     ("build {small} --out {empty} --target tpu", r"`target` \(='tpu'\) must be"),
     ("bench {small} --against cudnn", r"`against` \(='cudnn'\) must be one of torch"),
     ("bench {small} --against none --rounds 0", r"`rounds` \(=0\) must be at least 1"),
-    ("bench {small} --against none --algorithms quick", "must be auto or one of"),
+    ("bench {small} --against none --algorithms quick", "must be auto, one of"),
     ("logs", "Missing command"),
     ("logs show {empty}/none", "must be a folder of tuning records"),
     ("logs merge {empty}/none --into {empty}", "must be a folder of tuning records"),
@@ -260,10 +260,10 @@ def test_progress_shows_best_gain_and_time_left() -> None:
     with tune._progress(Console(quiet=True)) as progress:
         task = progress.add_task("1/1", total=64, note="")
         report = tune._reporter(progress, task, threading.Event())
-        report(Progress(Conv2d.parse(SMALL), "im2win", 7, 64, None, None, 1.0, None))
-        assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win"
-        report(Progress(Conv2d.parse(SMALL), "im2win", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))
-        assert progress.tasks[0].fields["note"] == "im2win, best 1.000 ms, 1.50x default, 1:33 left"
+        report(Progress(Conv2d.parse(SMALL), "im2win/stored", 7, 64, None, None, 1.0, None))
+        assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win / stored"
+        report(Progress(Conv2d.parse(SMALL), "im2win/stored", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))
+        assert progress.tasks[0].fields["note"] == "im2win / stored, best 1.000 ms, 1.50x default, 1:33 left"
 
 
 @pytest.mark.slow

@@ -245,6 +245,7 @@ def records(draw: st.DrawFn) -> Record:
     return Record(
         conv=str(draw(LAYERS)),
         algorithm=draw(WORDS),
+        schedule=draw(WORDS),
         tile=draw(st.dictionaries(WORDS, INTEGERS | st.text(max_size=9) | st.booleans(), max_size=5)),
         outcome=outcome,
         message=draw(st.text()),

@@ -209,7 +209,7 @@ def test_out_overlaps(name: str, shift: int) -> None:
 TILE = Tile("channels", lanes=4, vectors=2, rows=1, cols=7, strip=2, pass_blocks=1, order="cuv", unroll=1).as_dict()  # legal
 BUILDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("target", {"target": "vulkan"}, ValueError, "`target` (='vulkan') must be one of cpu"),
-    ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto or one of direct, direct_persistent"),
+    ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto, one of direct, im2win"),
     ("dtype", {"conv": CONV.with_(dtype="int8")}, ValueError, "direct: CPU schedules compute float32, not int8"),
     ("key", {"conv": "conv1"}, ConvError, "key 'conv1' must look like"),
     ("threads 0", {"threads": 0}, ValueError, "`threads` (=0) must be an integer from 1 to"),
@@ -335,7 +335,7 @@ FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest a folder", lambda f: (manifest_path(f).unlink(), manifest_path(f).mkdir()), "conv.so.json: not a readable manifest"),
     ("manifest of something else", lambda f: manifest_path(f).write_text('{"name": "model"}'), "not a manifest of im2win"),
     ("manifest a list", lambda f: manifest_path(f).write_text("[]"), "not a manifest of im2win"),
-    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 3; build the library again"),
+    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 4; build the library again"),
     ("manifest without problem", lambda f: edit(f, conv="conv1"), "key 'conv1' must look like"),
     ("manifest with a bad problem", lambda f: edit(f, conv="n0-c1x1x1-k1x1x1"), "`batch` (=0) must be at least 1"),
     ("manifest with a bad block", lambda f: edit(f, pack={**PACK, "block": "wide"}), "`block` (='wide') must be of type int"),

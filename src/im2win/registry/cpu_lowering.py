@@ -20,6 +20,6 @@ def lower(conv: Conv2d, algorithm: Schedule, tile: Any, machine: Machine) -> tvm
     """
     broken = algorithm.scheduler.problems(conv, tile, machine)
     if broken:
-        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+        raise TileError(f"{algorithm.key} on {conv}: " + "; ".join(broken) + ".")
     module: tvm.IRModule = algorithm.scheduler.module(conv, algorithm, tile)
     return module

@@ -34,10 +34,10 @@ def lower(conv: Conv2d, algorithm: Schedule, tile: Any, gpu: Gpu) -> tvm.IRModul
     """
     plan = algorithm.cuda
     if plan is None:
-        raise TileError(f"{algorithm.name} has no CUDA schedule.")
+        raise TileError(f"{algorithm.key} has no CUDA schedule.")
     broken = plan.problems(conv, tile, gpu) if isinstance(plan, CudaFamily) else problems(conv, tile, gpu, plan)
     if broken:
-        raise TileError(f"{algorithm.name} on {conv}: " + "; ".join(broken) + ".")
+        raise TileError(f"{algorithm.key} on {conv}: " + "; ".join(broken) + ".")
     return emit(conv, plan, tile, gpu)
 
 
