@@ -31,7 +31,7 @@ from im2win.tuner.session import Session
 
 def head_to_head(conv: im2win.Conv2d, records: list[Record], machine: Machine) -> list[float]:
     """Median seconds of recorded winners, timed in interleaved rounds."""
-    tiles = [schedule_of(record.algorithm).scheduler.tile(record.tile) for record in records]
+    tiles = [schedule_of(record.method).scheduler.tile(record.tile) for record in records]
     choices = [with_cycles(conv, record.algorithm, tile, machine) for record, tile in zip(records, tiles, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         measurement = Measurement(Session(conv, [choice.algorithm for choice in choices], machine, Log(folder), 1, 0))

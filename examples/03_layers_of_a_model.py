@@ -24,7 +24,7 @@ def main(model: Path) -> None:
         storage = {name: size for name, size in row["algorithms"].items() if isinstance(size, int)}
         print(
             f"{row['count']}x {row['key']:32} {row['flops'] / 1e9:6.3f} GFLOP  "
-            f"im2col {storage['im2col'] / 2**20:6.2f} MiB, im2win {storage['im2win'] / 2**20:6.2f} MiB"
+            f"im2col {storage['im2col/tiled'] / 2**20:6.2f} MiB, im2win {storage['im2win/stored'] / 2**20:6.2f} MiB"
         )
     for skipped in found.skipped:
         print(f"skipped {skipped.name}: {skipped.reason}")

@@ -52,7 +52,7 @@ def studies() -> dict[tuple[str, str], cuda_builds.Recipe]:
 
 
 def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
-    """A tile of each algorithm with every arithmetic it has, drawn at random, on all problems; and changed tiles."""
+    """A tile of each schedule with every arithmetic it has, drawn at random, on all problems; and changed tiles."""
     gpu, rng = device_gpu(), random.Random(0)
     backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
     for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
@@ -82,15 +82,15 @@ def bound(conv: Conv2d, recipe: cuda_builds.Recipe, backend: Backend) -> float:
 
 
 def main() -> None:
-    """Builds all kernels, or those of the algorithms named, with every CPU; or, where that is done, runs and checks one after the other."""
+    """Builds all kernels, or those of the schedules named, with every CPU; or, where that is done, runs and checks one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", choices=[[], *SCHEDULES])
+    parser.add_argument("schedules", nargs="*", metavar="SCHEDULE", choices=[[], *SCHEDULES])
     options = parser.parse_args()
     kept = options.folder / "kernels.pickle"
     if not kept.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
-        recipes = {**({} if options.algorithms else studies()), **kernels(options.algorithms or list(SCHEDULES))}
+        recipes = {**({} if options.schedules else studies()), **kernels(options.schedules or list(SCHEDULES))}
         kept.write_bytes(pickle.dumps((recipes, cuda_builds.build_all(recipes, options.folder))))
         return
     recipes, built = pickle.loads(kept.read_bytes())

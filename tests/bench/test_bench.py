@@ -270,10 +270,10 @@ def test_fma_kernel_is_registers_only_and_right() -> None:
 
     machine = Machine.host(1)
     kernel = ceilings.fma_kernel(1, machine.lanes, machine.mcpu)
-    factors = np.random.default_rng(0).uniform(0.25, 0.75, (1, ceilings.CHAINS * machine.lanes)).astype(np.float32)
-    sums = tvm.runtime.tensor(np.zeros_like(factors))
+    factors = np.random.default_rng(0).uniform(0.25, 0.75, (1, machine.lanes)).astype(np.float32)
+    sums = tvm.runtime.tensor(np.zeros((1, ceilings.CHAINS, machine.lanes), np.float32))
     kernel(tvm.runtime.tensor(factors), sums)
-    np.testing.assert_allclose(sums.numpy(), factors / (1 - factors), rtol=1e-5)
+    np.testing.assert_allclose(sums.numpy(), np.broadcast_to(factors / (1 - factors), sums.shape), rtol=1e-5)
     if "x86" in os.uname().machine:
         lines = [line.split() for line in kernel.mod.inspect_source("asm").splitlines() if line.strip()]
         runs = [list(group) for fused, group in itertools.groupby(lines, lambda words: words[0].startswith("vfmadd")) if fused]

@@ -86,7 +86,7 @@ def test_the_command_prints_it(transform_ms: float | None) -> None:
     console = SimpleNamespace(print=lambda text, **_: printed.append(text))
     row = Row("conv1", str(CONV), ours_ms=1.0, algorithm="im2win/stored", tuned=True, gflops=1.0, transform_ms=transform_ms)
     _reporter(console, 5)(1, 1, row)  # type: ignore[arg-type]
-    assert ("im2win, transform 0.125 ms; no peer" in printed[0]) == (transform_ms is not None)
+    assert ("im2win / stored, transform 0.125 ms; no peer" in printed[0]) == (transform_ms is not None)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaLayer]:
 
     def bind(module: Module, made: int) -> CudaLayer:
         manifest = SimpleNamespace(made=made, pack=CudaPack("rows", 16, "uvc", 1))
-        op: Any = SimpleNamespace(conv=CONV, algorithm="im2win/stored", manifest=manifest, kernels=Kernels(module, bool(made)))
+        op: Any = SimpleNamespace(conv=CONV, method="im2win/stored", manifest=manifest, kernels=Kernels(module, bool(made)))
         return CudaLayer(op, np.zeros(CONV.filter_shape, np.float32), None)
 
     return bind
@@ -146,5 +146,5 @@ def test_a_layer_without_a_transform_says_so(bound: Callable[..., CudaLayer]) ->
     layer = bound(module, 0)
     layer("x", out="y")
     assert not layer.transforms and module.calls == [("conv2d", "x", "filters", "y")]
-    with pytest.raises(ArgumentError, match="im2win takes windows from the input: there is no transform to run alone"):
+    with pytest.raises(ArgumentError, match="im2win/stored takes windows from the input: there is no transform to run alone"):
         layer.transform("x")

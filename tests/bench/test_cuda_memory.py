@@ -156,7 +156,7 @@ def test_what_a_run_notes(faked: dict[str, int], tmp_path: Path) -> None:
         "winograd/tensor_cores": "Winograd's form on tensor cores multiplies float16 or int8, not float32",
     }  # fmt: skip
     assert plain.torch_bytes == {"torch_nchw": 7 << 20}
-    assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm/tiled": 0, "fft": 3 << 20}, "fft")
+    assert (plain.cudnn_bytes, plain.cudnn_choice) == ({"implicit_gemm": 0, "fft": 3 << 20}, "fft")
     assert "share no taps" in one.failed["direct/tiled"] and "direct/tiled" not in one.formula_bytes
     path = result.save(tmp_path / "nvidia-h200" / "memory-demo-b4.json")
     assert MemoryResult.load(path) == result == memory_report.load_all(tmp_path)["nvidia-h200/memory-demo-b4"]
@@ -221,10 +221,10 @@ def test_tables() -> None:
     first = LayerMemory(
         "conv1", "n8-c3x8x8-k4x3x3", 30 * mib, {"direct/tiled": 0, "im2col/tiled": 12 * mib, "mec/tiled": 2 * mib},
         {"direct/tiled": 0, "im2col/tiled": 12 * mib + 512, "mec/tiled": 9 * mib}, {"torch_nchw": 5 * mib},
-        {"implicit_gemm/tiled": 0, "fft": 40 * mib}, "fft", {"mec/tiled": "measured"},
+        {"implicit_gemm": 0, "fft": 40 * mib}, "fft", {"mec/tiled": "measured"},
     )  # fmt: skip
     lines = table_of(first, LayerMemory("conv2", "n8-c3x9x9-k4x3x3", mib, {"direct/tiled": 0}, {"direct/tiled": 0}, {}, {"gemm": mib}))
-    assert lines[0] == "| layer | tensors | direct | im2col | mec |"
+    assert lines[0] == "| layer | tensors | direct / tiled | im2col / tiled | mec / tiled |"
     assert lines[2:4] == ["| conv1 | 30 | 0 | 12 | 2.0 (measured 9.0) |", "| conv2 | 1.0 | 0 | – | – |"]  # noqa: RUF001
     assert lines[5] == "| layer | cuDNN's choice | its workspace | PyTorch NCHW | cuDNN implicit_gemm | cuDNN fft | cuDNN gemm |"
     assert lines[7:9] == ["| conv1 | fft | 40 | 5.0 | 0 | 40 | – |", "| conv2 | – | – | – | – | – | 1.0 |"]  # noqa: RUF001

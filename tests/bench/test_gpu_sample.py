@@ -11,6 +11,7 @@ from im2win.bench.cuda_builds import TileRecipe
 from im2win.device.gpu import H200
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 pytest.importorskip("torch")
@@ -26,8 +27,8 @@ def test_every_kernel_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     for (key, _), recipe in sample.studies().items():
         assert sample.bound(Conv2d.parse(key), recipe, backend) == 1e-5
     half = Conv2d.parse("n1-c64x16x16-k64x3x3-p1-float16-NHWC")
-    for name in ("implicit_gemm/tiled", "winograd"):
-        found = {backend.accuracy(tile): tile for _, tile in backend.ranked(half, sample.schedule_of(name))}
+    for name in ("implicit_gemm/tiled", "winograd/tiled"):
+        found = {backend.accuracy(tile): tile for _, tile in backend.ranked(half, schedule_of(name))}
         for accuracy, tile in found.items():
             bound = sample.bound(half, TileRecipe(half, name, H200, sample.ACCURACY, tile=tile), backend)
             assert bound == (tolerance(half, "winograd") if accuracy == "winograd" else 2e-3)

@@ -42,7 +42,7 @@ def problems(draw: st.DrawFn) -> Conv2d:
     channels = draw(st.integers(1, 9 if groups == 1 else 2)) * groups
     filters = draw(st.integers(1, 40 if groups == 1 else 9)) * groups
     flags = {name: draw(st.booleans()) for name in ("bias", "residual")}
-    epilogue: dict[str, Any] = {**flags, "activation": draw(st.sampled_from(ACTIVATIONS))}
+    epilogue: dict[str, Any] = {**flags, "activation": draw(st.sampled_from(tuple(ACTIVATIONS)))}
     layout = draw(st.sampled_from(LAYOUTS))
     return Conv2d(draw(st.integers(1, 3)), channels, *size, filters, kernel, stride, padding, dilation, groups, layout=layout, **epilogue)
 

@@ -56,8 +56,8 @@ def test_layer_table() -> None:
     assert lines[0] == (
         "| layer | algorithm | ours ms | GFLOPS | % of roofline | PyTorch NCHW ms | ONNX Runtime ms | ratio | untuned ratio |"
     )
-    assert lines[2] == "| conv1 | im2win | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
-    assert lines[3] == "| conv2 | direct (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
+    assert lines[2] == "| conv1 | im2win / stored | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
+    assert lines[3] == "| conv2 | direct / tiled (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
     assert lines[4].startswith("| conv3 |  | failed | ") and "**0.123**" in lines[4]
     assert lines[5] == "| sum |  | 7.000 |  |  | – | 8.000 | 1.14 |  |"  # noqa: RUF001
     assert lines[6].split("|")[1].strip() == "geometric mean" and lines[6].endswith("| 1.00 | 0.89 |")

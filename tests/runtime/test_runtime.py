@@ -198,7 +198,7 @@ def test_dropping_an_operator_is_silent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         op = im2win.build(POINTWISE, algorithm="direct/tiled")
-        assert "n1-c8x6x8-k16x1x1 direct default tile" in repr(op)
+        assert "n1-c8x6x8-k16x1x1 direct/tiled default tile" in repr(op)
         del op
         gc.collect()
 
@@ -319,7 +319,7 @@ def test_manifest_is_readable(tmp_path: Path) -> None:
     """A person finds what a library holds without loading it."""
     op = default(CONV)
     values = json.loads(manifest_path(op.export(tmp_path / "layer.so")).read_text())
-    assert values["conv"] == "n2-c5x11x13-k16x3x3-p1" and values["algorithm"] == "direct/tiled" and values["tile"] == op.tile
+    assert values["conv"] == "n2-c5x11x13-k16x3x3-p1" and (values["algorithm"], values["schedule"]) == ("direct", "tiled") and values["tile"] == op.tile
     assert values["machine"] == host().name and values["threads"] == host().threads and values["library"] == "layer.so"
 
 
@@ -368,7 +368,7 @@ def test_loading_needs_no_compiler(tmp_path: Path) -> None:
 
 def test_build_takes_keys_and_says_what_it_chose() -> None:
     op = im2win.build("n1-c8x6x8-k16x1x1")
-    assert isinstance(op, Op) and op.conv == POINTWISE and op.algorithm in supported(POINTWISE)
+    assert isinstance(op, Op) and op.conv == POINTWISE and op.method in supported(POINTWISE)
     x, w, expected = integers(POINTWISE)
     assert_equal(POINTWISE, op(x, w), expected)
 

@@ -179,7 +179,9 @@ def test_buffers_are_those_of_the_formula(key: str) -> None:
         strips = conv.batch // tile.images * winograd.tiles(conv, tile.outputs)[0] // tile.strip
         held = min(host().threads, strips * tile.pack.blocks(conv) // tile.pass_blocks)
         least = held * (named[winograd.INPUT] + named["conv"])
-        assert least <= total <= held * strip_bytes(conv, tile) * 1.01, tile
+        # TVM puts no buffer in the place of one more than sixteen times as large: the smallest of the strip may lie beside M.
+        beside = sum(size for size in (named[winograd.PADDED], named[winograd.DOWN]) if size * 16 < named["conv"])
+        assert least <= total <= held * (strip_bytes(conv, tile) * 1.01 + beside), tile
 
 
 def test_larger_filters_count() -> None:

@@ -47,9 +47,9 @@ class FmaPeak:
 
         machine = Machine.host(threads)
         kernel = fma_kernel(threads, machine.lanes, machine.mcpu)
-        shape = threads, CHAINS * machine.lanes
-        factors = np.random.default_rng(0).uniform(0.25, 0.75, shape).astype(np.float32)
-        held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (factors, np.full(shape, np.nan, np.float32))]
+        factors = np.random.default_rng(0).uniform(0.25, 0.75, (threads, machine.lanes)).astype(np.float32)
+        sums = np.full((threads, CHAINS, machine.lanes), np.nan, np.float32)
+        held = [tvm.runtime.tensor(array, tvm.cpu()) for array in (factors, sums)]
         return Trial(lambda: kernel(*held), held[1].numpy)
 
 
@@ -72,22 +72,22 @@ class Copy:
 
 
 def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
-    """Compiled function of (factors, sums), both float32 [threads, CHAINS * lanes]: `STEPS` times sums = sums * factors + factors.
+    """Compiled function of (factors, sums), float32 [threads, lanes] and [threads, CHAINS, lanes]: `STEPS` times sums = sums * factors + factors.
 
-    The recurrence keeps the compiler from taking anything out of the loop; its limit is f / (1 - f), so that no value is special.
+    The recurrence keeps the compiler from taking anything out of the loop; its limit is f / (1 - f), so that no value is special. All chains
+    have one vector of factors, so that chains and factors fit the sixteen vector registers of AVX2.
     """
     import tvm
     from tvm import te
     from tvm.s_tir import Schedule
 
     horner = te.comm_reducer(lambda x, y: x * y + y, lambda dtype: tvm.tirx.const(0, dtype), name="horner")
-    factors = te.placeholder((threads, CHAINS * lanes), "float32", name="factors")
+    factors = te.placeholder((threads, lanes), "float32", name="factors")
     k = te.reduce_axis((0, STEPS), "k")
-    sums = te.compute(factors.shape, lambda t, i: horner(factors[t, i], axis=k), name="sums")
+    sums = te.compute((threads, CHAINS, lanes), lambda t, c, i: horner(factors[t, i], axis=k), name="sums")
     schedule = Schedule(te.create_prim_func([factors, sums]))
     block = schedule.get_sblock("sums")
-    thread, element, step = schedule.get_loops(block)
-    chain, lane = schedule.split(element, [None, lanes])
+    thread, chain, lane, step = schedule.get_loops(block)
     schedule.reorder(thread, step, chain, lane)
     schedule.reverse_compute_at(schedule.cache_write(block, 0, "local"), thread)
     schedule.parallel(thread)

@@ -24,7 +24,7 @@ _SHARED = (
     "codegen/llvm.py", "codegen/workspace.py", "registry/algorithms.py", "registry/schedules.py", "records/emission.py",
 )  # fmt: skip
 _GENERATORS = {
-    "cpu": (*_SHARED, "device/cpu.py"),
+    "cpu": (*_SHARED, "device/cpu.py", "registry/cpu_schedules.py"),
     "cuda": (
         *_SHARED, "device/gpu.py", "codegen/*.py", "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "reconstruct/*/*.py",
         "schedules/cuda/*", "schedules/persistent/*", "schedules/split/*", "schedules/streamed/*", "schedules/winograd_tc/*",

@@ -36,7 +36,7 @@ from im2win.runtime import cuda as cuda_runtime  # noqa: E402
 from im2win.spec.captured_layers import read_layers  # noqa: E402
 from im2win.spec.conv2d import Conv2d  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct/tiled")
+pytestmark = pytest.mark.usefixtures("direct")
 
 # --- what layers get
 

@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct/tiled")
+pytestmark = pytest.mark.usefixtures("direct")
 
 # --- whole modules
 

@@ -20,7 +20,7 @@ HEAD = """
 import os, threading
 import torch
 import im2win.torch
-from im2win.torch import pool
+from im2win.frontends.torch import pool
 from torch import nn
 
 def module(seed):

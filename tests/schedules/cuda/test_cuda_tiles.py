@@ -117,9 +117,9 @@ def test_warpgroups_need_a_gpu_that_has_them() -> None:
 
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
-    with pytest.raises(TileError, match=r"direct on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
+    with pytest.raises(TileError, match=r"direct/tiled on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
         cuda_lowering.lower(CONV, schedule_of("direct/tiled"), replace(PATCH, images=9, rows=1), H200)
-    with pytest.raises(TileError, match="mcfa has no CUDA schedule"):
+    with pytest.raises(TileError, match="mcfa/tiled has no CUDA schedule"):
         cuda_lowering.lower(CONV, replace(schedule_of("mcfa/tiled"), cuda=None), GATHER, H200)
 
 

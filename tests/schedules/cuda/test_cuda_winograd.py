@@ -263,7 +263,7 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
         with pytest.raises(ValueError, match=re.escape(reason)):
             candidates("winograd", bounded, "cuda", accuracy)
     lax = backend_for(H200, "winograd")
-    assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd"]
+    assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd/tiled", "winograd/tensor_cores"]
     assert lax.problems(HALF, ROWS["winograd/tiled"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
     assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
     assert ROWS["winograd/tiled"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
@@ -279,7 +279,7 @@ def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> Non
     names = list(ROWS)
     for conv in (HALF, HALF.with_(bias=True)):
         found = {accuracy: search(conv, H200, names, log.folder, accuracy) for accuracy in get_args(Accuracy)}
-        taken = {accuracy: one.record.algorithm for accuracy, one in found.items() if one.record}
+        taken = {accuracy: one.record.method for accuracy, one in found.items() if one.record}
         assert taken == dict.fromkeys(("exact", "float32", "tf32"), "implicit_gemm/tiled") | {"winograd": "winograd/tiled"}
     assert "needs `accuracy` winograd, not float32" in search(HALF, H200, names, log.folder).skipped[0][1]
 

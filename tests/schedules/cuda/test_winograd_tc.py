@@ -320,7 +320,7 @@ def test_values_that_are_no_tile(name: str, value: Any, kind: str) -> None:
 
 
 def test_an_illegal_tile_is_not_lowered() -> None:
-    with pytest.raises(TileError, match=r"winograd_tc on .*`wave` \(=16\) must be 0 without `fusion` llc"):
+    with pytest.raises(TileError, match=r"winograd/tensor_cores on .*`wave` \(=16\) must be 0 without `fusion` llc"):
         cuda_lowering.lower(CONV, ROWS["winograd/tensor_cores"], replace(FUSED, wave=16), H200)
 
 

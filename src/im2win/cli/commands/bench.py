@@ -64,7 +64,7 @@ def bench(
 
     names = _names(algorithms)
     for name in names:
-        path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name}{json.suffix}")
+        path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name.replace('/', '-')}{json.suffix}")
         keep = None if path is None else partial(_save, path)
         if target == "cuda":
             trials = tvm_trials if against == "tvm" else 0
@@ -118,7 +118,10 @@ def _names(algorithms: str) -> list[str]:
     from im2win.registry.schedules import schedule_of
 
     names = [name.strip() for name in algorithms.split(",")]
-    return [name if name == "auto" else schedule_of(name).name for name in names]
+    for name in names:
+        if name != "auto":
+            schedule_of(name)  # refuses an unknown name before anything is measured
+    return names
 
 
 def _noter(console: Console) -> Callable[[str], None]:
