@@ -14,12 +14,12 @@ from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
-from im2win.schedules.cuda.cluster import with_clusters
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.kernel import grid
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.kernels.persistent import grid
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.loaders.multicast import with_clusters
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 

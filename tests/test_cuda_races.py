@@ -13,7 +13,7 @@ import emulated
 import pytest
 from emulated import MARK, Kernel, generated
 
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 SEEDS = range(12)

@@ -15,9 +15,9 @@ from im2win.packing.split_k import parts_problem
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.split.plan import SplitPlan
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.families.split_k import SplitPlan
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 NAME, PLAN = "implicit_gemm_split", SplitPlan()

@@ -18,9 +18,9 @@ from im2win.codegen.workspace import Allocations, buffer_bytes, children
 from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.schedules import Windows
-from im2win.schedules.registers import PIPELINE
-from im2win.schedules.tails import CONFIG
-from im2win.schedules.tile import Tile
+from im2win.schedules.cpu.loop_peeling import CONFIG
+from im2win.schedules.cpu.registers import PIPELINE
+from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 

@@ -15,7 +15,7 @@ from im2win.emulator import Launch
 from im2win.reconstruct import ReconstructError, hip, llc, shmem
 from im2win.reconstruct.barriers import weakened
 from im2win.reconstruct.unit import Unit
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 HEAD = "#include <cuda.h>\n#include <cuda_fp16.h>\n"

@@ -26,11 +26,11 @@ from im2win.registry.algorithms import ALGORITHMS
 from im2win.registry.backends import backend_for
 from im2win.runtime.cuda import CudaLayer
 from im2win.runtime.tensors import ArgumentError
-from im2win.schedules.cuda.epilogue import run_length
-from im2win.schedules.cuda.kernel import operand_of
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.epilogue.store import run_length
+from im2win.schedules.cuda.kernels.multistage import operand_of
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d, ConvError
 
 PLAIN = Conv2d.parse("n2-c20x9x10-k24x3x3-p1-int8")

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from im2win.codegen.llvm import any_alignment, kernel_module
 from im2win.device.cpu import Machine
-from im2win.schedules import legality, model
-from im2win.schedules import space as windows_space
-from im2win.schedules.cpu import Plan, schedule
-from im2win.schedules.tile import Tile
-from im2win.schedules.winograd import cpu as winograd_cpu
-from im2win.schedules.winograd import legality as winograd_legality
-from im2win.schedules.winograd import model as winograd_model
-from im2win.schedules.winograd import space as winograd_space
-from im2win.schedules.winograd.tile import WinogradTile
+from im2win.schedules.cpu import legality, model
+from im2win.schedules.cpu import space as windows_space
+from im2win.schedules.cpu.kernel import Plan, schedule
+from im2win.schedules.cpu.tile import Tile
+from im2win.schedules.cpu_winograd import kernel as winograd_cpu
+from im2win.schedules.cpu_winograd import legality as winograd_legality
+from im2win.schedules.cpu_winograd import model as winograd_model
+from im2win.schedules.cpu_winograd import space as winograd_space
+from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
@@ -30,7 +30,7 @@ class Scheduler(Protocol):
     family: its name; algorithms of one family are scheduled by the same code.
     exact: whether outputs round as sums of products do, no more.
 
-    Tiles are values of the family's own type; all have `as_dict`, `pack` and the properties of `schedules.tile.Tile` that tell tiles apart.
+    Tiles are values of the family's own type; all have `as_dict`, `pack` and the properties of `cpu.tile.Tile` that tell tiles apart.
     """
 
     @property
@@ -48,7 +48,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows times filters: schedules/cpu.py.
+    """Windows times filters: schedules/cpu/kernel.py.
 
     plan: how the schedule treats the algorithm's transform, for this problem.
     strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
@@ -76,7 +76,7 @@ class Windows:
         return legality.problems(conv, tile, machine, matrix=self.plan(conv).matrix)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
-        """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
+        """The model's `schedules.cpu.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
         plan = self.plan(conv)
         staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
         return model.estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
@@ -109,7 +109,7 @@ class CudaOnly:
 
 @dataclass(frozen=True)
 class Winograd:
-    """Winograd's minimal filtering: schedules/winograd/."""
+    """Winograd's minimal filtering: schedules/cpu_winograd/."""
 
     family = "winograd"
     exact = False
@@ -131,7 +131,7 @@ class Winograd:
         return winograd_legality.problems(conv, tile, machine)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
-        """The model's `schedules.model.Estimate`."""
+        """The model's `schedules.cpu.model.Estimate`."""
         return winograd_model.estimate(conv, tile, machine)
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
