@@ -22,7 +22,8 @@ from im2win.device.gpu import device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import Backend, backend_for
 from im2win.registry.schedules import SCHEDULES
-from im2win.schedules.cuda import ladder, sliding
+from im2win.schedules.studies import cuda_ladder as ladder
+from im2win.schedules.studies import sliding
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import LAYOUTS
 from im2win.studies import cuda_ladder as cuda_ablation

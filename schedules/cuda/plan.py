@@ -8,7 +8,7 @@ from typing import Literal
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.numerics.winograd_tiling import FORMS, tiles_of
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 Staged = Literal["taps", "rows", "windows"]
@@ -54,7 +54,10 @@ class CudaPlan:
 
 @dataclass(frozen=True)
 class WinogradPlan(CudaPlan):
-    """Tiles of the input, transformed, and their products: some at a time, see `winograd`; or as they are loaded, see `winograd_rows`."""
+    """Transformed tiles of the input and their products.
+
+    Some tiles at a time (`kernels.winograd_bands`), or each as it is loaded (`winograd.rows`).
+    """
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of the least band."""

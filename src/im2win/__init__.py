@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from im2win.runtime.model import Model as Model
     from im2win.runtime.op import Layer as Layer
     from im2win.runtime.op import Op as Op
-    from im2win.schedules.tile import Tile as Tile
+    from im2win.schedules.cpu.tile import Tile as Tile
     from im2win.tuner import tune as tune
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _LAZY = {
     "load": "runtime.load",
     "load_model": "runtime.load",
     "Model": "runtime.model",
-    "Tile": "schedules.tile",
+    "Tile": "schedules.cpu.tile",
     "tune": "tuner",
 }
 

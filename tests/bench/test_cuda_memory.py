@@ -25,7 +25,7 @@ from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.reports import memory as memory_report
 from im2win.reports import tables as report
 from im2win.reports.memory import mebibytes
-from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cuda.kernels.output_parts import InParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
 

@@ -9,7 +9,7 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen import nvrtc
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 

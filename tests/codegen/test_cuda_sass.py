@@ -14,9 +14,9 @@ from emulated import combined
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.streamed.tile import StreamedTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCT = re.compile(r"GMMA\.64x(\d+)x\S+ R(\d+), ")

@@ -34,11 +34,11 @@ from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import SCHEDULES
 from im2win.runtime.manifest import ArtefactError
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
-from im2win.schedules.streamed.tile import StreamedTile
-from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++") and not shutil.which("clang++"), reason="needs a C++ compiler on PATH")

@@ -17,7 +17,7 @@ from im2win.reconstruct.fusion import llc, shmem
 from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.rules import hip
 from im2win.reconstruct.rules.barriers import weakened
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 HEAD = "#include <cuda.h>\n#include <cuda_fp16.h>\n"

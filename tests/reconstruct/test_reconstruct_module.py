@@ -28,8 +28,8 @@ from im2win.reconstruct.rulesets import Settings
 from im2win.reconstruct.validate.validators import poisoned
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.passes import CONFIG, PIPELINE
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 PRIVATE = Pair(private=True)

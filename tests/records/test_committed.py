@@ -21,7 +21,7 @@ from im2win.records.proofs import current_proof, proven, verdict
 from im2win.records.record import Record
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.streamed import model
+from im2win.schedules.cuda.model import warp_specialized as model
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 

@@ -121,7 +121,7 @@ def edit(package: Path, name: str, old: str, new: str) -> None:
 
 def test_moving_and_renaming_changes_no_verdict(package: Path, records: list[Record]) -> None:
     """Modules under other names, functions and variables of the generated kernels, too."""
-    moved = (("schedules", "tails", "peeling"), ("schedules/cuda", "gather", "taps"))
+    moved = (("schedules/cpu", "loop_peeling", "tails"), ("schedules/cuda/loaders", "im2col_taps", "gather"))
     for folder, old, new in moved:
         (package / folder / f"{old}.py").rename(package / folder / f"{new}.py")
     for path in [*package.rglob("*.py"), *package.rglob("*.hpp")]:
@@ -136,7 +136,7 @@ def test_moving_and_renaming_changes_no_verdict(package: Path, records: list[Rec
 
 def test_a_changed_store_changes_the_verdict_of_its_kernels_alone(package: Path, records: list[Record]) -> None:
     cpu, cuda = (record.fingerprint for record in records)
-    edit(package, "schedules/tails.py", "else tirx.likely(predicate)", "else predicate")
+    edit(package, "schedules/cpu/loop_peeling.py", "else tirx.likely(predicate)", "else predicate")
     now = emitted_by(package, records)
     assert now[0] != cpu and now[1] == cuda
     edit(package, "schedules/cuda/device.hpp", "cp.async.commit_group;", "cp.async.wait_all;")

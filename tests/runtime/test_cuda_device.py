@@ -18,9 +18,9 @@ from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.tensors import ArgumentError
-from im2win.schedules.cuda import sliding
-from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
-from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.schedules.studies import sliding
+from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT
+from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.suites import Layer, suite
 from im2win.studies import cuda_ladder as cuda_ablation
 from im2win.studies import sliding as cuda_sliding

@@ -21,8 +21,8 @@ from im2win.device.cpu import Machine
 from im2win.reports import ladder as ladder_report
 from im2win.reports.tables import fill, load_all
 from im2win.runtime.op import Op
-from im2win.schedules import ladder
-from im2win.schedules.ladder import RUNGS, Rung
+from im2win.schedules.studies import cpu_ladder as ladder
+from im2win.schedules.studies.cpu_ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import ladder as ablation

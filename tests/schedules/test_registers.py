@@ -10,7 +10,7 @@ from ops import host
 from im2win.codegen.llvm import compile_module
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.tile import Tile
+from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
 

@@ -29,10 +29,10 @@ from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
-from im2win.schedules.winograd.legality import problems
-from im2win.schedules.winograd.model import buffers, strip_bytes
-from im2win.schedules.winograd.space import forms, space
-from im2win.schedules.winograd.tile import WinogradTile
+from im2win.schedules.cpu_winograd.legality import problems
+from im2win.schedules.cpu_winograd.model import buffers, strip_bytes
+from im2win.schedules.cpu_winograd.space import forms, space
+from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
 ROW = schedule_of("winograd")

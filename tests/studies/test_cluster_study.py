@@ -24,9 +24,9 @@ from im2win.records.record import Record
 from im2win.reports import clusters as cluster_report
 from im2win.reports import studies
 from im2win.reports import tables as report
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import clusters as cuda_clusters

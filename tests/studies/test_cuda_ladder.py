@@ -24,8 +24,8 @@ from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
 from im2win.reports import ladder as ladder_report
 from im2win.reports.tables import fill
-from im2win.schedules.cuda import ladder
-from im2win.schedules.cuda.ladder import ALGORITHM_9, RUNGS, WITHOUT, CudaRung
+from im2win.schedules.studies import cuda_ladder as ladder
+from im2win.schedules.studies.cuda_ladder import ALGORITHM_9, RUNGS, WITHOUT, CudaRung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies import cuda_ladder as cuda_ablation

@@ -24,7 +24,7 @@ from im2win.device.gpu import H200
 from im2win.emulator import EmulationError
 from im2win.reports import studies
 from im2win.reports.tables import ReportError, fill
-from im2win.schedules.cuda import sliding
+from im2win.schedules.studies import sliding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 from im2win.studies import gpu_study

@@ -12,9 +12,9 @@ from im2win.codegen.llvm import llvm_target
 from im2win.codegen.workspace import Allocations, buffer_bytes, children
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.registers import PIPELINE
-from im2win.schedules.tails import CONFIG
-from im2win.schedules.tile import Tile
+from im2win.schedules.cpu.loop_peeling import CONFIG
+from im2win.schedules.cpu.registers import PIPELINE
+from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 
 

@@ -20,11 +20,11 @@ from im2win.numerics.reference import reference
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import SCHEDULES, schedule_of
-from im2win.schedules.cuda.parts import InParts
-from im2win.schedules.cuda.space import products, space
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.space.multistage import products, space
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
+from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.

@@ -16,8 +16,8 @@ from im2win.numerics.winograd_matrices import transform
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.op import Op
-from im2win.schedules.tile import AXES, Tile
-from im2win.schedules.winograd.tile import WinogradTile
+from im2win.schedules.cpu.tile import AXES, Tile
+from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
 

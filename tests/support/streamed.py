@@ -10,8 +10,8 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.streamed.legality import problems
-from im2win.schedules.streamed.tile import StreamedTile
+from im2win.schedules.cuda.legality.warp_specialized import problems
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
 from im2win.spec.conv2d import Conv2d
 
 ROW, S8 = schedule_of("direct/warp_specialized"), "wg_s8"

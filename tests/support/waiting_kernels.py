@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulated import Kernel
 
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 
 # One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
 # In order: what each barrier is for.

@@ -72,10 +72,11 @@ class Copy:
 
 
 def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
-    """Compiled function of (factors, sums), float32 [threads, lanes] and [threads, CHAINS, lanes]: `STEPS` times sums = sums * factors + factors.
+    """Compiled function that sets sums = sums * factors + factors `STEPS` times.
 
-    The recurrence keeps the compiler from taking anything out of the loop; its limit is f / (1 - f), so that no value is special. All chains
-    have one vector of factors, so that chains and factors fit the sixteen vector registers of AVX2.
+    Arguments: factors, float32 [threads, lanes], and sums, float32 [threads, CHAINS, lanes]. All chains have one vector of factors, so that
+    chains and factors fit the sixteen vector registers of AVX2. The recurrence keeps the compiler from taking anything out of the loop; its
+    limit is f / (1 - f), so that no value is special.
     """
     import tvm
     from tvm import te

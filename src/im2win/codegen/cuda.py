@@ -21,14 +21,14 @@ from im2win.codegen.llvm import Compiled, ToolchainError, digest
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
 from im2win.reconstruct import Rule, reconstruct
-from im2win.schedules.cuda import kernel
-from im2win.schedules.cuda.cluster import cluster_functions, with_clusters
-from im2win.schedules.cuda.instructions import warpgroup_products
-from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
-from im2win.schedules.cuda.requantise import requantisation
-from im2win.schedules.persistent.instructions import shared_products
-from im2win.schedules.streamed.instructions import slot_functions, with_residents
-from im2win.schedules.winograd_tc.instructions import tile_transforms
+from im2win.schedules.cuda import primitives
+from im2win.schedules.cuda.epilogue.requantise import requantisation
+from im2win.schedules.cuda.loaders.multicast import cluster_functions, with_clusters
+from im2win.schedules.cuda.mainloop.barriers import slot_functions, with_residents
+from im2win.schedules.cuda.mma.instructions import warpgroup_products
+from im2win.schedules.cuda.mma.shared_instructions import shared_products
+from im2win.schedules.cuda.passes import CONFIG, PIPELINE
+from im2win.schedules.studies.winograd_tc.instructions import tile_transforms
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
@@ -58,7 +58,7 @@ def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
 @functools.cache
 def device_functions() -> str:
     """The source of what generated kernels call."""
-    return (Path(kernel.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
+    return (Path(primitives.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
 
 
 def _called(kernels: str) -> str:

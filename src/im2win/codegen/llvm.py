@@ -16,8 +16,8 @@ from tvm_ffi import structural_hash
 
 from im2win.codegen.workspace import Allocations
 from im2win.device.cpu import Machine
-from im2win.schedules.registers import LAST_PASS, PIPELINE
-from im2win.schedules.tails import CONFIG, mark_tails
+from im2win.schedules.cpu.loop_peeling import CONFIG, mark_tails
+from im2win.schedules.cpu.registers import LAST_PASS, PIPELINE
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 

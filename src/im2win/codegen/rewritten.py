@@ -28,7 +28,7 @@ from im2win.emulator import Launch
 from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
 from im2win.reconstruct.text_rules import ReconstructError
-from im2win.schedules.cuda.pipeline import CONFIG, PIPELINE
+from im2win.schedules.cuda.passes import CONFIG, PIPELINE
 
 log = logging.getLogger("im2win.reconstruct")
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"

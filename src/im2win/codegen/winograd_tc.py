@@ -11,9 +11,9 @@ from im2win.device.gpu import Gpu
 from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
 from im2win.reconstruct.text_rules import ReconstructError
-from im2win.schedules.winograd_tc import kernel
-from im2win.schedules.winograd_tc.pipeline import PIPELINE
-from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.schedules.studies.winograd_tc import kernel
+from im2win.schedules.studies.winograd_tc.passes import PIPELINE
+from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 

@@ -17,12 +17,12 @@ from im2win.device.gpu import Gpu, alike_gpus, device_gpu
 from im2win.numerics.tolerance import trusted
 from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.schedules import SCHEDULES, Schedule
-from im2win.schedules.cuda.kernel import pack_of
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.model import estimate
-from im2win.schedules.cuda.space import products, space
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.schedules.cuda_family import CudaFamily
+from im2win.schedules.cuda.families.base import CudaFamily
+from im2win.schedules.cuda.kernels.multistage import pack_of
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.model.multistage import estimate
+from im2win.schedules.cuda.space.multistage import products, space
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 
@@ -30,7 +30,7 @@ Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.tile.Tile`, `schedules.winograd.tile.WinogradTile`, `schedules.cuda.tile.CudaTile`, or what a `CudaFamily` has."""
+"""`schedules.cpu.tile.Tile`, `schedules.cpu_winograd.tile.WinogradTile`, `CudaTile`, or what a `CudaFamily` has."""
 
 
 def check_target(target: str) -> None:

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 
 from im2win.codegen.llvm import any_alignment, kernel_module
 from im2win.device.cpu import Machine
-from im2win.schedules import legality, model
-from im2win.schedules import space as windows_space
-from im2win.schedules.cpu import Plan, schedule
-from im2win.schedules.tile import Tile
-from im2win.schedules.winograd import cpu as winograd_cpu
-from im2win.schedules.winograd import legality as winograd_legality
-from im2win.schedules.winograd import model as winograd_model
-from im2win.schedules.winograd import space as winograd_space
-from im2win.schedules.winograd.tile import WinogradTile
+from im2win.schedules.cpu import legality, model
+from im2win.schedules.cpu import space as windows_space
+from im2win.schedules.cpu.kernel import Plan, schedule
+from im2win.schedules.cpu.tile import Tile
+from im2win.schedules.cpu_winograd import kernel as winograd_cpu
+from im2win.schedules.cpu_winograd import legality as winograd_legality
+from im2win.schedules.cpu_winograd import model as winograd_model
+from im2win.schedules.cpu_winograd import space as winograd_space
+from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
@@ -48,7 +48,7 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows times filters: schedules/cpu.py.
+    """Windows times filters: schedules/cpu/kernel.py.
 
     plan: how the schedule treats the algorithm's transform, for this problem.
     strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.

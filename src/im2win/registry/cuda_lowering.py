@@ -11,14 +11,14 @@ from im2win.codegen.cuda import kernel_module
 from im2win.codegen.llvm import TileError
 from im2win.device.gpu import Gpu
 from im2win.registry.schedules import Schedule
-from im2win.schedules.cuda import kernel
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.parts import InParts, parts_kernel, parts_transform
+from im2win.schedules.cuda.families.base import CudaFamily
+from im2win.schedules.cuda.kernels import multistage as kernel
+from im2win.schedules.cuda.kernels.output_parts import InParts, parts_kernel, parts_transform
+from im2win.schedules.cuda.kernels.winograd_bands import winograd_kernel, winograd_transform
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda.transform import transform_kernel
-from im2win.schedules.cuda.winograd import winograd_kernel, winograd_transform
-from im2win.schedules.cuda_family import CudaFamily
-from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.studies.winograd_tc.plan import TensorCorePlan
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 

@@ -13,14 +13,14 @@ from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.numerics.winograd_tiling import refusal
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
 from im2win.registry.cpu_schedules import CudaOnly, Scheduler, Windows, Winograd
-from im2win.schedules.cpu import Plan, Where
-from im2win.schedules.cuda.parts import InParts
+from im2win.schedules.cpu.kernel import Plan, Where
+from im2win.schedules.cuda.families.base import CudaFamily
+from im2win.schedules.cuda.families.persistent import PersistentPlan
+from im2win.schedules.cuda.families.split_k import SplitPlan
+from im2win.schedules.cuda.families.warp_specialized import StreamedPlan
+from im2win.schedules.cuda.kernels.output_parts import InParts
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda_family import CudaFamily
-from im2win.schedules.persistent.plan import PersistentPlan
-from im2win.schedules.split.plan import SplitPlan
-from im2win.schedules.streamed.plan import StreamedPlan
-from im2win.schedules.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.studies.winograd_tc.plan import TensorCorePlan
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of

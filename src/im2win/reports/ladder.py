@@ -9,8 +9,8 @@ from typing import Any
 
 from im2win.bench.results import Result, Row, geometric_mean
 from im2win.common import markdown
-from im2win.schedules.cuda import ladder as cuda_ladder
-from im2win.schedules.ladder import RUNGS, Rung
+from im2win.schedules.studies import cuda_ladder
+from im2win.schedules.studies.cpu_ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
 from im2win.studies.entries import LADDER_TRANSFORM as TRANSFORM
 

@@ -13,7 +13,8 @@ def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str,
 
     Keys: `name`, `key` (parse it with `Conv2d.parse`), `count`, `flops` (of one occurrence), `bytes_moved` (least bytes that must
     move), `flops_per_byte` (arithmetic intensity: the one over the other) and `algorithms`: for each registered schedule, named
-    `algorithm/schedule`, the bytes of its transformed tensor on the target (an int) or the reason it does not support the layer there (a string).
+    `algorithm/schedule`, the bytes of its transformed tensor on the target (an int) or the reason it does not support the layer there
+    (a string).
     """
     from im2win.registry.schedules import SCHEDULES
 

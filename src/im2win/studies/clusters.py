@@ -1,6 +1,6 @@
 """The study of clusters of thread blocks: the best recorded tiles of warpgroups, alone and in clusters of 2 and 4, in one run.
 
-Blocks of a cluster share copies of filters (`schedules.cuda.cluster`) and wait for each other before a slot is written again. One stage
+Blocks of a cluster share copies of filters (`cuda.loaders.multicast`) and wait for each other before a slot is written again. One stage
 more may hide that, and may help blocks that are alone: all are timed with the recorded tile's stages and with one more. Every variant is
 checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_harness.py).
 """
@@ -25,9 +25,9 @@ from im2win.records.log import Log, best_first
 from im2win.records.lookup import PACKAGED, superseded, tile_problems
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import SCHEDULES, schedule_of
-from im2win.schedules.cuda.legality import CLUSTERS
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
+from im2win.schedules.cuda.legality.multistage import CLUSTERS
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.suites import Layer, suite
 from im2win.studies.entries import CLUSTERS as STUDY

@@ -1,4 +1,4 @@
-"""The GPU's ladder measured: every rung of schedules/cuda/ladder.py, and Alg. 9 without each technique, on the same layers in one run.
+"""The GPU's ladder measured: every rung of schedules.studies.cuda_ladder, and Alg. 9 without each technique, on the same layers in one run.
 
 Each kernel is compiled beforehand, checked against the float64 reference before it is timed and again behind, and timed as in the benchmark
 (cuda_harness.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
@@ -30,10 +30,10 @@ from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import Manifest
-from im2win.schedules.cuda import ladder
-from im2win.schedules.cuda.ladder import RUNGS, WITHOUT, CudaRung
-from im2win.schedules.cuda.ladder_kernel import ladder_kernel
-from im2win.schedules.cuda.transform import transform_kernel
+from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
+from im2win.schedules.studies import cuda_ladder as ladder
+from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT, CudaRung
+from im2win.schedules.studies.cuda_ladder_kernel import ladder_kernel
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.spec.symbols import SYMBOL, TRANSFORM

@@ -1,4 +1,4 @@
-"""The ladder measured: every rung of schedules/ladder.py on the same layers, in one run.
+"""The ladder measured: every rung of schedules/studies/cpu_ladder.py on the same layers, in one run.
 
 Each rung is a contender as in the benchmark (harness.py): a process of its own, checked against the float64 reference, warmed up by time,
 timed in interleaved rounds. Rungs without `parallel` have one thread, in the transform too. A result is a benchmark result whose "ours" is
@@ -27,8 +27,8 @@ from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.ranking import default_tile
 from im2win.runtime.op import Op
-from im2win.schedules import ladder
-from im2win.schedules.ladder import RUNGS, Rung
+from im2win.schedules.studies import cpu_ladder as ladder
+from im2win.schedules.studies.cpu_ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies.entries import LADDER as SUITE

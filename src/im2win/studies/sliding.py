@@ -24,7 +24,7 @@ from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
 from im2win.runtime.manifest import Manifest
-from im2win.schedules.cuda import sliding
+from im2win.schedules.studies import sliding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.spec.symbols import SYMBOL

@@ -15,8 +15,8 @@ from oracle import Array, normal_tensors
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error, reference
 from im2win.numerics.tolerance import tolerance
-from im2win.schedules.cuda.space import products
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile, promoted
+from im2win.schedules.cuda.space.multistage import products
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile, promoted
 from im2win.spec.conv2d import Conv2d
 
 # Sums of 576 products, the everyday depth, and of 2304, where float32 itself has drifted.

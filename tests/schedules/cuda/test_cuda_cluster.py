@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from emulated import Emulated, Kernel, Made, differences, expected, generated, goes_wrong, tiles, typed
+from im2win.schedules.cuda.tile_scheduler.split_k import SplitTile
 from oracle import exact_tensors
 
 from im2win.codegen import cuda as cuda_codegen
@@ -14,12 +15,11 @@ from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.cluster import with_clusters
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.persistent.kernel import grid
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.kernels.persistent import grid
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.loaders.multicast import with_clusters
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 

@@ -17,11 +17,11 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.epilogue import run_length
-from im2win.schedules.cuda.kernel import operand_of
-from im2win.schedules.cuda.patch import chunks
-from im2win.schedules.cuda.space import products
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.schedules.cuda.epilogue.store import run_length
+from im2win.schedules.cuda.kernels.multistage import operand_of
+from im2win.schedules.cuda.loaders.halo_tile import chunks
+from im2win.schedules.cuda.space.multistage import products
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.activations import ACTIVATIONS
 from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
 

@@ -11,8 +11,8 @@ import pytest
 from emulated import MARK, Kernel, generated
 from paths import ROOT
 
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.winograd_tc.tile import TensorCoreTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
 FOLDER = ROOT / "tests" / "golden"

@@ -15,9 +15,9 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import Kernels
-from im2win.schedules.cuda.model import estimate
-from im2win.schedules.cuda.parts import InParts
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.model.multistage import estimate
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 

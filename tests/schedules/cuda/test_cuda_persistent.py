@@ -16,10 +16,10 @@ from im2win.packing import codec as packs
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.persistent.kernel import grid
-from im2win.schedules.persistent.legality import problems, unable
-from im2win.schedules.persistent.space import patches, space
-from im2win.schedules.persistent.tile import Field, PersistentTile
+from im2win.schedules.cuda.kernels.persistent import grid
+from im2win.schedules.cuda.legality.persistent import problems, unable
+from im2win.schedules.cuda.space.persistent import patches, space
+from im2win.schedules.cuda.tiles.persistent import Field, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 ROW = schedule_of("direct/persistent")

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from emulated import Emulated, differences, expected, generated, typed
+from im2win.schedules.cuda.tile_scheduler.split_k import SplitTile
 from oracle import exact_tensors
 
 from im2win.device.gpu import H200
@@ -15,9 +16,8 @@ from im2win.packing.split_k import parts_problem
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.tile import CudaTile
-from im2win.schedules.split.plan import SplitPlan
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.families.split_k import SplitPlan
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 NAME, PLAN = "implicit_gemm/split_k", SplitPlan()

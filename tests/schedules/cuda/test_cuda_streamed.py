@@ -18,10 +18,10 @@ from streamed import ROW, S8, SMALL, made, tile
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
-from im2win.schedules.streamed.instructions import with_residents
-from im2win.schedules.streamed.kernel import LEFT, begins_with, registers, resident
-from im2win.schedules.streamed.legality import problems
-from im2win.schedules.streamed.tile import StreamedTile, flat
+from im2win.schedules.cuda.kernels.warp_specialized import LEFT, begins_with, registers, resident
+from im2win.schedules.cuda.legality.warp_specialized import problems
+from im2win.schedules.cuda.mainloop.barriers import with_residents
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 

@@ -12,10 +12,10 @@ from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
 from im2win.registry.backends import backend_for
-from im2win.schedules.streamed.kernel import grid, resident
-from im2win.schedules.streamed.legality import BOXES, SHARED, problems, unable
-from im2win.schedules.streamed.space import MOST, SHAPES, patches, space
-from im2win.schedules.streamed.tile import StreamedField, StreamedTile, flat
+from im2win.schedules.cuda.kernels.warp_specialized import grid, resident
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, patches, space
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 

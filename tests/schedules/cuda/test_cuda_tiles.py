@@ -19,11 +19,11 @@ from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.kernel import shared_bytes
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.parts import InParts
-from im2win.schedules.cuda.space import FEW_CHANNELS, products, space
-from im2win.schedules.cuda.tile import ORDERS, PRODUCTS, CudaTile
+from im2win.schedules.cuda.kernels.multistage import shared_bytes
+from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products, space
+from im2win.schedules.cuda.tiles.multistage import ORDERS, PRODUCTS, CudaTile
 from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
 from im2win.spec.suites import SUITES
 

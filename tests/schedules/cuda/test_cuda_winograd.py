@@ -27,12 +27,12 @@ from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates
 from im2win.registry.sources import code_digest
-from im2win.schedules.cuda.kernel import pack_of, product_of
-from im2win.schedules.cuda.legality import problems
-from im2win.schedules.cuda.model import estimate
+from im2win.schedules.cuda.kernels.multistage import pack_of, product_of
+from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.model.multistage import estimate
 from im2win.schedules.cuda.plan import WinogradPlan
-from im2win.schedules.cuda.space import BANDS
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
+from im2win.schedules.cuda.space.multistage import BANDS
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite

@@ -16,10 +16,10 @@ from im2win.numerics.winograd_tiling import row_problem
 from im2win.packing.mma_fragments import CudaPack
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
-from im2win.schedules.cuda.kernel import pack_of, step_filters
-from im2win.schedules.cuda.legality import problems
+from im2win.schedules.cuda.kernels.multistage import pack_of, step_filters
+from im2win.schedules.cuda.legality.multistage import problems
 from im2win.schedules.cuda.plan import WinogradPlan
-from im2win.schedules.cuda.tile import CudaTile
+from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 PLAN = WinogradPlan()

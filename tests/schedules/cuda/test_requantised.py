@@ -26,11 +26,11 @@ from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import CudaLayer
 from im2win.runtime.tensors import ArgumentError
-from im2win.schedules.cuda.epilogue import run_length
-from im2win.schedules.cuda.kernel import operand_of
-from im2win.schedules.cuda.tile import PRODUCTS, CudaTile
-from im2win.schedules.persistent.tile import PersistentTile
-from im2win.schedules.split.tile import SplitTile
+from im2win.schedules.cuda.epilogue.store import run_length
+from im2win.schedules.cuda.kernels.multistage import operand_of
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d, ConvError
 
 PLAIN = Conv2d.parse("n2-c20x9x10-k24x3x3-p1-int8")
@@ -319,9 +319,9 @@ def _record(conv: Conv2d, tile: CudaTile) -> records.Record:
     from im2win.registry.sources import code_digest
 
     return records.Record(
-        conv=str(conv), algorithm="implicit_gemm", schedule="tiled", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3, error=0.0,
-        tolerance=0.0, extra_bytes=0, device=backend_for(H200).name, threads=1, target="cuda", tvm=tvm.__version__, im2win=__version__,
-        fingerprint="0" * 16, generator=code_digest("cuda"), seed=0, trial=0, date="2026-01-01T00:00:00+00:00",
+        conv=str(conv), algorithm="implicit_gemm", schedule="tiled", tile=tile.as_dict(), outcome="ok", message="", samples_s=(1e-4,) * 3,
+        error=0.0, tolerance=0.0, extra_bytes=0, device=backend_for(H200).name, threads=1, target="cuda", tvm=tvm.__version__,
+        im2win=__version__, fingerprint="0" * 16, generator=code_digest("cuda"), seed=0, trial=0, date="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
 
 

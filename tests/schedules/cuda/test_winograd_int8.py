@@ -29,8 +29,8 @@ from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.manifest import Manifest, manifest_path
-from im2win.schedules.winograd_tc.legality import problems
-from im2win.schedules.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 from im2win.tuner.build_worker import BuildJob, build

@@ -70,7 +70,7 @@ def ablation(
 
 def _on_cpu(names: str | None, threads: int | None) -> tuple[Rungs, Callable[..., Result], str]:
     """The rungs that are wanted, what measures them, and a line to close with."""
-    from im2win.schedules.ladder import RUNGS
+    from im2win.schedules.studies.cpu_ladder import RUNGS
     from im2win.studies import ladder as ablation
 
     wanted = _wanted(names, RUNGS)
@@ -80,7 +80,7 @@ def _on_cpu(names: str | None, threads: int | None) -> tuple[Rungs, Callable[...
 
 def _on_gpu(names: str | None) -> tuple[Rungs, Callable[..., Result], str]:
     """The same for a GPU."""
-    from im2win.schedules.cuda.ladder import RUNGS, WITHOUT
+    from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT
     from im2win.studies import cuda_ladder as cuda_ablation
 
     wanted = _wanted(names, {**RUNGS, **WITHOUT})
@@ -103,7 +103,7 @@ COLUMNS = ("rung", "what changes", "source", "ms", "samples", "GFLOPS", "gain", 
 def _rows(row: Row, rungs: Rungs) -> list[list[str]]:
     """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
     from im2win.reports.ladder import ALGORITHM_9, rates
-    from im2win.schedules.cuda.ladder import WITHOUT
+    from im2win.schedules.studies.cuda_ladder import WITHOUT
 
     ladder = {name: rung for name, rung in rungs.items() if name not in WITHOUT}
     failed = {**row.peers_failed, **({last_rung(list(rungs), ladder): row.failed} if row.failed else {})}

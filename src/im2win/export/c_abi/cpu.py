@@ -23,8 +23,8 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.winograd import AXES, WinogradPack
 from im2win.registry import cpu_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.registers import PIPELINE
-from im2win.schedules.tails import CONFIG
+from im2win.schedules.cpu.loop_peeling import CONFIG
+from im2win.schedules.cpu.registers import PIPELINE
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 

@@ -1,0 +1,1 @@
+"""CPU schedules: vectorised, parallel and unrolled loops over packed filters."""

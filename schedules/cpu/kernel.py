@@ -1,0 +1,219 @@
+"""The production schedule for CPUs: one body for every algorithm (thesis Alg. 6, carried further).
+
+A parallel step takes a strip of output rows of one image and a pass of channel blocks. It stages what the algorithm transforms (a padded
+strip, its im2win rows, its im2col block), and for every channel block sweeps a register tile over the strip. A K step of the tile loads
+`vectors` vectors of packed filters and multiplies each with `rows * cols` broadcast inputs, so with 14 windows x 2 vectors there are 28
+sums, 2 filters and 1 broadcast in 32 registers, and 16 loads feed 28 FMAs.
+
+    parallel (channel pass, n, strip)
+        stage                                      # strip-level transform, if the algorithm has one
+        for channel block in pass
+            for row tile, column tile in strip
+                sums = 0                           # registers
+                for c, u, v: sums += filter[k, :] * operand
+                rows[...] = act(sums + bias)       # level 1
+            out[...] = turned rows                 # schedules/cpu/transpose.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from im2win.compute import nest
+from im2win.schedules.cpu.tile import Tile
+from im2win.schedules.cpu.transpose import turn_intrin
+from im2win.spec.conv2d import Conv2d
+
+Where = Literal["root", "strip", "inline"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a schedule must know of an algorithm.
+
+    stage: the block that transforms the input; None if there is none.
+    where: `root` stores the whole transformed tensor, `strip` one strip of it beside the product, `inline` none of it.
+    matrix: whether the product takes windows as one line of a matrix, without rows.
+    fused: axes of the stage that hold several: (axis, letters of the inner ones), u kernel row, v kernel column, x output column. Taken
+        apart, they leave plain rows to copy instead of a division for every element.
+    step: elements between neighbouring windows in what the product reads.
+    """
+
+    stage: str | None = None
+    where: Where = "inline"
+    matrix: bool = False
+    fused: tuple[tuple[int, str], ...] = ()
+    step: int = 1
+
+
+def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Plan) -> Schedule:
+    """Schedules a definition of compute/ with a legal tile."""
+    sch = Schedule(te.create_prim_func(list(arguments)))
+    if plan.stage and plan.where == "inline":
+        sch.compute_inline(sch.get_sblock(plan.stage))
+    step, block, channels, windows = _output_loops(sch, conv, tile)
+    held = _holds_back(conv, tile, plan)
+    if held:
+        _hold_back(sch, conv, tile, block, channels)
+    else:
+        sch.compute_inline(sch.get_sblock(nest.ROWS))
+        if conv.residual:
+            sch.compute_inline(sch.get_sblock(nest.TURNED))
+    if plan.stage and plan.where != "inline":
+        # while the product is whole, so that exactly what a strip reads is staged, and nothing for the rest of its last tile
+        sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
+        _stage(sch, conv, tile, plan, step)
+    if held:
+        _tile_strip(sch, conv, tile, plan, channels, windows)
+    elif tile.axis == "channels":
+        _channel_vectors(sch, conv, tile, plan, *windows, *channels)
+    else:
+        _window_vectors(sch, conv, tile, plan, channels, windows)
+    return sch
+
+
+def _holds_back(conv: Conv2d, tile: Tile, plan: Plan) -> bool:
+    """Whether a strip of outputs is held in [window][channel] form: where vectors of channels cannot leave as they are."""
+    leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.strip > 1)
+    return tile.axis == "channels" and not leaves
+
+
+def _whole_blocks(conv: Conv2d, tile: Tile) -> bool:
+    return (conv.out_channels // conv.groups) % tile.block == 0
+
+
+def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, LoopRV, list[LoopRV], list[LoopRV]]:
+    """Splits the output into parallel steps: (step, channel block of the pass, channel loops inside it, [row, column] of the strip)."""
+    loops = sch.get_loops(sch.get_sblock(nest.OUT))
+    n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
+    inside = [tile.vectors, tile.lanes] if tile.axis == "channels" else [tile.block]
+    passes, block, *channels = sch.split(j, [None, tile.pass_blocks, *inside])
+    strips, row = sch.split(m, [None, tile.strip])
+    order = [*channels, row, x] if conv.layout == "NCHW" else [row, x, *channels]
+    sch.reorder(passes, n, strips, block, *order)
+    step = sch.fuse(passes, n, strips)
+    sch.parallel(step)
+    return step, block, channels, [row, x]
+
+
+def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels: list[LoopRV]) -> None:
+    """The strip of outputs beside the product; a residual is added to turned rows, or on the way out where nothing is turned."""
+    if conv.residual and conv.layout == "NCHW" and _whole_blocks(conv, tile):
+        sch.compute_at(sch.get_sblock(nest.TURNED), channels[0], preserve_unit_loops=True)
+    elif conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TURNED))
+    sch.compute_at(sch.get_sblock(nest.ROWS), block, preserve_unit_loops=True)
+
+
+def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Vectors of channels that leave through a strip of outputs."""
+    rows = sch.get_sblock(nest.ROWS)
+    row, col, channel = sch.get_loops(rows)[-3:]
+    _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
+    line = conv.output_size[1] * (tile.strip if plan.matrix else 1)
+    sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
+    if conv.layout == "NCHW" and _whole_blocks(conv, tile):
+        _turn(sch, conv, tile, channels, windows)
+    elif _whole_blocks(conv, tile):
+        _unroll(sch, channels[0])
+        sch.vectorize(channels[1])
+
+
+def _channel_vectors(
+    sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, row: LoopRV, col: LoopRV, vector: LoopRV, lane: LoopRV
+) -> None:
+    """Tiles the loops that take the sums (over a strip of outputs, or the output itself), and puts the product under each tile."""
+    row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, col = sch.split(col, [None, tile.cols])
+    sch.reorder(row_tile, col_tile, row, col, vector, lane)
+    _unroll(sch, row, col, vector)
+    sch.vectorize(lane)
+    product = sch.get_sblock(nest.CONV)
+    sch.compute_at(product, col_tile, preserve_unit_loops=True)
+    sch.set_scope(product, 0, "local")
+    _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
+
+
+def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, taps: int) -> None:
+    """The sum over K on registers: `rows * cols * vectors` sums, unrolled but for the K loops."""
+    row, col, channel, *sums = sch.get_loops(product)[-3 - taps :]
+    vector, lane = sch.split(channel if tile.axis == "channels" else col, [None, tile.lanes])
+    held = [row, col, vector, lane] if tile.axis == "channels" else [row, channel, vector, lane]
+    steps: list[LoopRV] = []
+    if tile.unroll > 1:
+        if taps == 3 and math.prod(conv.kernel) > 1:
+            steps = [sums.pop()]
+        else:
+            sums[0], inner = sch.split(sums[0], [None, math.gcd(tile.unroll, int(sch.get(sums[0]).extent))])
+            steps = [inner]
+    sch.reorder(*sums, *steps, *held)
+    _unroll(sch, *steps, *held[:3])
+    sch.vectorize(lane)
+    start = sch.decompose_reduction(product, sums[0])
+    *zeros, lane = sch.get_loops(start)[-4:]
+    _unroll(sch, *zeros)
+    sch.vectorize(lane)
+
+
+def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Rows of [window][channel] leave as NCHW, turned by shuffles; a residual is added to the turned rows."""
+    intrin = turn_intrin(tile.strip, conv.output_size[1], tile.lanes)
+    if not conv.residual:
+        sch.tensorize(channels[1], intrin)
+        return
+    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TURNED))[-3], intrin)
+    _, lane = sch.split(sch.fuse(*windows), [None, tile.lanes])
+    sch.vectorize(lane)
+
+
+def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Sums of neighbouring windows in a vector: they leave as they are, so bias, residual and activation happen on the way out."""
+    row, col = windows
+    if plan.matrix:
+        col = sch.fuse(row, col)
+        row_tile, row = sch.split(sch.add_unit_loop(col), [None, 1])
+    else:
+        row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, vector, lane = sch.split(col, [None, tile.vectors, tile.lanes])
+    sch.reorder(row_tile, col_tile, row, *channels, vector, lane)
+    product = sch.get_sblock(nest.CONV)
+    sch.compute_at(product, col_tile, preserve_unit_loops=True)
+    sch.set_scope(product, 0, "local")
+    sch.transform_layout(product, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m, ji, x))
+    _unroll(sch, row, *channels, vector)
+    sch.vectorize(lane)
+    _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
+
+
+def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) -> None:
+    """Runs a transform for itself, in parallel over its outer axes, or per step. LLVM vectorizes the plain rows it leaves.
+
+    before                                         after
+        for k in K, p in P:                            for c, u, v, m, x:
+            M[k, p] = I[k // 9, p // Wo + ..., ...]        M[...] = I[c, m*s + u, x*s + v]
+    """
+    block = sch.get_sblock(plan.stage)
+    if plan.where == "strip":
+        sch.compute_at(block, step, preserve_unit_loops=True)
+    rank = len(sch.get(block).iter_vars)
+    loops = sch.get_loops(block)[-rank:]
+    extents = {"u": conv.kernel[0], "v": conv.kernel[1], "x": conv.output_size[1]}
+    parts: list[LoopRV] = []
+    for axis, loop in enumerate(loops):
+        letters = dict(plan.fused).get(axis, "")
+        inner = [extents[letter] for letter in (tile.order[1:] if letters == "uv" else letters)]
+        parts += sch.split(loop, [None, *inner]) if inner else [loop]
+    if plan.where == "root":
+        sch.parallel(sch.fuse(*parts[:3]))
+
+
+def _unroll(sch: Schedule, *loops: Any) -> None:
+    for loop in loops:
+        sch.unroll(loop)

@@ -1,0 +1,150 @@
+"""An analytic estimate of a tile's time: it chooses the tile of an untuned layer, and gives the tuner its first order.
+
+Counted in cycles of one core: the micro-kernel (FMA, load and latency bounds), the way out, staging, and what the caches must deliver.
+The constants are of current x86 and Arm cores (two FMAs and two loads a cycle), those of caches and the way out fitted to tuning records;
+they rank tiles, they do not predict times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
+from im2win.schedules.cpu.tile import Tile
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.objective import cost
+
+LOADS = 2  # vector loads a cycle
+L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
+RUN = 20.0  # cycles a run of output rows costs at its start
+SPILL = 0.04  # share of a K step that each register too many costs
+AHEAD = 3  # registers with inputs that LLVM loads before it needs them
+TURN = 10.0  # cycles a vector of outputs costs on its way through the strip and the shuffles
+STAGED = {"strip": 0.5, "root": 1.8}  # cycles an element that is transformed costs
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.spec.objective`)."""
+
+    conv: Conv2d
+    product: float
+    write_back: float
+    stage: float
+    cache: float
+    memory: float
+    imbalance: float
+    threads: int
+    held: float
+
+    @property
+    def cost(self) -> float:
+        """`total`, with the price of the memory held."""
+        return cost(self.conv, self.total, self.held)
+
+    @property
+    def total(self) -> float:
+        """Cycles of the whole layer on all threads."""
+        return (self.product + self.write_back + self.stage + self.cache + self.memory) * self.imbalance / self.threads
+
+
+def _step_cycles(tile: Tile, windows: int, step: int) -> float:
+    """Cycles of one K step of the register tile with this many windows in its row."""
+    if tile.axis == "channels":
+        sums = tile.rows * windows * tile.vectors
+        loads: float = tile.vectors + tile.rows * windows
+    else:
+        vectors = -(-windows // tile.lanes)
+        sums = tile.rows * vectors * tile.cols
+        # a vector of neighbouring windows mostly straddles two cache lines; a strided one is put together element by element
+        loads = tile.rows * vectors * (2 if step == 1 else 2 * tile.lanes) + tile.cols
+    overhead = 1.0 / tile.unroll
+    return max(sums / FMA_UNITS, loads / LOADS, FMA_LATENCY) + overhead
+
+
+def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
+    """Registers that LLVM wants beyond those there are.
+
+    Where an unrolled kernel axis slides over the same inputs, LLVM loads each of them once and keeps all of them. It unrolls loops of up to
+    three steps by itself.
+    """
+    if tile.axis == "windows":
+        # it loads a K step's inputs and filters before it multiplies; measured, each one too many costs more than a shared input
+        return max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
+    spare = tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers
+    if matrix:
+        return max(spare, 0)
+    taps = conv.kernel[1] if tile.order == "cuv" else conv.kernel[0]
+    if tile.unroll == 1 and taps > 3:
+        return max(spare, 0)
+    if tile.order == "cuv":
+        shared = taps > conv.stride[1]
+        held = tile.rows * ((tile.cols - 1) * conv.stride[1] + taps)
+    else:
+        shared = tile.rows > 1 and taps > conv.stride[0]
+        held = tile.cols * ((tile.rows - 1) * conv.stride[0] + taps)
+    need = tile.accumulators + tile.vectors + (held if shared else 1 + AHEAD)
+    long = 4 if tile.unroll > 1 and taps > 5 else 0  # long unrolled bodies: its scheduler moves loads far ahead
+    return max(need + long - machine.registers, 0)
+
+
+def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: int, step: int) -> Estimate:
+    """The estimate of a legal tile for an algorithm's plan; it stages so many elements per strip or (`where` = root) in all."""
+    out_h, out_w = conv.output_size
+    blocks = tile.pack.blocks(conv)
+    depth = math.prod(conv.filter_shape[1:])
+    line = out_w * (tile.strip if matrix else 1)
+    lines = 1 if matrix else tile.strip // tile.rows  # register-tile rows of a strip
+    width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
+    whole, rest = divmod(line, width)
+    sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
+    sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
+    strips = conv.batch * out_h // tile.strip
+    passes = blocks // tile.pass_blocks
+
+    filter_bytes = 4.0 * depth * tile.block
+    input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.strip - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
+    tiles = lines * (whole + bool(rest))
+    cache = 0.0
+    if filter_bytes > 0.75 * machine.l1_bytes:  # streamed from level 2 by every tile, behind the FMAs if they are slower
+        cache += max(0.0, tiles * filter_bytes / L2_BYTES - 0.9 * sweep)
+    if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
+        cache += filter_bytes / L3_BYTES
+    if input_bytes > 0.5 * machine.l1_bytes:
+        cache += input_bytes / L2_BYTES
+    if input_bytes > 0.6 * machine.l2_bytes:
+        cache += input_bytes / L3_BYTES
+    moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
+
+    steps = passes * strips
+    outputs = tile.strip * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
+    private = conv.itemsize * min(machine.threads, steps) * (outputs + (staged if where == "strip" else 0))
+    return Estimate(
+        conv=conv,
+        product=strips * blocks * sweep,
+        write_back=_write_back(conv, tile),
+        stage=STAGED.get(where, 0.0) * staged * (steps if where == "strip" else 1),
+        cache=strips * blocks * cache,
+        memory=0.3 * 4 * moved / L3_BYTES,
+        imbalance=-(-steps // machine.threads) * machine.threads / steps,
+        threads=machine.threads,
+        held=private + (conv.itemsize * staged if where == "root" else 0),
+    )
+
+
+def _write_back(conv: Conv2d, tile: Tile) -> float:
+    """Cycles to bring the sums out, and to start each run of rows of a channel: another page, and nothing prefetched."""
+    runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.strip)
+    return _vectors_out(conv, tile) + RUN * runs
+
+
+def _vectors_out(conv: Conv2d, tile: Tile) -> float:
+    vectors = math.prod(conv.output_size) * conv.batch * conv.out_channels / tile.lanes
+    if tile.axis == "windows":
+        return vectors * tile.rows  # every row of the tile is one more stream of partly written cache lines
+    padded = (conv.out_channels // conv.groups) % tile.block
+    if conv.layout == "NCHW":
+        return vectors * (2.0 * tile.lanes if padded else TURN)
+    return vectors * (tile.lanes if padded else 2.0)
+

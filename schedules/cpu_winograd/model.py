@@ -1,0 +1,151 @@
+"""An analytic estimate of a Winograd tile's time on a CPU, in the terms of `cpu.model`: what ranks it among all algorithms' tiles.
+
+Operations of transforms are counted from their straight-line programs; the other constants are those of `cpu.model`, or counted from
+the instructions that LLVM makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from im2win.compute import nest, winograd
+from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
+from im2win.numerics.matvec_program import program
+from im2win.numerics.winograd_matrices import transform
+from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TURN, Estimate
+from im2win.schedules.cpu_winograd.kernel import held_bytes
+from im2win.schedules.cpu_winograd.tile import WinogradTile
+from im2win.spec.conv2d import Conv2d
+
+TURN_IN = 5.0  # cycles a vector of inputs costs to be turned: four stages of shuffles, a load and a store
+SCALAR = 1.5  # cycles an element costs that no shuffle turns
+PAD = 2.0  # cycles a vector costs on its way into the padded strip: load, store, and the test whether it is padding
+MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory: filters that no cache holds
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Operations of the four one-dimensional transforms, and the sizes of a tile."""
+
+    rows: int
+    cols: int
+    into_rows: int
+    into_cols: int
+    back_rows: int
+    back_cols: int
+
+
+@functools.lru_cache(maxsize=64)
+def _form(kernel: tuple[int, int], outputs: int) -> _Form:
+    down, across = (transform(outputs, taps) for taps in kernel)
+    operations = [program(matrix).operations for matrix in (down.bt, across.bt, down.at, across.at)]
+    return _Form(down.size, across.size, *operations)
+
+
+def _work(operations: int, stores: int) -> float:
+    """Cycles of vector operations: two a cycle, beside one store a cycle."""
+    return max(operations / FMA_UNITS, float(stores))
+
+
+def _register_tile(tile: WinogradTile, cols: int, depth: int, machine: Machine) -> float:
+    """Cycles of the product of one position for `cols` tiles of the strip."""
+    step = max(cols * tile.vectors / FMA_UNITS, (cols + tile.vectors) / LOADS, FMA_LATENCY) + 1.0 / tile.unroll
+    spilled = max(tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers, 0)
+    return depth * step * (1 + SPILL * spilled) + cols * tile.vectors + FMA_LATENCY
+
+
+def _into(conv: Conv2d, tile: WinogradTile, form: _Form, strip_cols: int) -> float:
+    """Cycles to transform a strip's input of one image, one vector of channels."""
+    rows = (tile.strip - 1) * tile.outputs + form.rows
+    width = (strip_cols - 1) * tile.outputs + form.cols
+    whole = (conv.in_channels // conv.groups) % tile.depth == 0
+    if conv.layout == "NHWC":
+        turn = 0.0 if whole else SCALAR * tile.depth
+    else:
+        turn = TURN_IN * tile.depth / 16 + 1 if whole and tile.depth >= 4 else SCALAR * tile.depth
+    down = tile.strip * width * _work(form.into_rows, form.rows)
+    across = tile.strip * strip_cols * form.rows * _work(form.into_cols, form.cols)
+    return rows * conv.width * turn + rows * width * PAD + down + across
+
+
+def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
+    """Cycles to transform a strip's sums back and to bring them out, one channel block."""
+    operations = form.cols * form.back_rows + tile.outputs * form.back_cols
+    back = line * tile.vectors * (_work(operations, tile.outputs**2) + form.rows * form.cols / LOADS)
+    rows, width = tile.images * tile.strip * tile.outputs, conv.output_size[1]
+    whole = (conv.out_channels // conv.groups) % tile.block == 0
+    if conv.layout == "NHWC":
+        return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
+    if not whole:
+        return back + rows * width * tile.vectors * 2.0 * tile.lanes
+    turned = -(-width // tile.lanes)  # vectors of a row, the last one as dear as a whole one
+    return back + rows * turned * tile.block * TURN + RUN * tile.block * tile.images
+
+
+def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
+    """Bytes of what a parallel step holds, by block: V of all its channels, M and outputs of one channel block, the strip on its way."""
+    form, (_, cols), pack = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs), tile.pack
+    line, positions = tile.images * tile.strip * cols, form.rows * form.cols
+    rows, width = (tile.strip - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
+    groups = max(tile.pass_blocks // pack.blocks_per_group(conv), 1)
+    elements = {
+        winograd.INPUT: groups * pack.depth(conv) * positions * line,
+        nest.CONV: positions * line * tile.block,
+        nest.ROWS: tile.outputs**2 * line * tile.block,
+        winograd.PADDED: tile.images * tile.depth * rows * width,
+        winograd.DOWN: tile.depth * form.rows * width,
+        winograd.TURNED_IN: tile.depth * conv.width if conv.layout == "NCHW" else 0,
+    }
+    return {name: conv.itemsize * count for name, count in elements.items()}
+
+
+def strip_bytes(conv: Conv2d, tile: WinogradTile) -> int:
+    """Most bytes that a parallel step holds at once: M and outputs take the place of the strip."""
+    held = buffers(conv, tile)
+    strip = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
+    return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], strip)
+
+
+def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
+    """The estimate of a legal tile."""
+    form, (tile_rows, tile_cols) = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs)
+    pack, line, positions = tile.pack, tile.images * tile.strip * tile_cols, form.rows * form.cols
+    depth, blocks = pack.depth(conv), pack.blocks(conv)
+    strips, passes = conv.batch // tile.images * tile_rows // tile.strip, blocks // tile.pass_blocks
+    steps = strips * passes
+
+    whole, rest = divmod(line, tile.cols)
+    per_position = whole * _register_tile(tile, tile.cols, depth, machine)
+    per_position += _register_tile(tile, rest, depth, machine) if rest else 0.0
+    sweep = positions * per_position
+    groups = max(tile.pass_blocks // pack.blocks_per_group(conv), 1)
+    vectors_in = groups * depth // tile.depth
+
+    panel, given = 4.0 * depth * tile.block, 4.0 * depth * line  # filters and inputs of a position
+    again = whole + bool(rest) if panel > 0.75 * machine.l1_bytes else 1
+    cache = max(0.0, positions * (panel * again + given) / L2_BYTES - 0.9 * sweep)
+    sums = 4.0 * positions * line * tile.block
+    near = positions * (panel * tile.pass_blocks + given * groups) + sums
+    if near > 0.6 * machine.l2_bytes:
+        cache += positions * panel / L3_BYTES
+    if positions * given * groups + sums > 0.6 * machine.l2_bytes:
+        cache += (positions * given + sums) / L3_BYTES
+    filters = 4.0 * math.prod(pack.shape(conv))
+    moved = 4 * (passes * math.prod(conv.input_shape) + 2 * math.prod(conv.output_shape)) + filters
+    memory = 0.3 * moved / L3_BYTES
+    if filters > 0.7 * machine.l3_bytes:
+        memory += filters / MEMORY_BYTES * machine.threads
+
+    return Estimate(
+        conv=conv,
+        product=steps * tile.pass_blocks * sweep,
+        write_back=steps * tile.pass_blocks * _out_of(conv, tile, form, line),
+        stage=steps * vectors_in * tile.images * _into(conv, tile, form, tile_cols),
+        cache=steps * tile.pass_blocks * cache,
+        memory=memory,
+        imbalance=-(-steps // machine.threads) * machine.threads / steps,
+        threads=machine.threads,
+        held=min(machine.threads, steps) * strip_bytes(conv, tile) + held_bytes(conv, tile),
+    )

@@ -1,0 +1,1 @@
+"""From accumulators to the output."""

@@ -1,0 +1,141 @@
+"""From the sums of a patch to the output, where those of its columns that are outputs lie."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, cast
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cuda.epilogue.output_columns import Outputs
+from im2win.schedules.cuda.epilogue.requantise import exchanged, store_word
+from im2win.schedules.cuda.epilogue.store import Epilogue, finished, value_type
+from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
+from im2win.schedules.cuda.primitives import Expr, call, local, pointer
+from im2win.schedules.cuda.tiles.persistent import EIGHT, PersistentTile, channel_run, window_run
+from im2win.spec.conv2d import Conv2d
+
+LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
+BYTES = 8  # that a lane stores at a time
+
+
+def two_outputs(conv: Conv2d, pair: list[Expr]) -> Expr:
+    """Two outputs as one word, or, of one byte each, as its lower half."""
+    return T.call_extern("uint32", f"im2win::{'two_int8' if conv.out_dtype == 'int8' else 'two_f16'}", *pair)
+
+
+def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> PatchEpilogue:
+    """What writes the sums of a patch, of channels from the first on: with as wide stores as nothing forbids."""
+    kind = PatchEpilogue
+    if conv.residual or conv.out_itemsize > 2:
+        pass
+    elif conv.layout == "NHWC":
+        kind = _Channels if conv.out_dtype == "int8" and conv.out_channels % 4 == 0 else kind
+    else:
+        width = BYTES // conv.out_itemsize
+        aligned = operand.pitch % width == 0 and conv.output_size[1] % width == 0 and tile.cols % (2 * width) == 0
+        kind = _Columns if aligned else kind
+    return kind(conv, tile, tensors, operand, first)
+
+
+class PatchEpilogue(Epilogue):
+    """Writes the sums of a patch.
+
+    A thread holds two channels of two neighbouring columns: two neighbours in memory, which as int8 or float16 are less than that takes
+    at a time. Where nothing forbids it, lanes exchange them before they are stored: see `patch_epilogue`.
+    """
+
+    def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
+        self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
+        self._first, self._group = first, tirx.const(0, "int32")
+        self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
+        self._values = local("values", (self._run,), value_type(conv))
+
+    def _inside(self, channel: Expr) -> list[Expr]:
+        """Under which condition there is such a channel."""
+        return [channel < self._conv.out_channels] if self._conv.out_channels % self._tile.block_m else []
+
+    def _finished(self, product: SharedProduct, held: dict[str, Any], i: int, half: int, j: int, e: int) -> Expr:
+        return finished(self._conv, self._tile.sum_dtype, held, product.sum(i, half, j, e), i * 2 + half, 0)
+
+    def _held(self, product: SharedProduct) -> dict[str, Any]:
+        """Bias and scale of a thread's channels in registers, by name, two for every product; others' where there are no such channels."""
+        held: dict[str, Any] = {}
+        for name in ("bias", "scale"):
+            if name in self._tensors:
+                held[name] = local(f"held_{name}", (2 * product.rows,), self._conv.dtypes[name])
+                for i, half in itertools.product(range(product.rows), range(2)):
+                    channel = T.min(self._first + product.channel(i, half), self._conv.out_channels - 1)
+                    T.buffer_store(held[name], self._tensors[name][channel], [i * 2 + half])
+        return held
+
+
+class _Channels(PatchEpilogue):
+    """int8, channels last: lanes 4*g + t with g and g + 1, g even, exchange what they hold of columns 2*t and 2*t + 1.
+
+    Each stores four channels of one of them.
+    """
+
+    def write(self, product: SharedProduct) -> None:
+        """Emits the stores."""
+        conv, (out_h, out_w), held = self._conv, self._conv.output_size, self._held(product)
+        column, channel = product.fours()
+        words = local("words", (product.rows,), "uint32")
+        for j in product.kept:
+            for i in range(product.rows):
+                pairs = [[self._finished(product, held, i, half, j, e) for half in range(2)] for e in range(2)]
+                T.buffer_store(words, exchanged(pairs, LANE_OF_NEXT), [i])
+            n, m, x, conditions = self._operand.output((j * EIGHT, column))
+            start = ((n * out_h + m) * out_w + x) * conv.out_channels
+
+            def store(start: Expr = start) -> None:
+                for i in range(product.rows):
+                    at = self._first + channel(i)
+                    self._guarded(self._inside(at), lambda i=i, at=at: store_word(self._tensors["output"], start + at, words[i]))  # type: ignore[misc]
+
+            self._guarded(conditions, store)
+
+
+class _Columns(PatchEpilogue):
+    """Channels first: lanes with the same channels exchange neighbouring columns, and each stores eight bytes of one channel.
+
+    Of the four lanes that hold eight columns, all exchange int8 of four such eights, or two float16 of two of them: so that the four store
+    32 neighbouring bytes, of one channel; where too few columns are left in a row of the patch, 16 bytes of two channels.
+
+    A row of the patch may begin in the middle of eight columns of the product. The first four of eight outputs are then what the last two
+    of the lanes hold of these columns, and the others what the first two hold of the next eight.
+    """
+
+    def write(self, product: SharedProduct) -> None:
+        """Emits the stores."""
+        conv, tile, held, eights = self._conv, self._tile, self._held(product), self._tile.cols // EIGHT
+        lanes = BYTES // (2 * conv.out_itemsize)  # that exchange
+        pieces = local("pieces", (2, eights + 1), "uint32")  # two outputs of each of two channels' eights
+        for row_, i in itertools.product(range(tile.rows), range(product.rows)):
+            first, shift = divmod(row_ * self._operand.pitch, EIGHT)
+            for half, k in itertools.product(range(2), range(eights + (shift > 0))):
+                pair = [self._finished(product, held, i, half, first + k, e) for e in range(2)]
+                T.buffer_store(pieces, two_outputs(conv, pair), [half, k])
+            for at in range(0, eights, lanes):
+                many = min(lanes, eights - at)
+                for half in range(0, 2, lanes // many):
+                    self._store_eights(product, pieces, (row_, i, half, at), lanes, many, shift > 0)
+
+    def _store_eights(
+        self, product: SharedProduct, pieces: Any, place: tuple[int, int, int, int], lanes: int, many: int, shifted: bool
+    ) -> None:
+        """Of `many` eights from one on, in a row of the patch, of one channel, or of it and the other that a thread holds."""
+        conv, t, (row_, i, half, at) = self._conv, product.t, place
+        own, eight = local("own", (lanes,), "uint32"), local("eight", (2,), "uint32")
+        for k in range(lanes):
+            of, which = half + k // many, at + k % many
+            piece = pieces[of, which]
+            T.buffer_store(own, tirx.Select(t < 2, pieces[of, which + 1], piece) if shifted else piece, [k])
+        call(f"gather_eight<{lanes}>", pointer(eight, 0), pointer(own, 0))
+        mine, within = t % lanes, ((t + 2) % 4 if shifted else t) // lanes
+        column = (at + mine % many) * EIGHT + within * (2 * lanes)
+        channel = self._first + product.channel(i, half + mine // many)
+        n, m, x, conditions = self._operand.at(tirx.const(row_, "int32"), column)
+        to = pointer(self._tensors["output"], ((n * conv.out_channels + channel) * conv.output_size[0] + m) * conv.output_size[1] + x)
+        self._guarded([*conditions, *self._inside(channel)], lambda: call("store_eight", to, pointer(eight, 0)))

@@ -1,0 +1,91 @@
+"""Where the columns of a product over a patch lie in the output."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from im2win.schedules.cuda.primitives import Expr
+from im2win.schedules.cuda.tiles.persistent import Field
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedField
+
+
+class Outputs:
+    """Where the columns of a patch's product lie in the output."""
+
+    def __init__(self, field: Field, patch: Expr) -> None:
+        self._field, (down, across) = field, field.counts
+        self._corner = patch // (down * across), patch // across % down * field.tile.rows, patch % across * field.tile.cols
+
+    @property
+    def pitch(self) -> int:
+        """Columns from one row of outputs to the next."""
+        return self._field.pitch
+
+    def at(self, down: Expr, col: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(n, m, x) of a row and a column of the patch, and under which conditions it is an output."""
+        field, (height, width), (n, top, left) = self._field, self._field.conv.output_size, self._corner
+        conditions = [top + down < height] if height % field.tile.rows else []
+        if width % field.tile.cols:
+            conditions.append(left + col < width)
+        return n, top + down, left + col, conditions
+
+    def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """The same of a column of the product, given as the first of eight and one of these."""
+        field, tile, conditions = self._field, self._field.tile, list[Expr]()
+        (row_, first), lane = divmod(window[0], field.pitch), window[1]
+        down, col = tirx.const(row_, "int32"), first + lane
+        if field.pitch < 8:  # the eight are in several rows
+            down, col = (window[0] + lane) // field.pitch, (window[0] + lane) % field.pitch
+            conditions.append(down < tile.rows)
+        elif first + 7 >= field.pitch:  # some of the eight are in the next row
+            down = tirx.Select(col < field.pitch, down, down + 1)
+            col = tirx.Select(col < field.pitch, col, col - field.pitch)
+            if row_ + 1 >= tile.rows:
+                conditions.append(down < tile.rows)
+        if first + 7 >= tile.cols:
+            conditions.append(col < tile.cols)
+        n, m, x, inside = self.at(down, col)
+        return n, m, x, [*conditions, *inside]
+
+
+class StreamedOutputs(Outputs):
+    """Where the columns of a patch's product lie in the output."""
+
+    _field: StreamedField
+
+    def __init__(self, field: StreamedField, patch: Expr) -> None:
+        super().__init__(field, patch)
+        n, top, left = self._corner
+        self._corner = n * field.tile.images, top, left
+
+    def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(n, m, x) of a column, given as the first of eight and one of these, and under which conditions it is an output."""
+        field, tile, conv = self._field, self._field.tile, self._field.conv
+        (image, down, col), (n, top, left), conditions = self._place(*window), self._corner, []
+        columns = [window[0] + lane for lane in range(8)]
+        places = [(*divmod(column // field.pitch, field.lines), column % field.pitch) for column in columns]
+        for value, size, which in ((image, tile.images, 0), (down, tile.rows, 1), (col, tile.cols, 2)):
+            if any(place[which] >= size for place in places):
+                conditions.append(value < size)
+        place, sizes = (n + image, top + down, left + col), (tile.images, tile.rows, tile.cols)
+        ends = zip(place, (conv.batch, *conv.output_size), sizes, strict=True)
+        conditions += [value < end for value, end, size in ends if end % size]
+        return *place, conditions
+
+    def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:
+        """(image, row, column) in the patch."""
+        field = self._field
+        line, at = divmod(first, field.pitch)
+        if field.pitch < 8:  # the eight are in several rows
+            line_, col = (first + lane) // field.pitch, (first + lane) % field.pitch
+            return line_ // field.lines, line_ % field.lines, col
+        (image, down), (later, below) = divmod(line, field.lines), divmod(line + 1, field.lines)
+        if at + 7 < field.pitch:
+            return tirx.const(image, "int32"), tirx.const(down, "int32"), at + lane
+        here = at + lane < field.pitch  # some of the eight are in the next row
+        col = tirx.Select(here, at + lane, at + lane - field.pitch)
+        return self._either(here, image, later), self._either(here, down, below), col
+
+    @staticmethod
+    def _either(here: Expr, first: int, second: int) -> Expr:
+        return tirx.const(first, "int32") if first == second else tirx.Select(here, tirx.const(first, "int32"), tirx.const(second, "int32"))

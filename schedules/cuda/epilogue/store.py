@@ -1,0 +1,142 @@
+"""From the sums in registers to the output: bias, scale, residual, activation, and stores as wide as the layout allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cuda.epilogue.requantise import added, scaled, store_int8
+from im2win.schedules.cuda.mma.fma import Run
+from im2win.schedules.cuda.primitives import CHUNK, Expr, local
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec import activations
+from im2win.spec.conv2d import Conv2d
+
+
+def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
+    """Outputs that one store takes, at most 16 bytes; `neighbours`: windows that lie side by side, aligned to their number."""
+    most = CHUNK // conv.out_itemsize
+    if tile.product == "fma":
+        return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
+    rows, cols = (tile.warp_n // 64, tile.warp_m // 8) if tile.warpgroup else (tile.warp_m // 16, tile.warp_n // 8)
+    tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # of a product's sums, along which neighbours lie
+    wide = tile.outputs if tile.in_rows and conv.layout == "NCHW" else 1  # neighbours that every sum stands for
+    for run in (16, 8, 4, 2):
+        aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
+        if run <= most and aligned and run % wide == 0 and tiles % max(run // wide // 2, 1) == 0:
+            return run
+    return 1
+
+
+def _channels_allow(conv: Conv2d, run: int) -> bool:
+    return conv.out_channels // conv.groups % run == 0
+
+
+class DeviceExpressions:
+    """An `im2win.spec.arithmetic.Arithmetic` of expressions of a type: CUDA's own functions, with its fast exponential of float32."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+
+    def _const(self, value: Expr) -> Expr:
+        return tirx.const(value, self._dtype) if isinstance(value, int | float) else value
+
+    def max(self, value: Expr, other: Expr) -> Expr:
+        return T.max(self._const(value), self._const(other))
+
+    def min(self, value: Expr, other: Expr) -> Expr:
+        return T.min(self._const(value), self._const(other))
+
+    def exp(self, value: Expr) -> Expr:
+        return T.exp(value)
+
+    library_exp = exp
+
+    def tanh(self, value: Expr) -> Expr:
+        return T.tanh(value)
+
+    def erf(self, value: Expr) -> Expr:
+        return T.erf(value)
+
+
+def activated(activation: str, value: Expr, dtype: str) -> Expr:
+    """An activation of a value, computed in `dtype`."""
+    return activations.apply(activation, DeviceExpressions(dtype), value)
+
+
+def value_type(conv: Conv2d) -> str:
+    """What `finished` values are of: the output's type, but for int8, to which they are converted when they are stored."""
+    return "float32" if conv.out_dtype == "int8" else conv.out_dtype
+
+
+def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, channel: Expr, at: Expr) -> Expr:
+    """What a sum, of `dtype`, becomes at element `at` of the output, which is of this channel; see `Conv2d`."""
+    if conv.bias:
+        value = value + tensors["bias"][channel].astype(dtype)
+    if conv.requantised:
+        value, dtype = scaled(value, tensors["scale"][channel]), "float32"
+    if conv.residual:
+        other = tensors["residual"][at].astype(dtype)
+        value = added(value, other) if conv.requantised else value + other
+    return activated(conv.activation, value, dtype).astype(value_type(conv))
+
+
+class Epilogue:
+    """Writes the sums of a block.
+
+    Args:
+        tensors: "output", and "bias" and "scale" [out_channels] and "residual" where the problem has them; flat.
+        operand: says where a window of the block lies in the output.
+        first, group: the block's first channel in its group, and the group.
+    """
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
+        self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
+        self._first, self._group = first, group
+        self._run = run_length(conv, tile, operand.run(conv, tile))
+        self._values = local("values", (self._run,), value_type(conv))
+
+    def write(self, product: Any) -> None:
+        """Emits the stores."""
+        product.each_window(self._window)
+
+    def _window(self, window: Expr, runs: Callable[[Run], None]) -> None:
+        conv, (out_h, out_w) = self._conv, self._conv.output_size
+        n, m, x, conditions = self._operand.output(window)
+        if conv.layout == "NCHW":
+            start, stride = n * (conv.out_channels * out_h * out_w) + m * out_w + x, out_h * out_w
+        else:
+            start, stride = ((n * out_h + m) * out_w + x) * conv.out_channels, 1
+        per_group = conv.out_channels // conv.groups
+
+        def take(channel: Expr, sums: list[Any]) -> None:
+            j = self._first + channel
+            inside = [j < per_group] if per_group % self._tile.block_m else []
+            self._guarded(inside, lambda: self._store(start + (self._group * per_group + j) * stride, self._group * per_group + j, sums))
+
+        self._guarded(conditions, lambda: runs(take))
+
+    @staticmethod
+    def _guarded(conditions: list[Expr], body: Callable[[], None]) -> None:
+        if conditions:
+            with T.If(tirx.all(*conditions)), T.Then():
+                body()
+        else:
+            body()
+
+    def _store(self, at: Expr, channel: Expr, sums: list[Any]) -> None:
+        """One run of outputs, from `at` on."""
+        conv, dtype, tensors = self._conv, self._tile.sum_dtype, self._tensors
+        for e, value in enumerate(sums):
+            of = channel + (e if conv.layout == "NHWC" else 0)
+            T.buffer_store(self._values, finished(conv, dtype, tensors, value, of, at + e), [e])
+        if conv.out_dtype == "int8":
+            store_int8(tensors["output"], at, self._values, len(sums))
+        elif len(sums) == 1:
+            T.buffer_store(tensors["output"], self._values[0], [at])
+        else:
+            with T.vectorized(len(sums)) as e:
+                T.buffer_store(tensors["output"], self._values[e], [at + e])

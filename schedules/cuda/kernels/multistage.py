@@ -1,0 +1,198 @@
+"""A convolution as one CUDA kernel: the product of packed filters with windows, which take their shape on the way to shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.numerics.winograd_tiling import row_problem, tiles_of
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.mma_fragments import CudaPack
+from im2win.schedules.cuda.epilogue.store import Epilogue, run_length
+from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps, multicast
+from im2win.schedules.cuda.loaders.channel_planes import Planes
+from im2win.schedules.cuda.loaders.filters import BulkFilters, Filters
+from im2win.schedules.cuda.loaders.halo_tile import Patch
+from im2win.schedules.cuda.loaders.im2col_taps import Gather
+from im2win.schedules.cuda.loaders.multicast import SharedFilters, block_place
+from im2win.schedules.cuda.mma.fma import FmaProduct
+from im2win.schedules.cuda.mma.mma_sync import MatrixProduct
+from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, named
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.winograd.rows import RowProduct, TileRows
+from im2win.spec.conv2d import Conv2d
+
+Place = Callable[[Any], tuple[Conv2d, Any]]
+"""operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
+
+
+def filters_of(tile: CudaTile) -> type[Filters]:
+    """How filters come to shared memory."""
+    return SharedFilters if tile.cluster > 1 else BulkFilters if tile.warpgroup else Filters
+
+
+def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
+    """Where a tile takes its windows from, in shared memory."""
+    if tile.in_rows:
+        return TileRows
+    return Planes if tile.planes else Patch if tile.patch else Gather
+
+
+def windows_of(conv: Conv2d, tile: CudaTile) -> Conv2d:
+    """The problem whose windows one launch takes: of Winograd's form along rows those of whole tiles."""
+    return row_problem(conv, tile.outputs) if tile.in_rows else conv
+
+
+def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
+    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form in bands."""
+    if not tile.outputs or tile.in_rows:
+        return conv, tile
+    return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
+
+
+def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
+    """How filters are packed for a tile."""
+    if tile.outputs:
+        one = (row_problem(conv, tile.outputs), replace(tile, outputs=0)) if tile.in_rows else product_of(conv, tile)
+        pack = pack_of(*one)
+        assert isinstance(pack, CudaPack)  # products of tiles have no planes
+        return replace(pack, outputs=tile.outputs)
+    if tile.planes:
+        return FilterPack(tile.block_m, "cuv")
+    if tile.product == "fma":
+        return CudaPack("rows", tile.block_m, tile.order, tile.slabs)
+    run = run_length(conv, tile, operand_of(tile).run(conv, tile)) if conv.layout == "NHWC" else 1
+    form = "columns" if tile.warpgroup else "products"
+    return CudaPack(form, tile.block_m, tile.order, tile.slabs, run, parts=tile.arithmetic.parts)
+
+
+def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+    """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
+    patch = halo_tile.shared_bytes
+    parts = {Gather: im2col_taps.shared_bytes, Patch: patch, TileRows: patch, Planes: channel_planes.shared_bytes}
+    own = parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
+    return own + multicast.shared_bytes(tile)
+
+
+def step_filters(conv: Conv2d, tile: CudaTile) -> int:
+    """Elements of a block's filters that one step of the sum takes."""
+    depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
+    return tile.block_m * depth * tile.positions * max(tile.arithmetic.parts, 1)
+
+
+def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
+    """The kernel's tensors by name, as flat views; a tensor `made` from the input, with this shape, comes flat as it is."""
+    shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv)}
+    shapes |= {name: (conv.out_channels,) for name in ("bias", "scale")}
+    buffers = {}
+    for name in conv.arguments:
+        shape, dtype = shapes.get(name, conv.output_shape), conv.dtypes[name]
+        buffers[name] = T.arg(name, T.buffer(shape, dtype)), (math.prod(shape),), dtype
+    views = {name: (named(name, buffer), flat, dtype) for name, (buffer, flat, dtype) in buffers.items()}
+    return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}
+
+
+def thread_blocks(conv: Conv2d, tile: CudaTile) -> tuple[int, int]:
+    """Thread blocks along channels, of all groups, and along windows."""
+    return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(windows_of(conv, tile), tile)
+
+
+def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
+    """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan.source(conv) if plan.axes else None))
+    return builder.get()
+
+
+def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[str, Any], place: Place | None = None) -> None:
+    """Emits a launch.
+
+    Args:
+        tensors: see `arguments`.
+        place: where a part of a convolution lies in the whole; None for all of it.
+    """
+    blocks, pack, source = thread_blocks(conv, tile), pack_of(conv, tile), windows_of(conv, tile)
+    steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
+    with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+        per_group = blocks[0] // conv.groups
+        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        group = channels // per_group
+        arena = Arena(shared_bytes(source, tile, plan), tile.dtype)
+        filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        operand = operand_of(tile)(source, tile, plan, arena, tensors["data"], windows, group, tid)
+        whole, outputs = place(operand) if place else (conv, operand.outputs_of(conv) if isinstance(operand, TileRows) else operand)
+        product = _product(source, tile, operand, tid, run_length(whole, tile, outputs.run(whole, tile)))
+        _pipeline(tile, steps, filter_, operand, product)
+        Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)
+
+
+def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
+    if tile.in_rows:
+        return RowProduct(conv, tile, operand, tid, run=run)
+    if tile.product == "fma":
+        return FmaProduct(tile, operand, tid, run=run)
+    return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)
+
+
+def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
+    """Copies run `ahead` steps ahead of the product.
+
+    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
+    the filters of the step before, or with warpgroups, whose last products may still run, of the one before that.
+    """
+    ahead = tile.ahead
+    copies = operand.copies or not tile.warpgroup  # whether threads copy anything asynchronously
+
+    def commit() -> None:
+        if copies:
+            call("commit_copies")
+
+    for step in range(min(ahead, steps)):
+        filter_.begin(step, step)
+        operand.prologue(step)
+        commit()
+    for _ in range(steps, ahead):
+        commit()
+
+    def one(step: Expr, turn: int) -> None:
+        if copies:
+            call(f"wait_copies<{max(ahead - 1, 0)}>")
+        barrier()
+        slot = (step + ahead) % tile.stages
+        more = step + ahead < steps
+        if steps > ahead:
+            with T.If(more), T.Then():
+                filter_.renew(step + ahead, slot)
+                if not tile.patch:
+                    operand.advance(step, ahead, slot)
+        if tile.patch:
+            operand.advance(step, ahead, slot)
+        commit()
+        filter_.wait(step)
+        product.multiply(filter_.shared, step, turn)
+        if steps > ahead and tile.cluster > 1:
+            with T.If(more), T.Then():
+                filter_.follow(step + ahead, slot)
+        if tile.patch:
+            operand.settle(step, slot)
+        elif steps > ahead:
+            with T.If(more), T.Then():
+                operand.settle(step, slot)
+
+    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # a warpgroup's registers change with every slab, and must be known
+    with T.serial(-(-steps // turns)) as step:
+        for turn in range(turns):
+            if turn and steps % turns:
+                with T.If(step * turns + turn < steps), T.Then():
+                    one(step * turns + turn, turn)
+            else:
+                one(step * turns + turn, turn)
+    product.finish()

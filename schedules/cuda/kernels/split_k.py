@@ -1,0 +1,113 @@
+"""A convolution as two kernels: sums over parts of the channels, of all parts at the same time, and their sum with what follows.
+
+Where outputs are few and sums long, there are too few tiles of the output to occupy a GPU: parts of the sum multiply them. To the first
+kernel a part is a group of channels with filters of its own; what it stores are sums as they are, float32 or int32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.packing.split_k import parts_problem
+from im2win.schedules.cuda.epilogue.requantise import store_int8
+from im2win.schedules.cuda.epilogue.store import Epilogue, finished, run_length, value_type
+from im2win.schedules.cuda.kernels.multistage import (
+    _pipeline,
+    _product,
+    arguments,
+    filters_of,
+    pack_of,
+    shared_bytes,
+    step_filters,
+    thread_blocks,
+)
+from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
+from im2win.schedules.cuda.loaders.im2col_taps import Gather
+from im2win.schedules.cuda.loaders.multicast import block_place
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.primitives import Arena, Expr, local, named
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec.conv2d import Conv2d
+
+THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
+
+
+class _Sums(Epilogue):
+    """Stores sums as they are."""
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
+        self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
+        self._first, self._group = first, group
+        self._values = local("values", (run_length(conv, tile, operand.run(conv, tile)),), tile.sum_dtype)
+
+    def _store(self, at: Expr, channel: Expr, sums: list[Any]) -> None:
+        for e, value in enumerate(sums):
+            T.buffer_store(self._values, value, [e])
+        width = min(len(sums), VECTOR)
+        for start in range(0, len(sums), width):
+            if width == 1:
+                T.buffer_store(self._tensors["output"], self._values[start], [at + start])
+            else:
+                with T.vectorized(width) as e:
+                    T.buffer_store(self._tensors["output"], self._values[start + e], [at + start + e])
+
+
+def split_kernel(conv: Conv2d, tile: SplitTile, name: str) -> Any:
+    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for the sums of all parts, flat."""
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
+        scratch = tile.sums_of(conv) * 4 // conv.itemsize
+        tensors = arguments(conv, cast(Any, tile.pack(conv)), (scratch,))
+        sums = named("products", T.decl_buffer((tile.sums_of(conv),), tile.sum_dtype, data=tensors["data"].data))
+        given = named("input", T.decl_buffer((math.prod(conv.input_shape),), conv.dtype, data=source.data))
+        _launch_parts(parts_problem(conv, tile.split), tile.inner, {"data": given, "filter": tensors["filter"], "output": sums})
+        _launch_sum(conv, tile, sums, tensors)
+    return builder.get()
+
+
+def _launch_parts(conv: Conv2d, tile: CudaTile, tensors: dict[str, Any]) -> None:
+    """Emits the launch of all parts; `conv`: see `parts_problem`. As `multistage.launch_product`, but for what it stores."""
+    blocks, plan = thread_blocks(conv, tile), CudaPlan()
+    steps = math.prod(pack_of(conv, tile).shape(conv)) // blocks[0] // step_filters(conv, tile)
+    with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
+        per_group = blocks[0] // conv.groups
+        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        group = channels // per_group
+        arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
+        filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
+        operand = Gather(conv, tile, plan, arena, tensors["data"], windows, group, tid)
+        product = _product(conv, tile, operand, tid, run_length(conv, tile, operand.run(conv, tile)))
+        _pipeline(tile, steps, filter_, operand, product)
+        _Sums(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
+
+
+def _launch_sum(conv: Conv2d, tile: SplitTile, sums: Any, tensors: dict[str, Any]) -> None:
+    """Emits the launch that adds parts up, and does what follows a convolution."""
+    height, width = conv.output_size
+    run = conv.out_channels * (height * width if conv.layout == "NCHW" else 1)  # outputs that lie together in a part
+    vector = VECTOR if run % VECTOR == 0 and (conv.layout == "NHWC" or height * width % VECTOR == 0) else 1
+    count = math.prod(conv.output_shape) // vector
+    with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
+        at = bx * THREADS + tid
+        with T.If(at < count), T.Then():
+            place = at * vector
+            total, result = local("total", (vector,), tile.sum_dtype), local("result", (vector,), value_type(conv))
+            start = place // run * (tile.split * run) + place % run
+            for part in range(tile.split):
+                with T.vectorized(vector) as e:
+                    value = sums[start + part * run + e]
+                    T.buffer_store(total, value if part == 0 else total[e] + value, [e])
+            channel = place // (height * width) % conv.out_channels if conv.layout == "NCHW" else place % conv.out_channels
+            for e in range(vector):
+                of = channel + (e if conv.layout == "NHWC" else 0)
+                T.buffer_store(result, finished(conv, tile.sum_dtype, tensors, total[e], of, place + e), [e])
+            if conv.out_dtype == "int8":
+                store_int8(tensors["output"], place, result, vector)
+                return
+            with T.vectorized(vector) as e:
+                T.buffer_store(tensors["output"], result[e], [place + e])

@@ -1,0 +1,66 @@
+"""Winograd's form of a convolution: input tiles transformed, one matrix product a position of the tile, outputs transformed back.
+
+    for band of tiles:  V = B^T d B        M[position] = U[position] V[position]        Y = A^T M A
+
+V is [tiles, positions, channels] and M the same with output channels: the products of all positions are one grouped 1x1 convolution of a
+row of tiles, channels last, which the kernels of every other algorithm compute. Only a band's V and M exist: what they take is meant to
+stay in level-2 cache. Filters are transformed ahead of time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T
+
+from im2win.numerics.winograd_tiling import Tiles, tiles_of
+from im2win.schedules.cuda.kernels.multistage import arguments, launch_product, pack_of, product_of
+from im2win.schedules.cuda.kernels.output_parts import keep
+from im2win.schedules.cuda.loaders.stored_windows import First
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.primitives import named
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.winograd.transforms import launch_input_transform, launch_output_transform
+from im2win.spec.conv2d import Conv2d
+
+
+@contextlib.contextmanager
+def _each_band(tiles: Tiles) -> Iterator[First]:
+    """Emits the host's loop over bands; gives what a band begins with."""
+    images, rows = tiles.bands
+    with T.serial(images) as group, T.serial(rows) as band:
+        yield functools.partial(keep, n=group * tiles.images, m=band * (tiles.rows * tiles.outputs))
+
+
+def winograd_kernel(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for a band's transformed tiles and products, flat."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    problem, inner = product_of(conv, tile)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
+        tensors = arguments(conv, pack_of(conv, tile), (tiles.made,))
+        made = tensors["data"].data
+        given = named("tiles", T.decl_buffer((tiles.transformed,), conv.dtype, data=made))
+        products = named("products", T.decl_buffer((tiles.multiplied,), conv.dtype, data=made, elem_offset=tiles.before_products))
+        with _each_band(tiles) as first:
+            launch_input_transform(tiles, source, given, first)
+            launch_product(problem, inner, CudaPlan(), {"data": given, "filter": tensors["filter"], "output": products})
+            launch_output_transform(tiles, products, tensors, first)
+    return builder.get()
+
+
+def winograd_transform(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+    """The input's transforms by themselves, band over band: (data, a band's tensor). For measuring what they take."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    with IRBuilder() as builder, T.prim_func(s_tir=False):
+        T.func_name(name)
+        data = T.arg("data", T.buffer(conv.input_shape, conv.dtype))
+        out = T.arg("lowered", T.buffer((tiles.made,), conv.dtype))
+        with _each_band(tiles) as first:
+            launch_input_transform(tiles, data, out, first)
+    return builder.get()

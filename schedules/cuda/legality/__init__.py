@@ -1,0 +1,1 @@
+"""The rules that legal tiles obey, by family."""

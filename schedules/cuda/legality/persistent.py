@@ -1,0 +1,87 @@
+"""The one statement of which tiles of blocks that stay are legal; sampler, user input, records and tests all ask here."""
+
+from __future__ import annotations
+
+import math
+
+from im2win.device.gpu import H200, Gpu
+from im2win.schedules.cuda.legality.multistage import CLUSTERS, MAX_THREADS
+from im2win.schedules.cuda.primitives import CHUNK
+from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
+
+PRODUCTS = {"float16": "wg_f16", "int8": "wg_s8"}
+MAX_SUMS = 192  # registers of a thread for sums
+MAX_COLUMNS = 256  # of a product
+MAX_PRODUCTS = 256  # of a step: they are written one after the other
+MAX_BOX = 256  # elements along an axis of a box
+MAX_STEP = 8  # elements from one that a box brings to the next
+SMALLEST = 8  # outputs across a patch, in the least one; channels first they are those of 16 bytes
+OPERANDS = 56  # registers of a thread for addresses and outputs on their way
+
+
+def unable(conv: Conv2d) -> str | None:
+    """Why no tile computes a convolution; None if one may."""
+    if conv.dtype not in PRODUCTS:
+        return f"blocks that stay multiply float16 or int8, not {conv.dtype}"
+    if conv.groups != 1:
+        return f"blocks that stay are for one group, not {conv.groups}"
+    if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+    if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
+        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+    if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
+        return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
+    cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
+    needed = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    if needed > H200.block_shared:
+        return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
+    if conv.layout == "NCHW" and conv.output_size[1] < cols:
+        return f"channels first, patches are at least {cols} outputs wide, more than {conv.output_size[1]}"
+    return None
+
+
+def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal."""
+    reason = unable(conv)
+    if reason is not None:
+        return [reason]
+    height, width = conv.output_size
+    rules = [
+        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
+        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
+        (tile.block_m >= M and tile.block_m % M == 0, f"`block_m` (={tile.block_m}) must be a multiple of {M}"),
+        (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must hold less than {M} channels beyond {conv.out_channels}"),
+        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
+        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
+        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
+        (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
+        (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
+        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    return broken or [text for holds, text in _fits(Field(conv, tile), gpu) if not holds]
+
+
+def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
+    tile, conv = field.tile, field.conv
+    products = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
+    held = field.sum_registers + OPERANDS
+    box = max((field.pitch - 1) * conv.stride[1] + 1, (field.lines - 1) * conv.stride[0] + 1) if field.boxed else max(field.raw)
+    return [
+        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
+        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
+        (field.sum_registers <= MAX_SUMS, f"the {field.sum_registers} sums of a thread must be at most {MAX_SUMS}"),
+        (held * tile.threads <= gpu.registers, f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"),
+        (
+            field.boxed or tile.cols * conv.stride[1] % tile.unit == 0,
+            f"`cols` (={tile.cols}) times the stride must be a multiple of {tile.unit}: boxes begin at whole {CHUNK} bytes",
+        ),
+        (field.boxed or tile.stages == 2, f"`stages` (={tile.stages}) must be 2, channels first"),
+        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
+        (
+            field.shared_bytes <= gpu.block_shared,
+            f"the block's {field.shared_bytes} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}",
+        ),
+    ]

@@ -1,0 +1,110 @@
+"""The one statement of which tiles of filters and windows in steps are legal; sampler, user input, records and tests all ask here."""
+
+from __future__ import annotations
+
+import math
+
+from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.kernels.warp_specialized import begins_with, needed, registers
+from im2win.schedules.cuda.legality.multistage import CLUSTERS
+from im2win.schedules.cuda.legality.persistent import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
+from im2win.schedules.cuda.primitives import CHUNK
+from im2win.schedules.cuda.tiles.persistent import M
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
+
+MAX_THREADS = 640  # four warpgroups and those that copy for them
+MAX_PRODUCTS = 512  # of a step: they are written one after the other
+SHARED = ("windows", "filters", "sums")
+BOXES = ("patches", "taps")
+SUM_CLUSTERS = (*CLUSTERS, 8)
+
+
+def unable(conv: Conv2d) -> str | None:
+    """Why no tile computes a convolution; None if one may."""
+    if conv.dtype not in PRODUCTS:
+        return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
+    if conv.layout != "NHWC":
+        return f"filters and windows in steps are for channels last, not {conv.layout}"
+    if conv.groups != 1:
+        return f"filters and windows in steps are for one group, not {conv.groups}"
+    if conv.in_channels * conv.itemsize % CHUNK:
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+    if max(conv.stride) > MAX_STEP:
+        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+    return None
+
+
+def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal."""
+    reason = unable(conv)
+    if reason is not None:
+        return [reason]
+    clusters = SUM_CLUSTERS if tile.shared == "sums" else CLUSTERS
+    least = {"groups": 1, "turns": 1, "stages": 2, "filter_stages": 2}
+    rules = [
+        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
+        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
+        *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
+        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
+        (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
+        (tile.boxes in BOXES, f"`boxes` (={tile.boxes}) must be one of {', '.join(BOXES)}"),
+        (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
+    ]
+    broken = [text for holds, text in rules if not holds]
+    broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
+    return broken or [text for holds, text in _fits(tile.field(conv), gpu) if not holds]
+
+
+def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
+    one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.boxes == "taps"
+    (height, width), share = one.output_size, M * tile.groups
+    blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
+    whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
+    return [
+        (
+            tile.block_m >= share and tile.block_m % share == 0,
+            f"`block_m` (={tile.block_m}) must be a multiple of {M} for each of {tile.groups} warpgroups",
+        ),
+        (
+            tile.block_m < conv.out_channels + share,
+            f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}",
+        ),
+        (1 <= tile.images <= one.batch, f"`images` (={tile.images}) must be 1 to the {one.batch} there are"),
+        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
+        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
+        (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
+        (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
+        (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where boxes bring what one tap reads"),
+        (taps > 1 or not single, f"`boxes` (={tile.boxes}) must be patches for a kernel of one tap"),
+        (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
+        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a patch"),
+        (tile.turns == 1 or tile.sum_blocks == 1, f"`turns` (={tile.turns}) must be 1 where blocks share sums"),
+    ]
+
+
+def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
+    tile, conv = field.tile, field.conv
+    if field.part is None:
+        return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
+    products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
+    given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
+    (held, alone), (images, lines, pitch) = needed(field), field.part
+    box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
+    return [
+        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
+        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
+        (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
+        (alone <= begin, f"the {alone} registers of a product must be at most the {begin} that a thread begins with"),
+        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
+        (
+            len(field.kept) >= tile.sum_blocks,
+            f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns",
+        ),
+        (field.patches % tile.filter_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {field.patches} patches"),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
+        (
+            field.shared_bytes <= gpu.block_shared,
+            f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}",
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Copies of inputs and filters from global to shared memory."""

@@ -1,0 +1,106 @@
+"""Where the pixels under a patch of windows lie in shared memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec.conv2d import Conv2d
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The input under `images` x `rows` x `cols` windows; a pixel holds the channels that a step takes.
+
+    By rows: every pixel once. With a horizontal stride s every s-th one lies side by side, so that the pixels of neighbouring windows do.
+    By windows (im2win): for every row of windows its `height` input rows, column by column, so that a window is one run.
+    """
+
+    conv: Conv2d
+    images: int
+    rows: int
+    cols: int
+    by_windows: bool
+
+    @classmethod
+    def of(cls, conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> Geometry:
+        """The patch of a tile."""
+        return cls(conv, tile.images, tile.rows, tile.cols, plan.staged == "windows")
+
+    @property
+    def height(self) -> int:
+        """Input rows that an image's patch holds, those of every row of windows counted apart if it is stored by windows."""
+        return self.rows * self.conv.kernel[0] if self.by_windows else (self.rows - 1) * self.conv.stride[0] + self.conv.window[0]
+
+    @property
+    def width(self) -> int:
+        """Input columns under the patch."""
+        return (self.cols - 1) * self.conv.stride[1] + self.conv.window[1]
+
+    @property
+    def _plane(self) -> int:
+        """Pixels of an input row that lie side by side."""
+        return -(-self.width // self.conv.stride[1])
+
+    @property
+    def _row(self) -> int:
+        """Pixels stored an input row."""
+        return self.width if self.by_windows else self._plane * self.conv.stride[1]
+
+    @property
+    def pixels(self) -> int:
+        """Pixels stored in all, filled up for copies by eight."""
+        return -(-self.images * self.height * self._row // 8) * 8
+
+    @property
+    def copies(self) -> int:
+        """Pixels to copy."""
+        return self.images * self.height * self.width
+
+    def source(self, row: Expr) -> Expr:
+        """Input row, from the patch's first, that a row of the patch is."""
+        if not self.by_windows:
+            return row
+        return row // self.conv.kernel[0] * self.conv.stride[0] + row % self.conv.kernel[0] * self.conv.dilation[0]
+
+    def place(self, image: Expr, row: Expr, col: Expr) -> Expr:
+        """Where a pixel is stored; `row` counts the patch's rows, `col` input columns."""
+        stride, taps = self.conv.stride[1], self.conv.kernel[0]
+        if self.by_windows:
+            return ((image * self.rows + row // taps) * self.width + col) * taps + row % taps
+        return (image * self.height + row) * self._row + col % stride * self._plane + col // stride
+
+    def stored(self, pixel: Expr) -> tuple[Expr, Expr, Expr]:
+        """(image, row, col) of a stored pixel: the inverse of `place`."""
+        stride, taps = self.conv.stride[1], self.conv.kernel[0]
+        image = pixel // (self.height * self._row)
+        if self.by_windows:
+            line = pixel // (taps * self.width) % self.rows
+            return image, line * taps + pixel % taps, pixel // taps % self.width
+        return image, pixel // self._row % self.height, pixel % self._plane * stride + pixel // self._plane % stride
+
+    def first(self, image: Expr, m: Expr, x: Expr) -> Expr:
+        """Where the first pixel of a window is stored."""
+        return self.place(image, m * (self.conv.kernel[0] if self.by_windows else self.conv.stride[0]), x * self.conv.stride[1])
+
+    def shift(self, u: Expr, v: Expr) -> Expr:
+        """How far behind its window's first pixel tap (u, v) is stored."""
+        right = v * self.conv.dilation[1]
+        return right * self.conv.kernel[0] + u if self.by_windows else self.place(0, u * self.conv.dilation[0], right)
+
+
+def patch_counts(conv: Conv2d, tile: CudaTile) -> tuple[int, int, int]:
+    """Patches along images, rows and columns of the output."""
+    sizes = zip((conv.batch, *conv.output_size), (tile.images, tile.rows, tile.cols), strict=True)
+    down = [-(-size // part) for size, part in sizes]
+    return down[0], down[1], down[2]
+
+
+def patches_in_all(conv: Conv2d, tile: CudaTile) -> int:
+    """Patches that cover the output."""
+    return math.prod(patch_counts(conv, tile))

@@ -1,0 +1,268 @@
+"""Windows on their way to shared memory, every tap copied by itself: the matrix of im2col, a step at a time and never stored.
+
+A window's slab, 64 bytes, is one row. Rows are read by eight lanes at a time, 16 bytes each, so chunk q of row p lies at place
+q ^ (p / 2 % 4): then those eight lie in different banks, and so do the words that a warp writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.primitives import CHUNK, WORD, Arena, Expr, barrier, call, local, padded, pointer
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec.conv2d import Conv2d
+
+
+def taps_are_whole(conv: Conv2d, tile: CudaTile) -> bool:
+    """Whether every step of the sum stays within one kernel row and column, so that its offset needs no table."""
+    return tile.order == "uvc" and (conv.in_channels // conv.groups) % tile.block_k == 0
+
+
+def unit_elements(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+    """Elements of the widest copy (16, 8 or 4 bytes) that the source allows; 0 if not even a word can be copied at once."""
+    strides = plan.strides(conv)
+    for size in (CHUNK, 8, WORD):
+        unit = size // conv.itemsize
+        if unit == 1:
+            return 1
+        aligned = all(s % unit == 0 for s in (strides.n, strides.m, strides.x, strides.u, strides.v, strides.origin))
+        if strides.c == 1 and tile.order == "uvc" and aligned and (conv.in_channels // conv.groups) % unit == 0:
+            return unit
+    return 0
+
+
+def lanes_along_sum(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+    """Lanes of a warp that copy one window: a whole slab where it is contiguous, else 4, and 8 neighbouring windows side by side."""
+    unit = unit_elements(conv, tile, plan)
+    return tile.slab // unit if unit and plan.strides(conv).c == 1 and tile.order == "uvc" else 4
+
+
+def _table_shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int]:
+    """Numbers a unit of the sum, and units; nothing where no table is needed."""
+    if taps_are_whole(conv, tile):
+        return 0, 0
+    depth, unit = math.prod(conv.filter_shape[1:]), max(unit_elements(conv, tile, plan), 1)
+    return 2 if plan.strides(conv).padded else 1, -(-depth // tile.block_k) * tile.block_k // unit
+
+
+def _shape(tile: CudaTile) -> tuple[int, int, int, int]:
+    return tile.stages, tile.slabs, tile.block_n, tile.slab
+
+
+def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+    """Bytes of shared memory that windows take."""
+    return padded(_shape(tile), tile.dtype) + padded(_table_shape(conv, tile, plan), "int32")
+
+
+class Gather:
+    """`block_n` neighbouring windows from a strided source.
+
+    Args:
+        source: the tensor that the plan takes windows from, flat.
+        block, group: of windows; of channels.
+    """
+
+    def __init__(
+        self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
+    ) -> None:
+        self._conv, self._tile, self._strides, self._source = conv, tile, plan.strides(conv), source
+        self._group, self._first = group, block * tile.block_n
+        self._unit = unit_elements(conv, tile, plan)
+        self._per_entry = max(self._unit, 1)
+        self._lanes = lanes_along_sum(conv, tile, plan)
+        self.shared = arena.take("windows", _shape(tile), tile.dtype)
+        warp, lane = tid // 32, tid % 32
+        self._k = lane % self._lanes  # this thread's first unit of a slab
+        self._row = warp * (32 // self._lanes) + lane // self._lanes
+        self._rows = tile.block_n * self._lanes // tile.threads  # windows whose elements a thread copies
+        self._step_rows = tile.block_n // self._rows
+        self._table = None if taps_are_whole(conv, tile) else self._fill_table(arena, plan, tid)
+        self._find_windows()
+        self._fetched: Any = None if self._unit else local("fetched", (tile.slabs * tile.slab // self._lanes * self._rows,), conv.dtype)
+
+    @staticmethod
+    def blocks(conv: Conv2d, tile: CudaTile) -> int:
+        """Blocks of windows."""
+        out_h, out_w = conv.output_size
+        return -(-conv.batch * out_h * out_w // tile.block_n)
+
+    @staticmethod
+    def run(conv: Conv2d, tile: CudaTile) -> int:
+        """Neighbouring windows that are sure to lie in one image, aligned to their number."""
+        return math.gcd(math.prod(conv.output_size), tile.block_n)
+
+    # --- where things are, found once ------------------------------------------------------------------------------------
+
+    def _tap(self, k: Expr) -> tuple[Expr, Expr, Expr]:
+        """Index of the sum -> (c, u, v)."""
+        (rows, cols), channels = self._conv.kernel, self._conv.in_channels // self._conv.groups
+        if self._tile.order == "uvc":
+            return k % channels, k // channels // cols, k // channels % cols
+        return k // (rows * cols), k // cols % rows, k % cols
+
+    def _offset(self, c: Expr, u: Expr, v: Expr) -> Expr:
+        return c * self._strides.c + u * self._strides.u + v * self._strides.v
+
+    def _fill_table(self, arena: Arena, plan: CudaPlan, tid: Expr) -> Any:
+        """Offsets of the sum's units (and their places in the window, where padding asks), so that no copy divides; -1 past the end."""
+        conv, tile = self._conv, self._tile
+        width, entries = _table_shape(conv, tile, plan)
+        table = arena.take("taps", (width, entries), "int32")
+        with T.serial(-(-entries // tile.threads)) as i:
+            entry = i * tile.threads + tid
+            with T.If(entry < entries), T.Then():
+                k = entry * self._per_entry
+                c, u, v = self._tap(k)
+                inside = k < math.prod(conv.filter_shape[1:])
+                T.buffer_store(table, tirx.Select(inside, self._offset(c, u, v), tirx.const(-1, "int32")), [0, entry])
+                if self._strides.padded:
+                    T.buffer_store(table, u * conv.dilation[0] * 65536 + v * conv.dilation[1], [1, entry])
+        barrier()
+        return table
+
+    def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        out_h, out_w = self._conv.output_size
+        p, total = self._first + window, self._conv.batch * out_h * out_w
+        return p // (out_h * out_w), p // out_w % out_h, p % out_w, [p < total] if total % self._tile.block_n else []
+
+    def _find_windows(self) -> None:
+        """Address of this thread's windows, and, where there is padding, the input row and column they begin at."""
+        conv, s = self._conv, self._strides
+        last = conv.batch * math.prod(conv.output_size) - 1
+        self._base = local("base", (self._rows,), "int32")
+        self._corner = [local(name, (self._rows,), "int32") for name in ("top", "left")] if s.padded else []
+        with T.unroll(self._rows) as i:
+            window = T.min(self._first + self._row + i * self._step_rows, last) - self._first
+            n, m, x, _ = self.output(window)
+            channels = self._group * (conv.in_channels // conv.groups) * s.c
+            T.buffer_store(self._base, n * s.n + m * s.m + x * s.x + channels + s.origin, [i])
+            for corner, at, axis in zip(self._corner, (m, x), (0, 1), strict=False):
+                T.buffer_store(corner, at * conv.stride[axis] - conv.padding[axis], [i])
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def _conditions(self, i: Expr, entry: Any, tap: tuple[Expr, Expr] | None) -> list[Expr]:
+        """Under which conditions a unit of window i is not zero."""
+        conv, conditions = self._conv, []
+        if entry is not None and math.prod(conv.filter_shape[1:]) % self._tile.block_k:
+            conditions.append(entry[0] >= 0)
+        if self._strides.padded:
+            (down, right), (dilation_h, dilation_w) = tap or (0, 0), conv.dilation
+            shifts = (down * dilation_h, right * dilation_w) if tap else (entry[1] // 65536, entry[1] % 65536)
+            for corner, shift, size in zip(self._corner, shifts, (conv.height, conv.width), strict=True):
+                conditions += [corner[i] + shift >= 0, corner[i] + shift < size]
+        return conditions
+
+    def _units(self, step: Expr) -> Iterator[tuple[int, Expr, Any, Any, Expr]]:
+        """(slab, unit of the slab, its table entry or None, (u, v) or None, offset) of this thread, the same for all its windows."""
+        conv, tile = self._conv, self._tile
+        parts = 1 if self._unit else WORD // conv.itemsize  # elements of a word that are fetched one by one
+        per_slab = tile.slab // self._per_entry
+        for slab, q, part in itertools.product(range(tile.slabs), range(per_slab // parts // self._lanes), range(parts)):
+            unit = (q * self._lanes + self._k) * parts + part
+            if self._table is not None:
+                at = (step * tile.slabs + slab) * per_slab + unit
+                entry = local("entry", (self._table.shape[0],), "int32")  # read once: behind a copy, memory may have changed
+                for i in range(int(self._table.shape[0])):
+                    T.buffer_store(entry, self._table[i, at], [i])
+                yield slab, unit, entry, None, entry[0]
+            else:
+                steps = conv.in_channels // conv.groups // tile.block_k
+                tap, c = step // steps, step % steps * tile.block_k + slab * tile.slab
+                u, v = tap // conv.kernel[1], tap % conv.kernel[1]
+                yield slab, unit, None, (u, v), self._offset(c, u, v) + unit * self._per_entry * self._strides.c
+
+    def _place(self, slot: Expr, slab: int, row: Expr, unit: Expr, size: int) -> list[Expr]:
+        """Indices of a unit of `size` bytes."""
+        per_chunk = CHUNK // size
+        return [slot, slab, row, (_swizzled(row, unit // per_chunk) * per_chunk + unit % per_chunk) * (size // self._conv.itemsize)]
+
+    def _copy(self, step: Expr, slot: Expr) -> None:
+        size = self._unit * self._conv.itemsize
+        for slab, unit, entry, tap, offset in self._units(step):
+            with T.unroll(self._rows) as i:
+                to = pointer(self.shared, *self._place(slot, slab, self._row + i * self._step_rows, unit, size))
+                conditions = self._conditions(i, entry, tap)
+                inside = [tirx.all(*conditions)] if conditions else []
+                call(f"copy_async<{size}>", to, pointer(self._source, self._base[i] + offset), *inside)
+
+    def _fetch(self, step: Expr) -> None:
+        """Loads to registers, element by element: they are smaller than the smallest asynchronous copy."""
+        zero = tirx.const(0, self._conv.dtype)
+        for j, (_, _, entry, tap, offset) in enumerate(self._units(step)):
+            with T.unroll(self._rows) as i:
+                value = self._source[self._base[i] + offset]
+                conditions = self._conditions(i, entry, tap)
+                value = T.if_then_else(tirx.all(*conditions), value, zero) if conditions else value
+                T.buffer_store(self._fetched, value, [self._register(i, j)])
+
+    def _register(self, row: Expr, j: int) -> Expr:
+        """Register of the j-th element of a row: the elements of a word side by side."""
+        parts = WORD // self._conv.itemsize
+        return (j // parts * self._rows + row) * parts + j % parts
+
+    def _put(self, slot: Expr) -> None:
+        """Stores what was fetched."""
+        parts = WORD // self._conv.itemsize
+        words = self._tile.slab // parts // self._lanes
+        for slab, q in itertools.product(range(self._tile.slabs), range(words)):
+            with T.unroll(self._rows) as i:
+                row = self._row + i * self._step_rows
+                *outer, at = self._place(slot, slab, row, q * self._lanes + self._k, WORD)
+                with T.vectorized(parts) as part:
+                    T.buffer_store(self.shared, self._fetched[self._register(i, (slab * words + q) * parts) + part], [*outer, at + part])
+
+    # --- the pipeline's side ---------------------------------------------------------------------------------------------
+
+    def prologue(self, step: int) -> None:
+        """Begins the copies of one of the first steps."""
+        if self._unit:
+            self._copy(step, step)
+        else:
+            self._fetch(step)
+            self._put(step)
+
+    def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
+        """Before the product of `step`: begins what is needed `ahead` steps later."""
+        (self._copy if self._unit else lambda later, _: self._fetch(later))(step + ahead, slot)
+
+    def settle(self, step: Expr, slot: Expr) -> None:
+        """Behind the product: stores what `advance` fetched."""
+        if not self._unit:
+            self._put(slot)
+
+    @property
+    def copies(self) -> bool:
+        """Whether copies are asynchronous; elements that are too small for that are fetched."""
+        return self._unit > 0
+
+    # --- the product's side ----------------------------------------------------------------------------------------------
+
+    def prepare(self, count: int, window: Callable[[Expr], Expr]) -> None:
+        """Says which windows a thread reads: the i-th of `count` is window(i) of the block."""
+        self._window = window
+
+    def at(self, i: Expr, slab: int, chunk: Expr, step: Expr) -> list[Expr]:
+        """Indices of a chunk of the i-th window."""
+        row = self._window(i)
+        return [step % self._tile.stages, slab, row, _swizzled(row, chunk) * (CHUNK // self._conv.itemsize)]
+
+    width = 4
+
+    def loads(self, step: Expr) -> Iterator[Callable[[Expr], list[Expr]]]:
+        """For every `width` indices of the sum in a step: i -> indices of the i-th window's elements there."""
+        for slab, chunk in itertools.product(range(self._tile.slabs), range(4)):
+            yield functools.partial(self.at, slab=slab, chunk=chunk, step=step)
+
+
+def _swizzled(row: Expr, chunk: Expr) -> Expr:
+    return chunk ^ (row // 2 % 4)

@@ -1,0 +1,1 @@
+"""The loop over the sum's steps: copies that run ahead of products."""

@@ -1,0 +1,185 @@
+"""Products on tensor cores: what their sums have in common, and the products that a warp gives to them.
+
+A product has rows and columns; lane 4*g + t holds rows g and g + 8 at columns 2*t and 2*t + 1 of its sums. Which channel or window a row
+is, and which a column, is ours to say: so that the sums of a lane are as many neighbours in the output as one store takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.packing.mma_fragments import column, row
+from im2win.schedules.cuda.mma.fma import Run
+from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
+from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile, promoted
+from im2win.spec.conv2d import Conv2d
+
+STEPS = 2  # products that a slab is long
+PROMOTED = 512  # products of float32, after which a long sum of them goes on in a fresh register
+
+Place = tuple[Expr, Expr]
+"""(tile of rows or columns, which of the two that a lane holds of it)"""
+
+
+class TensorProduct:
+    """Sums of a thread on tensor cores: [tiles of 16 rows, tiles of 8 columns, 4].
+
+    Args:
+        channels_are_rows: of the products; windows are the other side.
+        run: neighbouring outputs that one store takes: of windows, or `along_channels`; see `row` and `column`.
+    """
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, rows: int, cols: int, *, channels_are_rows: bool, run: int) -> None:
+        self._tile, self._rows, self._cols = tile, rows, cols
+        self._channels_are_rows, self._along_channels, self._run = channels_are_rows, conv.layout == "NHWC", run
+        self._every = -(-PROMOTED // tile.block_k) if promoted(conv, tile) else 0
+        self._sums = local("sums", (rows, cols, 4), tile.sum_dtype)
+        self._totals: Any = local("totals", (rows, cols, 4), tile.sum_dtype) if self._every else None
+
+    def _begin(self) -> None:
+        self._clear(self._sums)
+        if self._every:
+            self._clear(self._totals)
+
+    def _clear(self, sums: Any) -> None:
+        with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+            T.buffer_store(sums, tirx.const(0, self._tile.sum_dtype), [i, j, r])
+
+    def _channel(self, place: Place) -> Expr:
+        """Channel of the block that a row or column is."""
+        raise NotImplementedError
+
+    def _window(self, place: Place) -> Expr:
+        """Window of the block that a column or row is."""
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        """Until all products are done."""
+
+    def _add_totals(self) -> None:
+        with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+            T.buffer_store(self._totals, self._totals[i, j, r] + self._sums[i, j, r], [i, j, r])
+
+    def promote(self, step: Expr) -> None:
+        """From time to time goes on with sums of zero: what tensor cores cut off a sum is always towards zero, and adds up."""
+        if self._every:
+            with T.If(step % self._every == self._every - 1), T.Then():
+                self._wait()
+                self._add_totals()
+                self._clear(self._sums)
+
+    def finish(self) -> None:
+        """Behind the last step: the sums are what they shall be."""
+        self._wait()
+        if self._every:
+            self._add_totals()
+            self._sums = self._totals
+
+    # --- the sums, as the epilogue takes them ------------------------------------------------------------------------------
+
+    def _sum(self, channel: Place, window: Place) -> Any:
+        (i, half), (j, e) = (channel, window) if self._channels_are_rows else (window, channel)
+        return self._sums[i, j, half * 2 + e]
+
+    def _singles(self, rows: bool, body: Callable[[Place], None]) -> None:
+        """Every row or column that a lane holds."""
+        if rows:
+            with T.unroll(self._rows) as i, T.unroll(2) as half:
+                body((i, half))
+        else:
+            with T.unroll(self._cols) as j:
+                for e in range(2):
+                    body((j, e))
+
+    def _runs(self, rows: bool, body: Callable[[list[Place]], None]) -> None:
+        """Every run of rows or columns that are neighbours in the output; over run/2 tiles, two each. A run of one is every second."""
+        tiles = max(self._run // 2, 1)
+        with T.unroll((self._rows if rows else self._cols) // tiles) as group:
+            for start in range(1) if self._run > 1 else range(2):
+                body([(group * tiles + k // 2, (start + k) % 2) for k in range(self._run)])
+
+    def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
+        """Calls body(window, runs) for every window, or run of neighbours, of a thread; runs(take) then calls `take` for its sums."""
+        rows = self._channels_are_rows
+
+        def channel_runs(window: Place) -> Callable[[Run], None]:
+            return lambda take: self._runs(rows, lambda run: take(self._channel(run[0]), [self._sum(one, window) for one in run]))
+
+        def window_runs(run: list[Place]) -> Callable[[Run], None]:
+            return lambda take: self._singles(rows, lambda one: take(self._channel(one), [self._sum(one, window) for window in run]))
+
+        if self._along_channels:
+            self._singles(not rows, lambda window: body(self._window(window), channel_runs(window)))
+        else:
+            self._runs(not rows, lambda run: body(self._window(run[0]), window_runs(run)))
+
+
+class MatrixProduct(TensorProduct):
+    """The products of a warp: 16 channels and 8 windows each."""
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, *, run: int) -> None:
+        self._operand = operand
+        warp, self._lane = tid // 32, tid % 32
+        self._g, self._t = self._lane // 4, self._lane % 4
+        self._m, self._n = warp % tile.warps[0] * tile.warp_m, warp // tile.warps[0] * tile.warp_n
+        super().__init__(conv, tile, tile.warp_m // 16, tile.warp_n // 8, channels_are_rows=True, run=run)
+        parts = ("high", "low") if tile.arithmetic.parts == 2 else ("word",)
+        self._a = [local(f"a_{part}", (self._rows, 4), "uint32") for part in parts]
+        self._b = [local(f"b_{part}", (self._cols, 4), "uint32") for part in parts]
+        operand.prepare(self._cols, lambda j: self._column(j, self._g))
+        self._begin()
+
+    def _column(self, j: Expr, place: Expr) -> Expr:
+        return self._n + column(j, place, 1 if self._along_channels else self._run)
+
+    def _window(self, place: Place) -> Expr:
+        return self._column(place[0], self._t * 2 + place[1])
+
+    def _channel(self, place: Place) -> Expr:
+        return self._m + row(place[0], place[1] * 8 + self._g, self._run if self._along_channels else 1)
+
+    def multiply(self, filters: Any, step: Expr, turn: int) -> None:
+        """Adds the product of one step."""
+        tile, elements = self._tile, CHUNK * self._tile.slab // SLAB
+        for slab in range(tile.slabs):
+            with T.unroll(self._cols) as j:
+                call("load_words", pointer(self._b[0], j, 0), pointer(self._operand.shared, *self._operand.at(j, slab, self._t, step)))
+                split(tile, self._b, j)
+            for part in range(STEPS):
+                for half, a in enumerate(self._a):
+                    with T.unroll(self._rows) as i:
+                        load = ((slab * tile.block_m // 16 + self._m // 16 + i) * STEPS + part) * len(self._a) + half
+                        call("load_words", pointer(a, i, 0), pointer(filters, step % tile.stages, (load * 32 + self._lane) * elements))
+                with T.unroll(self._rows) as i, T.unroll(self._cols) as j:
+                    self._product(i, j, part)
+        self.promote(step)
+
+    def _product(self, i: Expr, j: Expr, part: int) -> None:
+        name = {"tf32": "product_tf32", "tf32x3": "product_tf32", "f16": "product_f16", "s8": "product_s8"}[self._tile.product]
+        for a, b in SPLIT_PRODUCTS[len(self._a) - 1]:
+            call(name, pointer(self._sums, i, j, 0), pointer(self._a[a], i, 0), pointer(self._b[b], j, part * 2))
+
+
+SPLIT_PRODUCTS = ([(0, 0)], [(1, 0), (0, 1), (0, 0)])
+"""By parts less one: which parts of the two operands are multiplied, smallest first. What two low parts would give is lost."""
+
+
+def split(tile: CudaTile, words: list[Any], *at: Expr) -> None:
+    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32, as filters are packed."""
+
+    def place(w: Expr) -> tuple[Expr, ...]:
+        return (*at, w)
+
+    if tile.arithmetic.parts == 1:
+        with T.unroll(4) as w:
+            T.buffer_store(words[0], T.call_extern("uint32", "im2win::rounded_tf32", words[0][place(w)]), [*at, w])
+    elif tile.arithmetic.parts == 2:
+        high, low = words
+        with T.unroll(4) as w:
+            part = T.call_extern("uint32", "im2win::low_part", high[place(w)], T.call_extern("uint32", "im2win::high_part", high[place(w)]))
+            T.buffer_store(low, part, [*at, w])  # first: the high part takes the word's place
+            T.buffer_store(high, T.call_extern("uint32", "im2win::high_part", high[place(w)]), [*at, w])

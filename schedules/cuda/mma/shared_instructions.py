@@ -1,0 +1,36 @@
+"""What kernels of blocks that stay call beside other device functions: the PTX of products, for the sizes that a source names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_CALL = re.compile(r"im2win::wgmma_shared_(f16|s8)<(\d+), (\d+)>")
+# of a kind: types in the instruction, the sums' type in C++ and in a constraint, elements that it is long, what follows the operands
+_KINDS = {"f16": ("f32.f16.f16", "float", "+f", 16, ", 1, 1, 0, 0"), "s8": ("s32.s8.s8", "int", "+r", 32, "")}
+
+
+def _function(kind: str, columns: int, pitch: int) -> str:
+    types, sum_type, constraint, depth, ending = _KINDS[kind]
+    count = columns // 2  # sums of a thread
+    sums = ", ".join(f"%{i}" for i in range(count))
+    held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
+    return f"""template <>
+__device__ __forceinline__ void wgmma_shared_{kind}<{columns}, {pitch}>(
+    {sum_type}* c, const void* a, int a_leading, const void* b, int b_leading) {{
+  asm volatile(
+      "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{types} {{{sums}}}, %{count}, %{count + 1}, add{ending};\\n}}"
+      : {held}
+      : "l"(matrix_descriptor(a, a_leading)), "l"(column_descriptor<{pitch}>(b, b_leading)), "n"(1));
+}}"""
+
+
+def shared_products(source: str) -> str:
+    """Device functions, in namespace im2win, for sources that call them; nothing for others."""
+    wanted = sorted({(kind, int(columns), int(pitch)) for kind, columns, pitch in _CALL.findall(source)})
+    if not wanted:
+        return ""
+    functions = "\n".join(_function(*one) for one in wanted)
+    device = (Path(__file__).parent / "wgmma_shared.hpp").read_text()
+    return f"{device}\n#ifndef IM2WIN_EMULATOR\nnamespace im2win {{\n{functions}\n}}  // namespace im2win\n#endif\n"

@@ -1,0 +1,75 @@
+"""Products of a warpgroup with its share of the channels, and where their sums lie in the output."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from tvm.tirx.script import builder as T
+
+from im2win.packing.mma_fragments import row
+from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
+from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
+from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
+from im2win.schedules.cuda.tiles.persistent import LANES, M, channel_run
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
+
+KINDS = {"float16": "f16", "int8": "s8"}
+
+
+class StreamedProduct(SharedProduct):
+    """The products of a warpgroup with its channels of a block's filters."""
+
+    _field: StreamedField
+
+    def __init__(self, conv: Conv2d, tile: StreamedTile, filters: Any, ring: Any, tid: Expr) -> None:
+        self._conv, self._field, self._filters, self._ring = conv, StreamedField(conv, tile), filters, ring
+        warp, lane = tid // 32 % 4, tid % 32
+        self._warp, self._g, self._t = warp, lane // 4, lane % 4
+        self._channels, self._kept = channel_run(conv), self._field.kept
+        rows = tile.warp_m // M
+        self._first = tid // LANES % tile.groups * rows  # of the block's runs of 64 channels
+        TensorProduct.__init__(
+            self, conv, cast(Any, tile), rows, self._field.columns // 8, channels_are_rows=True, run=self._channels
+        )
+
+    def _channel(self, place: Place) -> Expr:
+        return row((self._first + place[0]) * 4 + self._warp, place[1] * 8 + self._g, self._channels)
+
+    def fours(self) -> tuple[Expr, Any]:
+        """See `SharedProduct.fours`."""
+        column, first = super().fours()
+        return column, lambda i: first(self._first + i)
+
+    @property
+    def kept(self) -> list[int]:
+        """Runs of eight columns that are written."""
+        return self._kept
+
+    def keep(self, runs: list[int]) -> None:
+        """Only these are written from here on."""
+        self._kept = runs
+
+    def four(self, i: Expr, j: Expr) -> Expr:
+        """The address of a thread's sums of the i-th product and the j-th run of columns."""
+        return pointer(self._sums, i, j, 0)
+
+    def _wait(self) -> None:
+        call("end_products")
+        with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+            call("hold", pointer(self._sums, i, j, r))
+
+    def multiply_taps(self, first: int, window: Expr, filters: Expr) -> None:
+        """Begins the products of the taps from the first on whose filters are in a slot, with the channels of a slot of windows."""
+        tile, f = self._tile, self._field
+        name = f"wgmma_shared_{KINDS[tile.dtype]}<{f.columns}, {f.pixel_bytes}>"
+        call("begin_products")
+        for tap in range(tile.taps):
+            shift = f.shift(*divmod(first + tap, self._conv.kernel[1]))
+            for k in range(tile.units // 2):
+                for i in range(self._rows):
+                    at = (tap * tile.units + 2 * k) * tile.block_m + (self._first + i) * M
+                    a = pointer(self._filters, filters, at * tile.unit)
+                    b = pointer(self._ring, window, (shift * tile.units + 2 * k) * tile.unit)
+                    call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
+        call("commit_products")

@@ -1,0 +1,1 @@
+"""Analytic estimates of a tile's time, by family."""

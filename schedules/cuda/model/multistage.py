@@ -1,0 +1,184 @@
+"""How long a tile will take, from the machine's numbers: the default tile's choice, and where the tuner begins.
+
+A block is a prologue, steps and an epilogue. A step costs its warps' instructions on their schedulers, or the latency of one warp's chain
+where there are too few warps to hide it, or that of its copies where these run too few steps ahead. Beside the multiprocessors, level-2
+cache and memory set floors. Constants are fitted to measurements on an H200.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import tiles_of
+from im2win.schedules.cuda.epilogue.store import run_length
+from im2win.schedules.cuda.kernels.multistage import operand_of, pack_of, product_of, shared_bytes, step_filters, windows_of
+from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.legality.multistage import OTHERS, sum_registers, word_registers
+from im2win.schedules.cuda.loaders import im2col_taps
+from im2win.schedules.cuda.loaders.halo_geometry import Geometry
+from im2win.schedules.cuda.mma.fma import fma_lanes
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec.conv2d import Conv2d
+
+SCHEDULERS = 4
+PRODUCT_CYCLES = 10.0  # of a scheduler, for one 16 x 8 product of 8 words
+GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
+STEP_LATENCY = 150  # cycles from a barrier through shared memory to the first sums and back
+COPY_LATENCY = 1600  # cycles from the word to copy to what is copied, while all multiprocessors do; so many steps ahead hide it
+BLOCK_LATENCY = 8400  # cycles of prologue and epilogue that only other blocks hide
+COPY_ISSUES = 8  # instructions of an asynchronous copy with its address
+FETCH_ISSUES = 24  # of an element that passes through registers
+PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
+L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
+LAUNCH_S = 3.2e-6  # between the end of a kernel and the work of the next
+SECTOR = 32  # bytes that level-2 cache hands out at least
+WASTE_SHARE = 0.5  # of sectors read for few of their bytes, so much is not hidden
+CACHE_SHARE = 0.32  # of what blocks copy, so much is not found in level 1 or does not overlap
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product, or of its parts.
+
+    occupancy: warps of a multiprocessor. shared_bytes: of a block.
+    """
+
+    compute: float
+    cache: float
+    memory: float
+    transform: float
+    occupancy: int
+    shared_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """What a call takes."""
+        parts = sorted((self.compute, self.cache, self.memory))
+        return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
+
+
+def _registers(conv: Conv2d, tile: CudaTile) -> int:
+    if tile.product == "fma":
+        across, along = fma_lanes(tile)
+        rows, cols = tile.warp_m // across, tile.warp_n // along
+        operands = rows + cols * (1 if tile.planes else 4) + 30
+    elif tile.warpgroup:
+        operands = word_registers(tile) + OTHERS
+    else:
+        parts = max(tile.arithmetic.parts, 1)
+        operands = (tile.warp_m // 16 * 4 + tile.warp_n // 8 * 4) * parts + 35
+    return -(-(sum_registers(conv, tile) + operands) // 8) * 8
+
+
+def _blocks_at_once(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> int:
+    registers = min(_registers(conv, tile), 255) * tile.threads
+    return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
+
+
+def _copies(conv: Conv2d, tile: CudaTile, plan: CudaPlan, steps: int) -> tuple[float, float]:
+    """(instructions with which a thread copies the windows of a block, bytes copied)."""
+    if not tile.patch:
+        unit = im2col_taps.unit_elements(conv, tile, plan)
+        elements = tile.block_n * tile.block_k * steps
+        return elements / max(unit, 1) * (COPY_ISSUES if unit else FETCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+    channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
+    elements = Geometry.of(conv, tile, plan).pixels * channels
+    unit = most if conv.layout == "NHWC" and channels % most == 0 else 1
+    issues = COPY_ISSUES if unit * conv.itemsize >= 4 else FETCH_ISSUES
+    return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+
+
+def _sector_waste(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> float:
+    """How many times over level 1 reads what it copies by single elements of a stored tensor: a sector holds neighbours of one step only
+    where they are close, as windows of a row or as taps.
+    """
+    if not plan.axes or tile.patch or im2col_taps.unit_elements(conv, tile, plan) > 1:
+        return 1.0
+    strides, per_sector = plan.strides(conv), SECTOR / conv.itemsize
+    tap = strides.v if tile.order == "cuv" else strides.c
+    windows, taps = (min(stride, per_sector) for stride in (strides.x, tap))
+    return max(1.0, min(windows, taps))
+
+
+def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
+    """(cycles that a warp holds its scheduler for a step's products, other instructions of the step)."""
+    if tile.product == "fma":
+        across, along = fma_lanes(tile)
+        rows, cols = tile.warp_m // across, tile.warp_n // along
+        depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
+        loads = depth * (rows / 4 + (cols if tile.planes else cols / 4))
+        return depth * rows * cols, 2 * loads + 30
+    split = tile.arithmetic.parts == 2
+    if tile.warpgroup:
+        products = tile.positions * tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
+        loads = tile.positions * tile.slabs * tile.warp_n // 64 * 2
+        each = (14 if split else 4) + (4 if tile.in_rows else 0)
+        return products * tile.warp_m * GROUP_CYCLES, loads * each + 3 * products + 40
+    count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
+    loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
+    if split:
+        return 3 * count * PRODUCT_CYCLES, tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
+    return count * PRODUCT_CYCLES, 2 * loads + 40
+
+
+def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
+    """The problem that one launch of the product computes, and how many there are."""
+    if not isinstance(plan, InParts):
+        return conv, 1
+    parts = plan.parts(conv)
+    return parts.problem, parts.count
+
+
+def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
+    """The products of all bands, and the transforms: both pass a band's tensors through level-2 cache if they fit there."""
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    one, bands = estimate(*product_of(conv, tile), gpu, CudaPlan()), math.prod(tiles.bands)
+    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
+    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
+    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    return replace(
+        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.made_bytes / speed,
+        transform=transforms + bands * LAUNCH_S,
+    )  # fmt: skip
+
+
+def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
+    """The model's estimate of a legal tile."""
+    if tile.outputs and not tile.in_rows:
+        return _winograd_estimate(conv, tile, gpu)
+    pack, whole = pack_of(conv, tile), conv
+    steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
+    channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), CudaPlan(staged="rows") if tile.in_rows else plan
+    part, parts = _parts(conv, plan)
+    blocks = channel_blocks * operand_of(tile).blocks(part, tile)
+    at_once = _blocks_at_once(conv, tile, gpu, plan)
+    warps = tile.threads // 32
+    busy, others = _step_issues(conv, tile)
+    copies, copied = _copies(conv, tile, plan, steps)
+    filters = step_filters(conv, tile) * conv.itemsize * steps
+    others += copies / steps + filters / steps / 16 / tile.threads * COPY_ISSUES
+    # the products of tensor cores run beside other instructions, those of CUDA cores share their issue
+    work = busy + others if tile.product == "fma" else max(busy, busy * 0.3 + others)
+    per_scheduler = at_once * warps / SCHEDULERS
+    step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1), COPY_LATENCY / tile.ahead)
+    run = run_length(conv, tile, operand_of(tile).run(conv, tile))
+    stores = tile.positions * tile.sums / run * (6 if run == 1 else 4)
+    block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
+    waves = blocks / (gpu.multiprocessors * at_once)
+    rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
+    sectors = whole.output_bytes * (2.0 if run * whole.out_itemsize < 8 else 1.2)
+    stored = parts * plan.transform_bytes(conv)
+    given = math.prod(conv.input_shape) * conv.itemsize
+    waste = _sector_waste(conv, tile, plan)
+    passed = CACHE_SHARE * (filters / tile.cluster + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
+    return Estimate(
+        compute=rounds * block / gpu.clock_hz,
+        cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
+        memory=((stored or given) + whole.output_bytes) / gpu.dram_bytes_s,
+        transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
+        occupancy=at_once * warps,
+        shared_bytes=shared_bytes(conv, tile, plan),
+    )

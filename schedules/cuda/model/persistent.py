@@ -1,0 +1,45 @@
+"""How long a tile of blocks that stay will take, from the machine's numbers: where the tuner begins.
+
+Constants named as in `schedules.cuda.model.multistage` are measured; those below, and how the parts add up, are reasoned.
+"""
+
+from __future__ import annotations
+
+import math
+
+from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.kernels.persistent import grid
+from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, Estimate
+from im2win.schedules.cuda.tiles.persistent import LANES, Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
+
+SMALL_COLUMNS = 12  # of a product, that reading its filters costs beside those it has
+BEGIN_CYCLES = 8000  # until the first step is in shared memory
+STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
+TAKE_CYCLES = 250  # to rearrange 16 bytes in each of 32 threads
+
+
+def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
+    """The model's estimate of a legal tile."""
+    field, pack = Field(conv, tile), tile.pack(conv)
+    blocks = grid(conv, tile, gpu)
+    resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
+    turns = -(-field.patches // (blocks // pack.blocks(conv) * tile.groups))
+    products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
+    multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
+    copies = 0.0 if field.boxed else pack.steps(conv) * field.pixels * tile.units / LANES * TAKE_CYCLES
+    together = 2 if conv.layout == "NHWC" or (conv.out_itemsize <= 2 and conv.output_size[1] % 8 == 0) else 1  # see `epilogue`
+    stores = field.sum_registers / together * STORE_CYCLES
+    sharing = resident * tile.groups
+    alone = multiplied + stores + (0 if sharing > 1 else copies)
+    cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
+    filters = blocks // tile.cluster * field.filters * conv.itemsize
+    windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
+    return Estimate(
+        compute=cycles / gpu.clock_hz,
+        cache=(filters + windows + conv.output_bytes) / gpu.l2_bytes_s,
+        memory=(math.prod(conv.input_shape) * conv.itemsize + conv.output_bytes) / gpu.dram_bytes_s,
+        transform=0.0,
+        occupancy=resident * tile.threads // 32,
+        shared_bytes=field.shared_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Tiles worth a trial, by family."""

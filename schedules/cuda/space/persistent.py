@@ -1,0 +1,51 @@
+"""Which tiles of blocks that stay are worth a trial, legal all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, problems, unable
+from im2win.schedules.cuda.model.persistent import SMALL_COLUMNS
+from im2win.schedules.cuda.primitives import CHUNK
+from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
+from im2win.spec.conv2d import Conv2d
+
+MOST = 6  # patches of a kind, those that cost least
+PIXEL_COLUMNS = 1.2  # of a product of one tap, that copying a pixel costs
+COLUMNS = (64, 128, 192, 256)  # about so many of a product
+
+
+def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
+    """(rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
+    height, width = conv.output_size
+    unit = 1 if conv.layout == "NHWC" else CHUNK // conv.itemsize
+    step = unit // math.gcd(unit, conv.stride[1])  # boxes begin at whole 16 bytes
+    found = []
+    for cols in range(min(width, most) // step * step, 0, -step):
+        if cols > max(8, step) and -(-width // cols) == -(-width // (cols - step)):
+            continue  # narrower patches cover the width with as many
+        for rows in range(1, height + 1):
+            field = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, rows, cols, 1, 2, 1))
+            if field.columns > most:
+                break
+            cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
+            found.append((field.patches * cost, (rows, cols)))
+    return [patch for _, patch in sorted(found)[:MOST]]
+
+
+def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
+    blocks = sorted({M * count for count in (1, 2, 3, 4) if M * count < conv.out_channels + M})
+    for block_m, columns in itertools.product(blocks, COLUMNS):
+        shapes = patches(conv, min(columns, MAX_COLUMNS))
+        for (rows, cols), slabs, stages, groups in itertools.product(shapes, (1, 2), (2, 3, 4), (1, 2, 3, 4)):
+            yield PersistentTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, stages, groups)
+
+
+def space(conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:
+    """Every tile worth a trial, in a fixed order."""
+    if unable(conv) is not None:
+        return []
+    return list(dict.fromkeys(tile for tile in _tiles(conv) if not problems(conv, tile, gpu)))

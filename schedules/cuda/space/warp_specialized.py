@@ -1,0 +1,106 @@
+"""Which tiles of filters and windows in steps are worth a trial, legal all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.kernels.warp_specialized import enough
+from im2win.schedules.cuda.legality.persistent import PRODUCTS
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.model.warp_specialized import estimate
+from im2win.schedules.cuda.tiles.persistent import KIB, M
+from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.spec.conv2d import Conv2d
+
+MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
+PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
+PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
+PATCH_COLUMNS = 10  # of a product, that a patch costs beside those it has
+PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
+# (channels of a block, warpgroups, turns, most columns): of what registers hold
+SHAPES = (
+    (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
+    (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
+)  # fmt: skip
+CLUSTERS = (
+    (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"), (2, "sums"), (4, "sums"), (8, "sums"),
+)  # fmt: skip
+SUMS = (1, 2, 4)  # blocks that share them, for which patches are chosen
+COPIES = 6  # of filters, that shared memory has at most
+
+
+def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "patches") -> list[tuple[int, int, int]]:
+    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy.
+
+    Args:
+        blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
+        boxes: what they bring, see `StreamedTile`.
+    """
+    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
+    one = least.field(conv).conv
+    height, width = one.output_size
+    found = []
+    in_row = one.kernel == (1, 1) and height == 1 and width > most
+    for cols in range(most // PIXELS * PIXELS, 0, -PIXELS) if in_row else _sizes(width, most):
+        for rows in _sizes(height, most // cols):
+            whole = (rows, cols) == (height, width)
+            for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
+                field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
+                if field.columns <= most:
+                    cost = field.columns + PATCH_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
+                    found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
+    return [patch for _, patch in sorted(found)[:PATCHES]]
+
+
+def _sizes(size: int, most: int) -> Iterator[int]:
+    """Parts of a size up to so many, the largest first; of those that cover it with as many, the least."""
+    one = min(size, most)
+    while one:
+        one = -(-size // -(-size // one))
+        yield one
+        one -= 1
+
+
+def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
+    """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
+    field = tile.field(conv)
+    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
+        alone = replace(tile, stages=stages, filter_stages=0)
+        left = gpu.shared // blocks - KIB - alone.field(conv).shared_bytes - 2 * 128
+        copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes
+        if copies >= 2:
+            yield replace(alone, filter_stages=min(copies, COPIES))
+
+
+def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[StreamedTile]:
+    block_m, groups, turns, columns = shape
+    blocks = -(-conv.out_channels // block_m)
+    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "patches" else [1]
+    found = [patches(conv, columns, boxes=boxes)]
+    found += (patches(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
+    shapes = dict.fromkeys(itertools.chain(*found))
+    for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
+        more = {"images": images, "taps": tap, "turns": turns, "shared": shared, "boxes": boxes}
+        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
+        if not problems(conv, tile, gpu):
+            yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
+
+
+def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
+    """Every tile worth a trial, in a fixed order."""
+    if unable(conv) is not None:
+        return []
+
+    def seconds(tile: StreamedTile) -> float:
+        return estimate(conv, tile, gpu).seconds
+
+    found: list[StreamedTile] = []
+    for shape, boxes in itertools.product(SHAPES, BOXES if math.prod(conv.kernel) > 1 else BOXES[:1]):
+        tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
+        for shared in SHARED:
+            found += itertools.islice((tile for tile in tiles if tile.shared == shared), MOST)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""Winograd's transforms of tiles in CUDA kernels."""

@@ -1,0 +1,152 @@
+"""Winograd's form along rows, in one kernel: F(m, 3) of every row of a kernel, transformed where the direct form only loads.
+
+    y[i] = A^T sum over c, u of (G w[c, u]) * (B^T d[c, u])        d: m + 2 neighbouring inputs of a row, y: m neighbouring outputs
+
+The input under a patch of the output lies in shared memory, as for the direct form. A tile is a window of m + 2 columns, m apart; a
+warpgroup's thread loads its columns, and what it makes of them are the words of m + 2 products, each with sums of its own. So no
+transformed tile is ever stored, and products are (m + 2) / 3m of the direct form's. Filters are transformed ahead of time. Sums leave
+through A^T.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm.tirx.script import builder as T
+
+from im2win.numerics.winograd_matrices import transform
+from im2win.numerics.winograd_tiling import ROW_TAPS
+from im2win.schedules.cuda.loaders.halo_tile import Patch
+from im2win.schedules.cuda.mma.fma import Run
+from im2win.schedules.cuda.mma.mma_sync import Place, split
+from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
+from im2win.schedules.cuda.primitives import Expr, call, local, pointer
+from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.spec.conv2d import Conv2d
+
+
+class TileRows(Patch):
+    """The input under a patch of tiles. Its problem is that of `numerics.winograd_tiling.row_problem`: every column of a tile is a tap."""
+
+    @staticmethod
+    def taps(conv: Conv2d) -> int:
+        """Steps that read the same channels: a step takes all columns."""
+        return conv.kernel[0]
+
+    def column(self, i: Expr, slab: int, chunk: Expr, step: Expr, v: int) -> list[Expr]:
+        """Indices of 16 bytes of column v of the i-th tile."""
+        patch = step // self._taps % self.shared.shape[0]
+        shift = self._geometry.shift(step % self._taps, v)
+        return [patch, slab, self._first[i] + shift * self._pitch + chunk * (self._tile.slab // 4)]
+
+    def outputs_of(self, conv: Conv2d) -> RowOutputs:
+        """Where the outputs of tiles lie in the output of the convolution itself."""
+        return RowOutputs(conv, self._tile, self)
+
+
+class RowOutputs:
+    """Outputs of a block's tiles: output e of tile p is window p * m + e."""
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, tiles: TileRows) -> None:
+        self._conv, self._outputs, self._tiles = conv, tile.outputs, tiles
+
+    def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
+        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        n, m, tile, conditions = self._tiles.output(window // self._outputs)
+        x, width = tile * self._outputs + window % self._outputs, self._conv.output_size[1]
+        return n, m, x, [*conditions, *([x < width] if width % self._outputs else [])]
+
+    @staticmethod
+    def run(conv: Conv2d, tile: CudaTile) -> int:
+        """Neighbouring windows that are sure to lie in one output row, aligned to their number."""
+        return math.gcd(conv.output_size[1], tile.cols * tile.outputs)
+
+
+def _two(row: tuple[Any, ...]) -> tuple[str, int, int]:
+    """A row of B^T as (operation, left, right): each of F(2, 3) adds or subtracts two inputs."""
+    (left, a), (right, b) = ((place, value) for place, value in enumerate(row) if value)
+    assert {abs(a), abs(b)} == {1} and (a, b) != (-1, -1), row
+    return ("add", left, right) if a == b else ("subtract", left, right) if a > 0 else ("subtract", right, left)
+
+
+class RowProduct(WarpgroupProduct):
+    """The products of a warpgroup with transformed tiles.
+
+    Args:
+        run: neighbouring outputs that one store takes: of a row, several tiles' where it is longer than a tile, or along channels.
+    """
+
+    def __init__(self, conv: Conv2d, tile: CudaTile, operand: TileRows, tid: Expr, *, run: int) -> None:
+        self._outputs, self._whole = tile.outputs, conv.layout == "NHWC" or run > 1
+        self._form = transform(tile.outputs, ROW_TAPS)
+        self._inputs = local("inputs", (tile.positions, 4), "uint32")
+        super().__init__(conv, tile, operand, tid, run=run if conv.layout == "NHWC" else max(run // tile.outputs, 1))
+
+    def _load(self, step: Expr, slab: int, half: int, i: Expr, place: Expr) -> None:
+        """Loads a tile's columns and transforms them."""
+        operand, kind = self._operand, "f16" if self._tile.dtype == "float16" else "f32"
+        for v in range(self._tile.positions):
+            column = pointer(operand.shared, *operand.column(i * 2 + place, slab, self._t, step, v))
+            call("load_words", pointer(self._inputs, v, 0), column)
+        for position, row in enumerate(self._form.bt):
+            name, left, right = _two(row)
+            words = pointer(self._a[0], half + position, i, place, 0)
+            call(f"{name}_{kind}", words, pointer(self._inputs, left, 0), pointer(self._inputs, right, 0))
+            split(self._tile, self._a, half + position, i, place)
+
+    def finish(self) -> None:
+        """Behind the last step: the first columns of sums become those of the first output of every tile, and so on."""
+        super().finish()
+        every, self._cols = self._columns, self._columns
+        results = local("results", (self._outputs,), self._tile.sum_dtype)
+        with T.unroll(self._rows) as i, T.unroll(every) as j, T.unroll(4) as r:
+            sums = [self._sums[i, position * every + j, r] for position in range(self._tile.positions)]
+            for output, row in enumerate(self._form.at):
+                T.buffer_store(results, _combined(row, sums), [output])
+            for output in range(self._outputs):
+                T.buffer_store(self._sums, results[output], [i, output * every + j, r])
+
+    def _output(self, channel: Place, tile: Place, output: int) -> Any:
+        (j, e), (i, half) = channel, tile
+        return self._sums[i, output * self._columns + j, half * 2 + e]
+
+    def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
+        """Calls body(window, runs) for every output, or run of neighbours, of a thread; runs(take) then calls `take` for its sums."""
+        outputs = range(self._outputs)
+
+        def channel_runs(tile: Place, e: int) -> Callable[[Run], None]:
+            return lambda take: self._runs(False, lambda run: take(self._channel(run[0]), [self._output(one, tile, e) for one in run]))
+
+        def window_runs(places: list[tuple[Place, int]]) -> Callable[[Run], None]:
+            return lambda take: self._singles(
+                False, lambda one: take(self._channel(one), [self._output(one, tile, e) for tile, e in places])
+            )
+
+        def tile_rows(run: list[Place]) -> None:
+            first, places = self._window(run[0]) * self._outputs, [(tile, e) for tile in run for e in outputs]
+            if self._whole:
+                body(first, window_runs(places))
+            else:
+                for e, place in enumerate(places):
+                    body(first + e, window_runs([place]))
+
+        def tile_channels(tile: Place) -> None:
+            for e in outputs:
+                body(self._window(tile) * self._outputs + e, channel_runs(tile, e))
+
+        if self._along_channels:
+            self._singles(True, tile_channels)
+        else:
+            self._runs(True, tile_rows)
+
+
+def _combined(row: tuple[Any, ...], values: list[Any]) -> Any:
+    """The sum of values times a row of A^T, whose numbers are 0, 1 and -1."""
+    total: Any = None
+    for factor, value in zip(row, values, strict=True):
+        if factor:
+            assert abs(factor) == 1, row
+            total = (value if factor > 0 else -value) if total is None else total + value if factor > 0 else total - value
+    return total

@@ -1,0 +1,1 @@
+"""Schedules that papers describe and studies measure."""

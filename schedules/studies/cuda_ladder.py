@@ -1,0 +1,132 @@
+"""The thesis' GPU ladder (chapter 4): the same product of filters and im2win windows, one technique after another.
+
+Every rung maps the seven loops as Alg. 7 does, M = Co, N = No*Ho*Wo, K = Ci*Wf*Hf in the order of an im2win window, and takes its windows
+from the stored im2win tensor [N, Ci, Ho, Wi*Hf], which loaders/stored_windows.py makes. Rungs differ in nothing but the techniques:
+
+    plain           Alg. 8: 32 x 32 threads, one output each, everything from global memory
+    blocks          section 4.3.1: a block has a tile of M_B x N_B outputs and K_B terms, a thread M_T x N_T of the outputs
+    shared          section 4.3.2: the tile's operands pass through shared memory
+    micro_kernel    section 4.3.3: outer products of operands in registers
+    vectorized      section 4.3.4: loads and stores of four neighbours
+    prefetch        section 4.3.5, Alg. 9: two buffers of shared memory and of registers, the next one filled while one is used
+    production      schedules/cuda/kernels/multistage.py with the tile that is recorded for the layer, or the model's
+
+The kernels are in ladder_kernel.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from im2win.packing.cpu_blocked import FilterPack
+from im2win.schedules.cuda.plan import CudaPlan
+from im2win.spec.conv2d import Conv2d
+
+PLAN = CudaPlan("ncmku")
+
+
+@dataclass(frozen=True)
+class CudaRung:
+    """The techniques that are on; each can be switched by itself, as far as there is something for it to work on.
+
+    blocks: tiles of a block and of a thread; filters are packed by block, and neighbouring threads of a warp have neighbouring windows.
+    shared: operands through shared memory.
+    micro_kernel: a thread loads M_T + N_T operands to registers for M_T * N_T products; without, each of its outputs is a dot product of
+        its own, of operands read where they lie.
+    vectorized: float4 loads of filters and, from shared memory, of a micro-kernel's operands; stores of up to four outputs. Windows are
+        loaded from the im2win tensor by float4 or float2 where they are aligned, which odd kernels are not.
+    prefetch: double buffers, of shared memory (through registers) and of a micro-kernel's operands.
+    production: the project's own kernel instead of all these.
+    """
+
+    title: str
+    source: str
+    blocks: bool = False
+    shared: bool = False
+    micro_kernel: bool = False
+    vectorized: bool = False
+    prefetch: bool = False
+    production: bool = False
+
+    def __post_init__(self) -> None:
+        for name, reason in (
+            ("shared", "threads share the tile of their block"),
+            ("micro_kernel", "the one output of a thread has no outer product"),
+            ("vectorized", "the one output of a thread has no neighbours"),
+        ):
+            if getattr(self, name) and not self.blocks:
+                raise ValueError(f"CudaRung: `{name}` (=True) needs `blocks`: {reason}.")
+        if self.prefetch and not (self.shared or self.micro_kernel):
+            raise ValueError("CudaRung: `prefetch` (=True) needs `shared` or `micro_kernel`: there is no buffer to double.")
+        if self.production and self.blocks:
+            raise ValueError("CudaRung: `production` (=True) stands alone: it is no kernel of the ladder.")
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of the techniques that are on, in the ladder's order."""
+        return tuple(field.name for field in fields(self) if getattr(self, field.name) is True)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The tiles: M_B, N_B, K_B of a block, M_T, N_T of a thread (channels, windows, terms of the sum)."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    thread_m: int
+    thread_n: int
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """Threads of a block along channels and along windows."""
+        return self.block_m // self.thread_m, self.block_n // self.thread_n
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.lanes[0] * self.lanes[1]
+
+
+PLAIN = Sizes(32, 32, 1, 1, 1)
+# 64 sums a thread leave registers for two sets of 16 operands and the 12 elements of the next step on their way; four warps share a tile.
+TILED = Sizes(64, 128, 8, 8, 8)
+
+ALGORITHM_9 = CudaRung(
+    "double buffers, prefetch", "thesis Alg. 9", blocks=True, shared=True, micro_kernel=True, vectorized=True, prefetch=True
+)
+RUNGS: dict[str, CudaRung] = {
+    "plain": CudaRung("an output a thread", "thesis Alg. 8"),
+    "blocks": CudaRung("block tiles", "thesis 4.3.1", blocks=True),
+    "shared": CudaRung("shared memory", "thesis 4.3.2", blocks=True, shared=True),
+    "micro_kernel": CudaRung("outer product in registers", "thesis 4.3.3", blocks=True, shared=True, micro_kernel=True),
+    "vectorized": CudaRung("vector loads and stores", "thesis 4.3.4", blocks=True, shared=True, micro_kernel=True, vectorized=True),
+    "prefetch": ALGORITHM_9,
+    "production": CudaRung("the project's kernel", "schedules/cuda/kernels/multistage.py", production=True),
+}
+WITHOUT: dict[str, CudaRung] = {
+    f"without_{name}": replace(ALGORITHM_9, title=f"without {title}", source="thesis fig. 4-9", **{name: False})
+    for name, title in (
+        ("micro_kernel", "micro-kernel"),
+        ("shared", "shared memory"),
+        ("vectorized", "vector loads and stores"),
+        ("prefetch", "prefetch"),
+    )
+}
+
+
+def supports(conv: Conv2d) -> str | None:
+    """Why the ladder cannot compute `conv`; None if it can."""
+    if conv.dtype != "float32":
+        return f"the GPU's ladder computes float32, not {conv.dtype}"
+    return None if conv.layout == "NCHW" else f"the GPU's ladder is written for NCHW, not {conv.layout}"
+
+
+def sizes_of(rung: CudaRung) -> Sizes:
+    """The tiles of a rung of the thesis."""
+    return TILED if rung.blocks else PLAIN
+
+
+def pack_of(rung: CudaRung) -> FilterPack:
+    """How a rung of the thesis reads filters: in the order of a window, one by one or by block."""
+    return FilterPack(sizes_of(rung).block_m if rung.blocks else 1, "cvu")

@@ -1,0 +1,99 @@
+"""Winograd's form on tensor cores as a row's CUDA plan: its tiles, which are legal and worth a trial, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_error import quantised_forms
+from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
+from im2win.packing.codec import Pack
+from im2win.schedules.cuda.families.base import CudaFamily
+from im2win.schedules.cuda.model.multistage import Estimate
+from im2win.schedules.studies.winograd_tc import kernel
+from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.model import estimate
+from im2win.schedules.studies.winograd_tc.space import space
+from im2win.schedules.studies.winograd_tc.tile import Sizes, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.whole import whole_kernel
+from im2win.spec.accuracy import Accuracy, allows
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
+
+DTYPES = ("float16", "int8")
+
+
+def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
+    """Why no tile computes a problem of int8 with 3x3 kernels and that accuracy; None if one does."""
+    if (reason := spread(conv)) is not None:
+        return reason
+    if not allows(accuracy, "winograd"):
+        return "int8 does not hold transformed tiles exactly; accuracy 'winograd' allows it"
+    if not quantised_forms(conv):
+        return f"{conv.activation} cuts off outputs of such sums, but not the errors of transformed tiles in {conv.dtype}"
+    return None
+
+
+@dataclass(frozen=True)
+class TensorCorePlan(CudaFamily):
+    """The only plan whose tiles are `TensorCoreTile`."""
+
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
+        outputs = 2 if conv.dtype == "int8" else 4
+        down, across = Tiles(conv, outputs, 1, 1).counts
+        return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
+
+    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes between the kernels: what is not in shared memory of V, and M."""
+        return Sizes(conv, tile).made_bytes
+
+    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+        if conv.kernel != (3, 3):
+            return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
+        if conv.dtype not in DTYPES:
+            return f"Winograd's form on tensor cores multiplies {' or '.join(DTYPES)}, not {conv.dtype}"
+        if conv.groups != 1:
+            return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
+        if conv.requantised:
+            return f"Winograd's form in int8 stores int32 outputs, not {conv.out_dtype}"
+        return _quantised_refusal(conv, accuracy) if conv.dtype == "int8" else square_refusal(conv, accuracy)
+
+    def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
+        """A tile from its plain values; ValueError if they are none."""
+        return TensorCoreTile.from_dict(values)
+
+    def space(self, conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
+        """Every tile worth a trial."""
+        return space(conv, gpu)
+
+    def problems(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        reason = self.unable(conv, "winograd")
+        return problems(conv, tile, gpu) if reason is None else [reason]
+
+    def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        return estimate(conv, tile, gpu)
+
+    def pack(self, conv: Conv2d, tile: Any) -> Pack:
+        """How filters are packed for a tile."""
+        pack: Pack = tile.pack(conv)
+        return pack
+
+    def shape(self, tile: Any) -> tuple[Any, ...]:
+        """What makes two tiles alike enough that one of them is enough to begin with."""
+        return tile.outputs, tile.mapping, tile.fusion
+
+    def reconstructed(self, tile: Any) -> bool:
+        """Whether the reconstructor makes of its kernels what the tile says; without it, one kernel computes the whole."""
+        return bool(tile.fusion != "whole")
+
+    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+        """The kernels of a legal tile by name, as they are before reconstruction."""
+        if self.reconstructed(tile):
+            return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)
+        return {SYMBOL: whole_kernel(conv, tile, SYMBOL)}

@@ -1,0 +1,262 @@
+"""The numbers of a schedule of Winograd's form on tensor cores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from im2win.packing.winograd import WinogradPack
+from im2win.packing.winograd_int8 import QuantisedPack
+from im2win.schedules.cuda.tiles.multistage import PRODUCTS, Product
+from im2win.schedules.plain import PlainTile
+from im2win.spec.conv2d import DTYPES, Conv2d
+
+Mapped = Literal["bgemm", "sync_free", "whole"]
+Fusion = Literal["none", "shmem", "llc", "whole"]
+MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
+FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
+"""Tiles, filters and channels of WMMA's products of float16 and of int8."""
+WHOLE = {"16x8x32": (16, 8, 32), "16x16x32": (16, 16, 32)}
+"""The same of a warp's products of int8 (`mma.sync`), for one position, where one kernel does everything."""
+SLAB = 64  # channels of int8 that it takes at a time
+ARITHMETIC = {"float16": "f16", "int8": "s8"}
+"""By a problem's element type: the arithmetic of its products."""
+WARP = 32
+THREADS = 256  # of a block of a transform that is a kernel of its own
+WORD = 4  # bytes of an input's neighbouring channels that a thread of a transform loads
+SPARE = 16  # bytes between rows in shared memory: those that a fragment takes at once then lie in different banks
+
+
+@dataclass(frozen=True)
+class TensorCoreTile(PlainTile):
+    """Tiles of the batched products M[position] = V[position] U[position], and which kernels are one.
+
+    outputs: along each side of a tile of the output, m of F(m x m, 3x3).
+    block_m, block_n, block_k: tiles of the input and filters of a thread block, and channels of a step: TB_M, TB_N, TB_K of the document.
+    fragment: one product of a warp, a name in `FRAGMENTS`; with mapping "whole" all that it has of a position, a name in `WHOLE`.
+    mapping: "bgemm" gives a thread block one position, and its warps a fragment each of what they load together; with "sync_free" a thread
+        block has all positions and a warp some, one after the other, and loads itself what it multiplies; with "whole" a warp has all
+        positions of its tiles and filters at once, in registers.
+    fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
+        last-level cache, in one launch. "whole": of these and of the output transform, see `whole`.
+    wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
+    product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (`packing.winograd_int8`), sums are int32.
+    groups: with "sync_free", rows of the tile whose positions are multiplied at the same time, by as many warps as a row has columns each.
+    """
+
+    outputs: int
+    block_m: int
+    block_n: int
+    block_k: int
+    fragment: str
+    mapping: str
+    fusion: str = "none"
+    wave: int = 0
+    product: str = "f16"
+    groups: int = 1
+
+    @property
+    def size(self) -> int:
+        """Inputs along a side of a tile, t = m + 2."""
+        return self.outputs + 2
+
+    @property
+    def positions(self) -> int:
+        """Products of a tile, t * t."""
+        return self.size**2
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Tiles, filters and channels of a fragment."""
+        return (FRAGMENTS | WHOLE)[self.fragment]
+
+    @property
+    def fragments(self) -> tuple[int, int]:
+        """Of a block's products, along tiles and along filters."""
+        return self.block_m // self.shape[0], self.block_n // self.shape[1]
+
+    @property
+    def warps(self) -> int:
+        """Of a block of the products."""
+        return self.size * self.groups if self.mapping == "sync_free" else math.prod(self.fragments)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block of the products."""
+        return WARP * self.warps
+
+    @property
+    def staged(self) -> bool:
+        """Whether transformed tiles are copied to shared memory before they are multiplied: not those that are there already."""
+        return self.fusion not in ("shmem", "whole")
+
+    @property
+    def turned(self) -> bool:
+        """Whether a filter's channels lie side by side: int8 reaches the multipliers as words of four of them."""
+        return self.dtype == "int8"
+
+    @property
+    def spare(self) -> int:
+        """Elements between rows in shared memory."""
+        return SPARE // self.itemsize
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The reconstructor's rule sets that make the kernels, in order."""
+        fusion = () if self.fusion in ("none", "whole") else (f"pkf-{self.fusion}",)
+        return (("barriers",) if self.mapping == "sync_free" else ()) + fusion
+
+    @property
+    def arithmetic(self) -> Product:
+        """Products by warps: of float16, summed in float32, or of int8, summed in int32."""
+        return PRODUCTS[self.product]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of input and filter."""
+        return self.arithmetic.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one of them."""
+        return DTYPES[self.dtype]
+
+    # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
+
+    @property
+    def in_rows(self) -> bool:
+        """Tiles are square."""
+        return False
+
+    @property
+    def warp_m(self) -> int:
+        """Of a warp, along tiles."""
+        return self.block_m if self.mapping == "sync_free" else self.shape[0]
+
+    @property
+    def warp_n(self) -> int:
+        """Of a warp, along filters."""
+        return self.block_n if self.mapping == "sync_free" else self.shape[1]
+
+    @property
+    def sums(self) -> int:
+        """Sums that a thread holds."""
+        return self.warp_m * self.warp_n // WARP * (self.positions if self.mapping == "whole" else 1)
+
+    @property
+    def slabs(self) -> int:
+        """Slabs of 64 bytes of a step, a part of one counted as one."""
+        return -(-self.block_k // self.arithmetic.slab)
+
+    stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
+
+    def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
+        """How filters are packed: what a block needs of a position is contiguous."""
+        if self.dtype == "int8":
+            return QuantisedPack(self.outputs, self.block_n, self.block_k)
+        return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A convolution as batched products of this tile's blocks.
+
+    Transformed tiles V are [blocks, positions, block_m, depth], products M [blocks, filter blocks, positions, block_m, block_n], channels
+    first [..., block_n, block_m] as outputs lie: what a thread block makes or reads of either is one piece, and pieces follow one another.
+    """
+
+    conv: Conv2d
+    tile: TensorCoreTile
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Rows and columns of tiles that cover an image's output."""
+        height, width = self.conv.output_size
+        return -(-height // self.tile.outputs), -(-width // self.tile.outputs)
+
+    @property
+    def tiles(self) -> int:
+        """Of all images."""
+        return self.conv.batch * self.counts[0] * self.counts[1]
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks along tiles; the last may reach beyond them."""
+        return -(-self.tiles // self.tile.block_m)
+
+    @property
+    def filter_blocks(self) -> int:
+        """Thread blocks along filters."""
+        return self.tile.pack(self.conv).blocks(self.conv)
+
+    @property
+    def depth(self) -> int:
+        """Channels, filled up with zeros to whole steps."""
+        return self.tile.pack(self.conv).depth(self.conv)
+
+    @property
+    def transformed(self) -> int:
+        """Elements of V, of the problem's type."""
+        return self.blocks * self.block_transformed
+
+    @property
+    def pitch(self) -> int:
+        """Elements from a row of V to the next: its channels, and spare ones where V stays in shared memory."""
+        return self.depth + (self.tile.spare if self.tile.fusion == "shmem" else 0)
+
+    @property
+    def block_transformed(self) -> int:
+        """Those of one block."""
+        return self.tile.positions * self.tile.block_m * self.pitch
+
+    @property
+    def multiplied(self) -> int:
+        """Elements of M: float32 or int32."""
+        return self.blocks * self.filter_blocks * self.tile.positions * self.tile.block_m * self.tile.block_n
+
+    @property
+    def product_strides(self) -> tuple[int, int]:
+        """Elements of M from a tile, and from a filter, to the next."""
+        return (self.tile.block_n, 1) if self.conv.layout == "NHWC" else (1, self.tile.block_m)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of shared memory that a block's copies of operands take."""
+        if self.tile.mapping == "whole":
+            return 0
+        many = self.tile.warps if self.tile.mapping == "sync_free" else 1
+        return self.tile.itemsize * many * (self.staged_filters + (self.staged_tiles if self.tile.staged else 0))
+
+    @property
+    def staged_tiles(self) -> int:
+        """Elements of V of one step in shared memory, rows of a step's channels."""
+        return self.tile.block_m * (self.tile.block_k + self.tile.spare)
+
+    @property
+    def staged_filters(self) -> int:
+        """Elements of U of one step in shared memory, rows of a block's filters, or of a step's channels where U is turned."""
+        rows, row = (self.tile.block_n, self.tile.block_k) if self.tile.turned else (self.tile.block_k, self.tile.block_n)
+        return rows * (row + self.tile.spare)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of V that a block holds, or hands over: t * t * TB_M * depth elements."""
+        return self.tile.itemsize * self.block_transformed
+
+    @property
+    def made_bytes(self) -> int:
+        """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
+        if self.tile.fusion == "whole":
+            return 0
+        counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
+        spaces = (self.tile.itemsize * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
+        return sum(map(aligned, spaces))
+
+
+ALIGNMENT = 128  # bytes: of every tensor between the kernels
+
+
+def aligned(count: int) -> int:
+    """Bytes filled up to whole units of `ALIGNMENT`."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
