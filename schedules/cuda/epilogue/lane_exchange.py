@@ -15,6 +15,7 @@ from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT, PersistentTile, channel_run, window_run
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
 BYTES = 8  # that a lane stores at a time
@@ -22,7 +23,7 @@ BYTES = 8  # that a lane stores at a time
 
 def two_outputs(conv: Conv2d, pair: list[Expr]) -> Expr:
     """Two outputs as one word, or, of one byte each, as its lower half."""
-    return T.call_extern("uint32", f"im2win::{'two_int8' if conv.out_dtype == 'int8' else 'two_f16'}", *pair)
+    return T.call_extern("uint32", f"im2win::{ELEMENT_TYPES[conv.out_dtype].pair or 'two_f16'}", *pair)
 
 
 def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> PatchEpilogue:
@@ -31,7 +32,7 @@ def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], 
     if conv.residual or conv.out_itemsize > 2:
         pass
     elif conv.layout == "NHWC":
-        kind = _Channels if conv.out_dtype == "int8" and conv.out_channels % 4 == 0 else kind
+        kind = _Channels if ELEMENT_TYPES[conv.out_dtype].itemsize == 1 and conv.out_channels % 4 == 0 else kind
     else:
         width = BYTES // conv.out_itemsize
         aligned = operand.pitch % width == 0 and conv.output_size[1] % width == 0 and tile.cols % (2 * width) == 0

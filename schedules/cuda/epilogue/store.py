@@ -14,6 +14,7 @@ from im2win.schedules.cuda.primitives import CHUNK, Expr, local
 from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
@@ -69,7 +70,7 @@ def activated(activation: str, value: Expr, dtype: str) -> Expr:
 
 def value_type(conv: Conv2d) -> str:
     """What `finished` values are of: the output's type, but for int8, to which they are converted when they are stored."""
-    return "float32" if conv.out_dtype == "int8" else conv.out_dtype
+    return "float32" if ELEMENT_TYPES[conv.out_dtype].itemsize == 1 else conv.out_dtype
 
 
 def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, channel: Expr, at: Expr) -> Expr:
@@ -133,7 +134,7 @@ class Epilogue:
         for e, value in enumerate(sums):
             of = channel + (e if conv.layout == "NHWC" else 0)
             T.buffer_store(self._values, finished(conv, dtype, tensors, value, of, at + e), [e])
-        if conv.out_dtype == "int8":
+        if ELEMENT_TYPES[conv.out_dtype].itemsize == 1:
             store_int8(tensors["output"], at, self._values, len(sums))
         elif len(sums) == 1:
             T.buffer_store(tensors["output"], self._values[0], [at])

@@ -177,7 +177,7 @@ class _Kernel:
         call("wait_bulk", self._landing(step), step % 2)
         _, rows, cols = f.raw
         many = f.together
-        across, take_ = f.pixels // many, ("take_pixels" if many > 1 else "take_pixel") + ("_s8" if conv.dtype == "int8" else "")
+        across, take_ = f.pixels // many, ("take_pixels" if many > 1 else "take_pixel") + ("_s8" if conv.itemsize == 1 else "")
         lane, count = self._tid % LANES, tile.units * across
         for first in range(0, count, LANES):
             at = first + lane

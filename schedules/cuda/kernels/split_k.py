@@ -32,6 +32,7 @@ from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import Arena, Expr, local, named
 from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
 
@@ -106,7 +107,7 @@ def _launch_sum(conv: Conv2d, tile: SplitTile, sums: Any, tensors: dict[str, Any
             for e in range(vector):
                 of = channel + (e if conv.layout == "NHWC" else 0)
                 T.buffer_store(result, finished(conv, tile.sum_dtype, tensors, total[e], of, place + e), [e])
-            if conv.out_dtype == "int8":
+            if ELEMENT_TYPES[conv.out_dtype].itemsize == 1:
                 store_int8(tensors["output"], place, result, vector)
                 return
             with T.vectorized(vector) as e:

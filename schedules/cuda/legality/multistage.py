@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_tiling import forms, row_forms
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.kernels.multistage import operand_of, product_of, shared_bytes, step_filters, windows_of
 from im2win.schedules.cuda.kernels.output_parts import InParts
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
@@ -95,7 +96,7 @@ def _warps(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
 
 
 def _warpgroups(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> list[tuple[bool, str]]:
-    multiple = 16 if tile.dtype == "int8" else 8
+    multiple = MULTIPLIERS[tile.dtype].columns
     held = sum_registers(conv, tile) + word_registers(tile)
     return [
         (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),

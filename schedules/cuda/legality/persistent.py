@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import H200, Gpu
+from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.legality.multistage import CLUSTERS, MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
-PRODUCTS = {"float16": "wg_f16", "int8": "wg_s8"}
+PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
 MAX_SUMS = 192  # registers of a thread for sums
 MAX_COLUMNS = 256  # of a product
 MAX_PRODUCTS = 256  # of a step: they are written one after the other
@@ -23,7 +24,7 @@ OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 def unable(conv: Conv2d) -> str | None:
     """Why no tile computes a convolution; None if one may."""
     if conv.dtype not in PRODUCTS:
-        return f"blocks that stay multiply float16 or int8, not {conv.dtype}"
+        return f"blocks that stay multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
     if conv.groups != 1:
         return f"blocks that stay are for one group, not {conv.groups}"
     if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:

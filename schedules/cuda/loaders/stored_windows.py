@@ -21,7 +21,7 @@ First = Callable[[], Mapping[str, Expr]]
 
 def _vector(conv: Conv2d, axes: str) -> int:
     """Elements that a thread moves at once: neighbouring channels, where they are innermost."""
-    most = 4 if conv.dtype == "int8" else CHUNK // conv.itemsize  # TVM writes no wider zero of int8
+    most = 4 if conv.itemsize == 1 else CHUNK // conv.itemsize  # TVM writes no wider zero of int8
     return math.gcd(conv.in_channels, most) if axes.endswith("c") else 1
 
 

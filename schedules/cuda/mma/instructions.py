@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 
-_CALL = re.compile(r"im2win::wgmma_(f16|tf32|s8)<(\d+)>")
-# of a kind: types in the instruction, the sums' type in C++ and in a constraint, elements that it is long, what follows the operands
-_KINDS = {
-    "f16": ("f32.f16.f16", "float", "+f", 16, ", 1, 1, 0"),
-    "tf32": ("f32.tf32.tf32", "float", "+f", 8, ", 1, 1"),
-    "s8": ("s32.s8.s8", "int", "+r", 32, ""),
-}
+from im2win.schedules.cuda.arithmetic import KINDS
+
+_CALL = re.compile(rf"im2win::wgmma_({'|'.join(KINDS)})<(\d+)>")
 
 
 def _function(kind: str, columns: int) -> str:
-    types, sum_type, constraint, depth, ending = _KINDS[kind]
+    row = KINDS[kind]
+    types, sum_type, constraint, depth, ending = row.types, row.sum_type, row.constraint, row.depth, row.ending
     count = columns // 2  # sums of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
     words = ", ".join(f"%{count + i}" for i in range(4))

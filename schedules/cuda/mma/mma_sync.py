@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import column, row
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile, promoted
@@ -159,7 +160,7 @@ class MatrixProduct(TensorProduct):
         self.promote(step)
 
     def _product(self, i: Expr, j: Expr, part: int) -> None:
-        name = {"tf32": "product_tf32", "tf32x3": "product_tf32", "f16": "product_f16", "s8": "product_s8"}[self._tile.product]
+        name = f"product_{MULTIPLIERS[self._tile.dtype].kind}"
         for a, b in SPLIT_PRODUCTS[len(self._a) - 1]:
             call(name, pointer(self._sums, i, j, 0), pointer(self._a[a], i, 0), pointer(self._b[b], j, part * 2))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_CALL = re.compile(r"im2win::wgmma_shared_(f16|s8)<(\d+), (\d+)>")
-# of a kind: types in the instruction, the sums' type in C++ and in a constraint, elements that it is long, what follows the operands
-_KINDS = {"f16": ("f32.f16.f16", "float", "+f", 16, ", 1, 1, 0, 0"), "s8": ("s32.s8.s8", "int", "+r", 32, "")}
+from im2win.schedules.cuda.arithmetic import KINDS
+
+_CALL = re.compile(rf"im2win::wgmma_shared_({'|'.join(KINDS)})<(\d+), (\d+)>")
 
 
 def _function(kind: str, columns: int, pitch: int) -> str:
-    types, sum_type, constraint, depth, ending = _KINDS[kind]
+    row = KINDS[kind]
+    types, sum_type, constraint, depth, ending = row.types, row.sum_type, row.constraint, row.depth, row.shared_ending
     count = columns // 2  # sums of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
     held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))

@@ -12,6 +12,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import column, row
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import SPLIT_PRODUCTS, STEPS, Place, TensorProduct, split
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile
@@ -74,6 +75,6 @@ class WarpgroupProduct(TensorProduct):
         first = ((position * tile.slabs + slab) * len(self._a) + b) * CHUNKS
         at = ((first + part * 2) * tile.block_m + self._m) * elements
         words = [pointer(self._a[a], half + position, i, place, part * 2) for place in range(2)]
-        kind = {"float32": "tf32", "float16": "f16", "int8": "s8"}[tile.dtype]
+        kind = MULTIPLIERS[tile.dtype].kind
         read = pointer(filters, step % tile.stages, at)
         call(f"wgmma_{kind}<{tile.warp_m}>", pointer(self._sums, i, position * self._columns, 0), *words, read, tile.block_m * CHUNK)

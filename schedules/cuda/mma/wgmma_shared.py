@@ -10,6 +10,7 @@ from typing import Any, cast
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import row
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile, channel_run, window_run
@@ -101,7 +102,7 @@ class SharedProduct(TensorProduct):
         call("commit_products")
 
     def _product(self, part: Expr, slot: Expr, tap: int, shift: int, k: int, i: int) -> None:
-        tile, f, kind = self._tile, self._field, {"float16": "f16", "int8": "s8"}[self._tile.dtype]
+        tile, f, kind = self._tile, self._field, MULTIPLIERS[self._tile.dtype].kind
         at = ((part * math.prod(self._conv.kernel) + tap) * tile.units + 2 * k) * tile.block_m + i * M
         column = shift * tile.units + 2 * k if f.boxed else 2 * k * f.held + shift
         a, b = pointer(self._filters, at * tile.unit), pointer(self._ring, slot, column * tile.unit)

@@ -7,14 +7,13 @@ from typing import Any, cast
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import row
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import LANES, M, channel_run
 from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
 from im2win.spec.conv2d import Conv2d
-
-KINDS = {"float16": "f16", "int8": "s8"}
 
 
 class StreamedProduct(SharedProduct):
@@ -62,7 +61,7 @@ class StreamedProduct(SharedProduct):
     def multiply_taps(self, first: int, window: Expr, filters: Expr) -> None:
         """Begins the products of the taps from the first on whose filters are in a slot, with the channels of a slot of windows."""
         tile, f = self._tile, self._field
-        name = f"wgmma_shared_{KINDS[tile.dtype]}<{f.columns}, {f.pixel_bytes}>"
+        name = f"wgmma_shared_{MULTIPLIERS[tile.dtype].kind}<{f.columns}, {f.pixel_bytes}>"
         call("begin_products")
         for tap in range(tile.taps):
             shift = f.shift(*divmod(first + tap, self._conv.kernel[1]))

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from im2win.numerics.winograd_tiling import ROW_TAPS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, NATIVE
 from im2win.schedules.plain import PlainTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 ORDERS = ("cuv", "uvc", "Cuvc")
 PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
@@ -45,11 +47,10 @@ def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
 
 PRODUCTS = _with_warpgroups(
     {
-        "fma": Product("float32", "float32", 16, "core"),
-        "tf32": Product("float32", "float32", 16, accuracy="tf32", parts=1),
-        "tf32x3": Product("float32", "float32", 16, accuracy="float32", parts=2),
-        "f16": Product("float16", "float32", 32),
-        "s8": Product("int8", "int32", 64),
+        "fma": Product("float32", "float32", MULTIPLIERS["float32"].slab, "core"),
+        "tf32": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="tf32", parts=1),
+        "tf32x3": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="float32", parts=2),
+        **{row.kind: Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab) for dtype, row in NATIVE.items()},
     }
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from im2win.packing.wgmma_smem import ChunkPack
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
 from im2win.schedules.cuda.tiles.multistage import PRODUCTS, SLAB, Product
 from im2win.schedules.plain import PlainTile
@@ -175,7 +176,7 @@ class Field:
     @property
     def columns(self) -> int:
         """Columns of a product: outputs of the patch and those between its rows, as many as the unit takes."""
-        multiple = 16 if self.tile.dtype == "int8" else 8
+        multiple = MULTIPLIERS[self.tile.dtype].columns
         return -(-((self.tile.rows - 1) * self.pitch + self.tile.cols) // multiple) * multiple
 
     @property

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
 from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, Field, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
@@ -198,7 +199,7 @@ class StreamedField(Field):
     @property
     def columns(self) -> int:
         """Columns of a product: outputs of the patch and those between its rows and images, as many as the unit takes."""
-        multiple = 16 if self.tile.dtype == "int8" else 8
+        multiple = MULTIPLIERS[self.tile.dtype].columns
         return -(-self._outputs // multiple) * multiple
 
     @property

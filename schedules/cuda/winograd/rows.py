@@ -25,6 +25,7 @@ from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
 from im2win.schedules.cuda.primitives import Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 class TileRows(Patch):
@@ -86,7 +87,7 @@ class RowProduct(WarpgroupProduct):
 
     def _load(self, step: Expr, slab: int, half: int, i: Expr, place: Expr) -> None:
         """Loads a tile's columns and transforms them."""
-        operand, kind = self._operand, "f16" if self._tile.dtype == "float16" else "f32"
+        operand, kind = self._operand, ELEMENT_TYPES[self._tile.dtype].short
         for v in range(self._tile.positions):
             column = pointer(operand.shared, *operand.column(i * 2 + place, slab, self._t, step, v))
             call("load_words", pointer(self._inputs, v, 0), column)

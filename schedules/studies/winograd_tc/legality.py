@@ -8,6 +8,7 @@ from im2win.numerics.winograd_tiling import forms
 from im2win.schedules.cuda.legality.multistage import MAX_SUMS, MAX_THREADS
 from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, SLAB, WHOLE, Sizes, TensorCoreTile
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number
@@ -17,13 +18,13 @@ LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 def forms_of(conv: Conv2d) -> tuple[int, ...]:
     """Outputs along a side of a tile, of the forms there are for a problem."""
-    return quantised_forms(conv) if conv.dtype == "int8" else forms(conv)
+    return quantised_forms(conv) if ELEMENT_TYPES[conv.dtype].integer else forms(conv)
 
 
 def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     counts = ("block_m", "block_n", "block_k", "groups")
-    whole = conv.dtype == "int8"  # one kernel does everything
+    whole = ELEMENT_TYPES[conv.dtype].integer  # one kernel does everything
     words = (
         ("fragment", tuple(WHOLE if whole and tile.mapping == "whole" else FRAGMENTS)),
         ("mapping", MAPPINGS if whole else MAPPINGS[:-1]),

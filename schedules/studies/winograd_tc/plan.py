@@ -10,6 +10,7 @@ from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_error import quantised_forms
 from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
 from im2win.packing.codec import Pack
+from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.families.base import CudaFamily
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.studies.winograd_tc import kernel
@@ -20,9 +21,8 @@ from im2win.schedules.studies.winograd_tc.tile import Sizes, TensorCoreTile
 from im2win.schedules.studies.winograd_tc.whole import whole_kernel
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
-
-DTYPES = ("float16", "int8")
 
 
 def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
@@ -42,7 +42,7 @@ class TensorCorePlan(CudaFamily):
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
-        outputs = 2 if conv.dtype == "int8" else 4
+        outputs = 2 if ELEMENT_TYPES[conv.dtype].integer else 4
         down, across = Tiles(conv, outputs, 1, 1).counts
         return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
@@ -54,13 +54,13 @@ class TensorCorePlan(CudaFamily):
         """Why no tile computes a convolution with that accuracy; None if one does."""
         if conv.kernel != (3, 3):
             return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
-        if conv.dtype not in DTYPES:
-            return f"Winograd's form on tensor cores multiplies {' or '.join(DTYPES)}, not {conv.dtype}"
+        if conv.dtype not in NATIVE:
+            return f"Winograd's form on tensor cores multiplies {' or '.join(NATIVE)}, not {conv.dtype}"
         if conv.groups != 1:
             return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
         if conv.requantised:
             return f"Winograd's form in int8 stores int32 outputs, not {conv.out_dtype}"
-        return _quantised_refusal(conv, accuracy) if conv.dtype == "int8" else square_refusal(conv, accuracy)
+        return _quantised_refusal(conv, accuracy) if ELEMENT_TYPES[conv.dtype].integer else square_refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
         """A tile from its plain values; ValueError if they are none."""

@@ -8,9 +8,11 @@ from typing import Literal, get_args
 
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
+from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.tiles.multistage import PRODUCTS, Product
 from im2win.schedules.plain import PlainTile
-from im2win.spec.conv2d import DTYPES, Conv2d
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 Mapped = Literal["bgemm", "sync_free", "whole"]
 Fusion = Literal["none", "shmem", "llc", "whole"]
@@ -20,7 +22,7 @@ FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32
 WHOLE = {"16x8x32": (16, 8, 32), "16x16x32": (16, 16, 32)}
 """The same of a warp's products of int8 (`mma.sync`), for one position, where one kernel does everything."""
 SLAB = 64  # channels of int8 that it takes at a time
-ARITHMETIC = {"float16": "f16", "int8": "s8"}
+ARITHMETIC = {dtype: row.kind for dtype, row in NATIVE.items()}
 """By a problem's element type: the arithmetic of its products."""
 WARP = 32
 THREADS = 256  # of a block of a transform that is a kernel of its own
@@ -94,7 +96,7 @@ class TensorCoreTile(PlainTile):
     @property
     def turned(self) -> bool:
         """Whether a filter's channels lie side by side: int8 reaches the multipliers as words of four of them."""
-        return self.dtype == "int8"
+        return ELEMENT_TYPES[self.dtype].integer
 
     @property
     def spare(self) -> int:
@@ -120,7 +122,7 @@ class TensorCoreTile(PlainTile):
     @property
     def itemsize(self) -> int:
         """Bytes of one of them."""
-        return DTYPES[self.dtype]
+        return ELEMENT_TYPES[self.dtype].itemsize
 
     # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
@@ -153,7 +155,7 @@ class TensorCoreTile(PlainTile):
 
     def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
         """How filters are packed: what a block needs of a position is contiguous."""
-        if self.dtype == "int8":
+        if ELEMENT_TYPES[self.dtype].integer:
             return QuantisedPack(self.outputs, self.block_n, self.block_k)
         return WinogradPack(self.outputs, self.block_n, channels=self.block_k)
 

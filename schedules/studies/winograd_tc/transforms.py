@@ -16,6 +16,7 @@ from im2win.schedules.cuda.epilogue.store import activated
 from im2win.schedules.cuda.primitives import Expr, local, named
 from im2win.schedules.studies.winograd_tc.tile import THREADS, WARP, WORD, Sizes
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 NEAR = 4  # neighbouring tiles of a warp that transforms inputs channels first
 
@@ -80,7 +81,7 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
     m, t, depth = tile.outputs, tile.size, sizes.depth
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
-    dtype = "int32" if conv.dtype == "int8" else "float32"  # in which transforms of either are exact, or nearly so
+    dtype = ELEMENT_TYPES[conv.dtype].sums  # in which transforms of either are exact, or nearly so
     width = WORD // conv.itemsize  # channels of a thread, as many as it loads at once
     if conv.layout == "NCHW" or conv.in_channels % width:
         width = 1

@@ -23,6 +23,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.runtime.op import Op
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.tuner.runners.cuda import Bench, reference, sample, verify
 
 PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
@@ -157,7 +158,7 @@ def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
     sums, largest = reference(bench.conv.with_(out_dtype=None), bench.inputs)
     scale = 127 / largest
     right = sums * scale
-    return scale, (torch.round(right).clamp_(-128, 127) if dtype == "int8" else right, largest * scale)
+    return scale, (right if (limits := ELEMENT_TYPES[dtype].limits) is None else torch.round(right).clamp_(*limits), largest * scale)
 
 
 def tvm_searched(

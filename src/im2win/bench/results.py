@@ -11,6 +11,7 @@ from typing import Any
 
 from im2win.common.files import replace_json
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 SCHEMA = 1
 WINOGRAD = "winograd"  # what the names of algorithms in Winograd's form begin with
@@ -130,7 +131,7 @@ def _row(values: dict[str, Any]) -> Row:
 
 def peak_name(types: str, ceilings: Mapping[str, float]) -> str:
     """Which of a machine's ceilings is the arithmetic one of these types, a float32 that is IEEE's: the nearest of those measured."""
-    wanted = {"float16": ("f16_gflops",), "int8": ("s8_gflops", "f16_gflops")}.get(types.partition("-")[0], ())
+    wanted = ELEMENT_TYPES[types.partition("-")[0]].ceilings
     return next((name for name in wanted if name in ceilings), "fma_gflops")
 
 

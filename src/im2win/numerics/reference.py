@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 Array = npt.NDArray[Any]
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
@@ -57,8 +58,8 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
     if residual is not None:
         y = y + residual.astype(np.float32)
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
-    if conv.out_dtype == "int8":
-        return np.clip(np.rint(y), -128, 127).astype(np.float64)
+    if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
+        return np.clip(np.rint(y), *limits).astype(np.float64)
     with np.errstate(over="ignore"):  # to infinity
         return y.astype(conv.out_dtype).astype(np.float64)
 

@@ -10,6 +10,7 @@ from im2win.numerics.winograd_error import expected, half_tolerance, quantised_t
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 TRUSTED = 0.8  # of the tolerance: a form of greater `expected` error is refused
 
@@ -33,13 +34,14 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     With accuracy "winograd" a float16 or int8 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`
     and `quantised_tolerance`. int8 tensors are normally distributed with a spread of 32.
     """
-    if conv.dtype == "int8":
+    element = ELEMENT_TYPES[conv.dtype]
+    if element.integer:
         if conv.requantised:
             eps = float(np.finfo(conv.out_dtype).eps) if activation_of(conv.activation).rounds else 0.0
             return eps + 16 * float(np.finfo(np.float32).eps) if eps else 0.0
         return quantised_tolerance(conv) if accuracy == "winograd" else 0.0
-    if conv.dtype == "float16":
-        direct = 1.5 * 2.0**-11
+    if element.narrow:
+        direct = 0.75 * element.epsilon
         return max(direct, half_tolerance(conv)) if accuracy == "winograd" else direct
     root, row = math.sqrt(math.prod(conv.filter_shape[1:])), activation_of(conv.activation)
     shrunk = max(row.slope * root / (row.bound or 1), 1) if row.squashes else 1
@@ -50,4 +52,4 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
 
 def trusted(conv: Conv2d, outputs: int, accuracy: Accuracy = "float32") -> bool:
     """Whether Winograd's form with m = `outputs` is sure to keep the tolerance of a problem. Integers have none to spare."""
-    return conv.dtype != "int8" and expected(conv, outputs) <= TRUSTED * tolerance(conv, accuracy)
+    return not ELEMENT_TYPES[conv.dtype].integer and expected(conv, outputs) <= TRUSTED * tolerance(conv, accuracy)

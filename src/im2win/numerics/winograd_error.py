@@ -11,6 +11,7 @@ from im2win.numerics.winograd_int8 import FORMS, LARGEST, STEP
 from im2win.numerics.winograd_matrices import transform
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 HALVES = {3: (2, 4), 5: (2,)}
 """By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 to
@@ -46,7 +47,8 @@ def expected(conv: Conv2d, outputs: int) -> float:
     noise = math.prod(transform(outputs, taps).noise for taps in conv.kernel)
     root, channels = math.sqrt(math.prod(conv.filter_shape[1:])), math.sqrt(conv.filter_shape[1])
     single = float(np.finfo(np.float32).eps) * max(1.3 + root / 20, 1.1 + 0.26 * channels)
-    rounding = {"float16": 2.0**-11, "int8": _QUANTISING}.get(conv.dtype, single)
+    element = ELEMENT_TYPES[conv.dtype]
+    rounding = _QUANTISING if element.integer else element.epsilon / 2 if element.narrow else single
     row = activation_of(conv.activation)
     return rounding * noise * (1 if row.bound is None else max(4 * root * row.slope / row.bound, 1))
 

@@ -10,6 +10,7 @@ from im2win.numerics.winograd_error import half_forms
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 FORMS = {3: (2, 4, 6), 5: (2, 4)}
 """By taps of the kernel: outputs along a side of a tile, of the forms there are kernels for."""
@@ -115,7 +116,7 @@ def spread(conv: Conv2d) -> str | None:
 
 def forms(conv: Conv2d) -> tuple[int, ...]:
     """Outputs along a side of a tile, of the forms there are for a problem with a square kernel."""
-    return half_forms(conv) if conv.dtype == "float16" else FORMS.get(conv.kernel[0], ())
+    return half_forms(conv) if ELEMENT_TYPES[conv.dtype].narrow else FORMS.get(conv.kernel[0], ())
 
 
 def row_forms(conv: Conv2d) -> tuple[int, ...]:
@@ -124,8 +125,8 @@ def row_forms(conv: Conv2d) -> tuple[int, ...]:
     float16 holds tiles of two outputs within its tolerance: what it loses is half of that of a square's tiles. A bound on the output is one
     on the tolerance, and not on what is lost.
     """
-    bounded = conv.dtype == "float16" and activation_of(conv.activation).bound is not None
-    return ROW_FORMS if conv.kernel[1] == ROW_TAPS and conv.dtype != "int8" and not bounded else ()
+    bounded = ELEMENT_TYPES[conv.dtype].narrow and activation_of(conv.activation).bound is not None
+    return ROW_FORMS if conv.kernel[1] == ROW_TAPS and not ELEMENT_TYPES[conv.dtype].integer and not bounded else ()
 
 
 def refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
@@ -140,8 +141,9 @@ def square_refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"
     if (reason := spread(conv)) is not None:
         return reason
-    if conv.dtype == "int8" or (conv.dtype == "float16" and not allows(accuracy, "winograd")):
-        hint = "; accuracy 'winograd' allows it" if conv.dtype == "float16" else ""
+    element = ELEMENT_TYPES[conv.dtype]
+    if element.integer or (element.narrow and not allows(accuracy, "winograd")):
+        hint = "; accuracy 'winograd' allows it" if element.narrow else ""
         return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks{hint}"
     if not forms(conv):
         return f"{conv.activation} cuts off outputs of such long sums, but not the errors of transformed tiles in {conv.dtype}"

@@ -25,6 +25,7 @@ from im2win.schedules.cuda.space.multistage import products, space
 from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 Device = Machine | Gpu
 
@@ -285,7 +286,7 @@ class CudaBackend:
         float32 along rows, which is still to be measured.
         """
         if tile.outputs == 0 or tile.in_rows:
-            return bool(tile.outputs == 0 or tile.dtype == "float16")
+            return bool(tile.outputs == 0 or ELEMENT_TYPES[tile.dtype].narrow)
         return bool(tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))
 
     def alike(self, conv: Conv2d, other: Conv2d) -> bool:

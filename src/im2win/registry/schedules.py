@@ -25,6 +25,7 @@ from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Schedule:
     def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
-        if conv.out_dtype == "int32" and not activation_of(conv.activation).integers:
+        if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
             return f"int8 sums are integers, which have no {conv.activation}"
         if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
             return reason

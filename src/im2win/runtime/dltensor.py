@@ -6,11 +6,10 @@ import ctypes
 import threading
 from typing import Any
 
-import numpy as np
-
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
-_FLOAT, _ONE_LANE = 2, 1 << 16  # of DLDataType: its code, and lanes after code and bits of 8 bits each
+_ONE_LANE = 1 << 16  # of DLDataType: lanes after code and bits of 8 bits each
 
 
 class _DLTensor(ctypes.Structure):
@@ -38,7 +37,7 @@ class Addressed(threading.local):
     """
 
     def __init__(self, conv: Conv2d, device: tuple[int, int]) -> None:
-        kind = _FLOAT | np.dtype(conv.dtype).itemsize * 8 << 8 | _ONE_LANE
+        kind = ELEMENT_TYPES[conv.dtype].dlpack | conv.itemsize * 8 << 8 | _ONE_LANE
         shapes = conv.input_shape, conv.output_shape, conv.output_shape
         data, added, output = tensors = [_tensor(shape, kind, device) for shape in shapes]
         arguments: list[Any] = [ctypes.c_void_p(ctypes.addressof(one)) for one in tensors]

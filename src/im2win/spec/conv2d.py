@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from im2win.spec.activations import ACTIVATIONS, activation_of, checked, found
+from im2win.spec.dtypes import DTYPES, ELEMENT_TYPES
 
 IntPair = int | Sequence[int]
 Padding = int | Sequence[int] | Literal["same", "valid"]
 
-DTYPES = {"float32": 4, "float16": 2, "int8": 1}
-OUT_DTYPES = {"float32": ("float32",), "float16": ("float16",), "int8": ("int32", "int8", "float16", "float32")}
-"""By dtype: what outputs may be of, the default first."""
-ITEMSIZES = {**DTYPES, "int32": 4}
 LAYOUTS = ("NCHW", "NHWC")
 MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
 
@@ -176,7 +173,7 @@ class Conv2d:
         return vertical, horizontal, vertical, horizontal
 
     def _output_type(self, out_dtype: str | None) -> str:
-        known = OUT_DTYPES[self.dtype]
+        known = ELEMENT_TYPES[self.dtype].outputs
         if out_dtype is not None and out_dtype not in known:
             raise _fail("out_dtype", out_dtype, f"{'one of ' * (len(known) > 1)}{', '.join(known)} for `dtype` {self.dtype}")
         if out_dtype == "int8" and not activation_of(self.activation).int8_outputs:
@@ -244,12 +241,12 @@ class Conv2d:
     @property
     def itemsize(self) -> int:
         """Bytes of one element of input and filter."""
-        return DTYPES[self.dtype]
+        return ELEMENT_TYPES[self.dtype].itemsize
 
     @property
     def out_itemsize(self) -> int:
         """Bytes of one element of output and residual."""
-        return ITEMSIZES[self.out_dtype]
+        return ELEMENT_TYPES[self.out_dtype].itemsize
 
     @property
     def output_bytes(self) -> int:
@@ -270,7 +267,7 @@ class Conv2d:
     @property
     def requantised(self) -> bool:
         """Whether int32 sums are scaled to outputs of another type."""
-        return self.out_dtype != OUT_DTYPES[self.dtype][0]
+        return self.out_dtype != ELEMENT_TYPES[self.dtype].outputs[0]
 
     @property
     def depthwise(self) -> bool:
@@ -291,7 +288,7 @@ class Conv2d:
     @functools.cached_property
     def dtypes(self) -> dict[str, str]:
         """Element types of `arguments`: bias is of the type of sums that are stored, scale of float32."""
-        known = {"data": self.dtype, "filter": self.dtype, "bias": OUT_DTYPES[self.dtype][0], "scale": "float32"}
+        known = {"data": self.dtype, "filter": self.dtype, "bias": ELEMENT_TYPES[self.dtype].outputs[0], "scale": "float32"}
         return {name: known.get(name, self.out_dtype) for name in self.arguments}
 
     def with_(self, **changes: Any) -> Conv2d:

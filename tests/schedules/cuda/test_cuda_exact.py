@@ -23,7 +23,8 @@ from im2win.schedules.cuda.loaders.halo_tile import chunks
 from im2win.schedules.cuda.space.multistage import products
 from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
 from im2win.spec.activations import ACTIVATIONS
-from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.conv2d import LAYOUTS, Conv2d
+from im2win.spec.dtypes import DTYPES
 
 SEEDS = (0, 1)
 

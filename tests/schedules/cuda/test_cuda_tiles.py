@@ -24,7 +24,8 @@ from im2win.schedules.cuda.kernels.output_parts import InParts
 from im2win.schedules.cuda.legality.multistage import problems
 from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products, space
 from im2win.schedules.cuda.tiles.multistage import ORDERS, PRODUCTS, CudaTile
-from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.conv2d import LAYOUTS, Conv2d
+from im2win.spec.dtypes import DTYPES
 from im2win.spec.suites import SUITES
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")

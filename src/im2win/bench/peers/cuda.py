@@ -8,6 +8,7 @@ from typing import Any
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 class Unsupported(RuntimeError):
@@ -22,7 +23,7 @@ def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[
     """
     import torch
 
-    if conv.dtype == "int8" or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
+    if not ELEMENT_TYPES[conv.dtype].torch or len(set(conv.padding[::2])) > 1 or len(set(conv.padding[1::2])) > 1:
         raise Unsupported("PyTorch has no such convolution.")
     memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
     x = tensors["data"] if conv.layout == "NCHW" else tensors["data"].permute(0, 3, 1, 2)
@@ -43,7 +44,9 @@ def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[
 
 def cudnn_math(conv: Conv2d, accuracy: Accuracy) -> str:
     """The argument `math` of `cudnn` for a problem."""
-    return {"float16": "tensor", "int8": "tensor"}.get(conv.dtype, "tf32" if allows(accuracy, "tf32") else "fma")
+    if "tensor" in ELEMENT_TYPES[conv.dtype].cudnn_maths:
+        return "tensor"
+    return "tf32" if allows(accuracy, "tf32") else "fma"
 
 
 def call_bytes(call: Callable[[], Any]) -> tuple[int, Any]:

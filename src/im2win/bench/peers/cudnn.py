@@ -40,6 +40,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import DTYPES, ELEMENT_TYPES
 
 LIBRARY = "libcudnn.so.9"
 
@@ -70,15 +71,12 @@ class Math(IntEnum):
 
 
 MATHS = {  # by the argument `math`, then by dtype
-    "fma": {"float32": Math.FMA, "float16": Math.FMA, "int8": Math.FMA},
-    "tf32": {"float32": Math.DEFAULT},
-    "tensor": {"float16": Math.TENSOR_OP, "int8": Math.TENSOR_OP},
+    name: {dtype: math for dtype in DTYPES if name in ELEMENT_TYPES[dtype].cudnn_maths}
+    for name, math in (("fma", Math.FMA), ("tf32", Math.DEFAULT), ("tensor", Math.TENSOR_OP))
 }
-OUTPUT_DTYPES = {"float32": "float32", "float16": "float16", "int8": "float32"}  # of y, by dtype of x and w
+OUTPUT_DTYPES = {name: "float32" if ELEMENT_TYPES[name].integer else name for name in DTYPES}  # of y, by dtype of x and w
 """Where outputs shall not be int8; see `output_dtype`."""
-SUM_DTYPES = {"float32": "float32", "float16": "float32", "int8": "int32"}
 
-_DATA_TYPES = {"float32": 0, "float16": 2, "int8": 3, "int32": 4}  # cudnnDataType_t
 _FORMATS = {"NCHW": 0, "NHWC": 1}  # cudnnTensorFormat_t
 _CROSS_CORRELATION = 1  # cudnnConvolutionMode_t: the filter is not flipped
 _NOT_SUPPORTED = 3  # the thousands of every CUDNN_STATUS_NOT_SUPPORTED_*
@@ -159,9 +157,9 @@ def supports(conv: Conv2d, math: str | None = None) -> str | None:
         return "it has an epilogue, and cuDNN's algorithms called by name are the plain convolution"
     if conv.padding[:2] != conv.padding[2:]:
         return f"`padding` (={conv.padding}) must be the same on opposite sides, as cuDNN takes one number an axis"
-    if conv.dtype == "int8" and conv.layout != "NHWC":
+    if ELEMENT_TYPES[conv.dtype].integer and conv.layout != "NHWC":
         return "cuDNN takes int8 tensors in NHWC, or in blocks of channels (NCHW_VECT_C), not in NCHW"
-    if conv.dtype == "int8" and (conv.in_channels % 4 or conv.out_channels % 4):
+    if ELEMENT_TYPES[conv.dtype].integer and (conv.in_channels % 4 or conv.out_channels % 4):
         return f"for int8 `in_channels` (={conv.in_channels}) and `out_channels` (={conv.out_channels}) must be multiples of 4"
     return None
 
@@ -179,7 +177,7 @@ def arguments(conv: Conv2d, math: Math) -> Arguments:
     """
     if (reason := supports(conv)) is not None:
         raise CudnnError(f"cuDNN: {conv}: {reason}.")
-    given, result, sums = (_DATA_TYPES[name] for name in (conv.dtype, output_dtype(conv), SUM_DTYPES[conv.dtype]))
+    given, result, sums = (ELEMENT_TYPES[name].cudnn for name in (conv.dtype, output_dtype(conv), ELEMENT_TYPES[conv.dtype].sums))
     layout = _FORMATS[conv.layout]
     return Arguments(
         x=(layout, given, conv.batch, conv.in_channels, conv.height, conv.width),

@@ -21,6 +21,7 @@ from im2win.common.locking import locked
 from im2win.device.cpu import Machine, usable_cpus
 from im2win.registry.backends import Device
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 _DONE, _LIBRARY = "done", "best.tar"
 _LOCK = "measuring.lock"
@@ -58,7 +59,7 @@ def definition(conv: Conv2d) -> Any:
 
 def refused(conv: Conv2d) -> str | None:
     """Why the definition is not this convolution, or None."""
-    if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or conv.dtype == "int8":
+    if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or ELEMENT_TYPES[conv.dtype].integer:
         return f"TVM's default search gets the plain convolution in NCHW, not {conv}."
     return None
 
@@ -153,7 +154,7 @@ def _space(conv: Conv2d, device: Device) -> Any:
 
     Seen with TVM 0.27: "tvm_access_ptr element type must match the source buffer (float16 vs float32)", from any definition.
     """
-    if isinstance(device, Machine) or conv.dtype != "float16":
+    if isinstance(device, Machine) or not ELEMENT_TYPES[conv.dtype].narrow:
         return "post-order-apply"
     return ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda")
 

@@ -11,7 +11,8 @@ from im2win.cli.commands import tables
 from im2win.common.markdown import table
 from im2win.device.gpu import KNOWN, NoGpuError, device_gpu
 from im2win.spec.accuracy import Accuracy
-from im2win.spec.conv2d import DTYPES, LAYOUTS, Conv2d
+from im2win.spec.conv2d import LAYOUTS, Conv2d
+from im2win.spec.dtypes import DTYPES, EXCHANGED
 from im2win.spec.methods import shown
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
     """On which targets one of these layers at least is computed: yes on all, no on none, or their names."""
     from im2win.registry.backends import TARGETS
 
-    kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in ("float32", "float16") for layout in LAYOUTS]
+    kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in EXCHANGED for layout in LAYOUTS]
     able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
 

@@ -31,6 +31,7 @@ from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 ALIGNMENT = 256  # bytes, of the workspace
@@ -38,7 +39,6 @@ ALIGNMENT = 256  # bytes, of the workspace
 _KERNEL = re.compile(rf"\b({SYMBOL}|{TRANSFORM})_kernel(?=_\d|\b)")
 _SHARED = re.compile(r"^(?:__host__ )?__device__ (?!__forceinline__)", re.MULTILINE)  # functions that TVM puts before its kernels
 _MADE = ("data", "tiles", "products", "lowered")  # names of what a call makes before the product, where it makes anything
-_ELEMENTS = {"float32": "float", "float16": "uint16_t", "int8": "int8_t"}
 
 
 def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: str) -> tuple[Path, Interface]:
@@ -194,7 +194,7 @@ def _argument(name: str, made: bool, first: bool) -> str:
 
 def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
     conv = interface.conv
-    element = _ELEMENTS[conv.dtype]
+    element = ELEMENT_TYPES[conv.dtype].c
     head = [
         f"{prototype} {{", "  using namespace im2win_packing;",
         f"  if (int status = check(w, {math.prod(conv.filter_shape)}, packed, {interface.packed})) return status;",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from im2win import __version__
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 SOURCES = Path(__file__).parent
 
-C_TYPES = {"float32": "float", "float16": "uint16_t", "int8": "int8_t", "int32": "int32_t"}
 _PACKED, _FILTERS = "packed_w", "w"
 
 
@@ -64,11 +64,11 @@ class Interface:
     def tensors(self) -> dict[str, str]:
         """Names of the arguments that are tensors, in order, with C types of their elements."""
         names = {"data": "x", "filter": _PACKED, "output": "y"}
-        return {names.get(name, name): C_TYPES[dtype] for name, dtype in self.conv.dtypes.items()}
+        return {names.get(name, name): ELEMENT_TYPES[dtype].c for name, dtype in self.conv.dtypes.items()}
 
     def prototypes(self) -> tuple[str, str]:
         """Of the two functions, in the order of `functions`."""
-        element = C_TYPES[self.conv.dtype]
+        element = ELEMENT_TYPES[self.conv.dtype].c
         arguments = [f"{'' if name == 'y' else 'const '}{kind} *{name}" for name, kind in self.tensors.items()]
         stream = ["cudaStream_t stream"] if self.threads is None else []
         call, pack = self.functions
@@ -121,7 +121,7 @@ class Interface:
         epilogue = [f"{name} [{conv.out_channels}]" for name in ("bias", "scale") if name in self.tensors]
         epilogue += ["residual like y"] if conv.residual else []
         shapes = f"x {list(conv.input_shape)} and y {list(conv.output_shape)} are {conv.layout}, dense"
-        bits = "; float16 as its bits" if "float16" in conv.dtypes.values() else ""
+        bits = "".join(f"; {name} as its bits" for name in ELEMENT_TYPES if name in conv.dtypes.values() and ELEMENT_TYPES[name].narrow)
         if self.threads is not None:
             rules = (
                 "Any number of threads may call at the same time, each with a workspace of its own; one of them gets the pool of threads, "
@@ -147,7 +147,8 @@ class Interface:
         formula = sums if conv.activation == "none" else f"{conv.activation}({sums})"
         if not conv.requantised:
             return formula
-        ends = ", to nearest even and within -128 to 127" if conv.out_dtype == "int8" else ""
+        limits = ELEMENT_TYPES[conv.out_dtype].limits
+        ends = "" if limits is None else f", to nearest even and within {limits[0]} to {limits[1]}"
         return f"{formula}, sums in int32, what follows in float32, each operation rounded by itself, then {conv.out_dtype}{ends}"
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 _Function = Callable[..., Any]
-_FLOAT16 = 10  # onnx.TensorProto.FLOAT16
 
 _ELEMENTWISE: dict[str, _Function] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Neg": np.negative, "Exp": np.exp,
@@ -48,7 +47,7 @@ def activation_behind(graph: Graph, value: str) -> tuple[str, list[int], str]:
         output = node.output[0]
         known[output] = made
         if all(_hidden(graph, name, taken) for name in known if name != output):
-            dtype = "float16" if graph.types.get(value) == _FLOAT16 else "float32"
+            dtype = graph.dtype(value)
             if (word := recognised(made, numbers, dtype)) is not None:
                 longest = word, list(taken), output
     return longest

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from im2win.spec.dtypes import ELEMENT_TYPES
+
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
@@ -109,6 +111,13 @@ class Graph:
         """The constant `name` as `scalar`, if it has no more dimensions than `value`."""
         constant, shape = self.shapes.get(name, ()), self.shapes.get(value)
         return self.scalar(name) if shape is not None and len(constant) <= len(shape) else None
+
+    def dtype(self, name: str) -> str:
+        """The element type of a value, as `im2win.spec.dtypes` names it; float32 where it is none of them or not known."""
+        from onnx import TensorProto
+
+        known = TensorProto.DataType.Name(self.types.get(name, TensorProto.FLOAT))
+        return next((row.name for row in ELEMENT_TYPES.values() if row.onnx == known), "float32")
 
     def integers(self, name: str) -> list[int] | None:
         """The values of a constant of integers; None for anything else."""

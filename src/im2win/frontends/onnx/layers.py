@@ -18,12 +18,13 @@ from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
 from im2win.frontends.onnx.graph import Graph, Shape, attributes_of, name_of, subgraphs
 from im2win.frontends.onnx.shapes import infer
 from im2win.spec.conv2d import Conv2d, ConvError, Padding
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.suites import Layer
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-_DTYPES = {"FLOAT": "float32", "FLOAT16": "float16"}
+_DTYPES = {row.onnx: name for name, row in ELEMENT_TYPES.items() if row.onnx}
 _AUTO_PAD: dict[str, Literal["same", "valid"] | None] = {"NOTSET": None, "VALID": "valid", "SAME_UPPER": "same", "SAME_LOWER": "same"}
 
 _NOT_WHOLE = "layers_of: `source` (={label}) must be a whole ONNX model; it is of another format or cut short."

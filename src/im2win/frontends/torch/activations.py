@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from im2win.frontends.torch.plain import DTYPES
 from im2win.spec.activations import ACTIVATIONS, Activation, Operator
 from im2win.spec.recognition import LONGEST, POINTS, recognised
 
 _functional = nn.functional
 _SHAPE = (2, 3, 5, 7)  # of `POINTS` as a tensor: no two sizes are the same, so what turns or joins axes shows
-_TYPES = {torch.float16: "float16"}
 
 
 @functools.cache
@@ -84,7 +84,7 @@ def taken_apart(
         numbers |= set(_numbers((node.args, node.kwargs)))
         known[node] = made
         if all(user in known for one in known if one is not node for user in one.users):
-            word = recognised(made.reshape(-1).numpy(), numbers, _TYPES.get(dtype, "float32"))
+            word = recognised(made.reshape(-1).numpy(), numbers, DTYPES.get(dtype, "float32"))
             if word is not None:
                 longest = word, list(known)[1:]
     return longest

@@ -10,6 +10,7 @@ import torch
 
 from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d, ConvError
+from im2win.spec.dtypes import EXCHANGED
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -20,7 +21,7 @@ counter: `num_batches_tracked`. Nothing computes with it; but training writes me
 theirs, and counts batches here.
 """
 
-DTYPES = {torch.float32: "float32", torch.float16: "float16"}
+DTYPES = {getattr(torch, name): name for name in EXCHANGED}
 
 _functional = torch.nn.functional
 _function = functools.cache(torch_function)

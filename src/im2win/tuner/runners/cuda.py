@@ -23,11 +23,11 @@ from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 from im2win.runtime.manifest import ArtefactError
 from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 
 GUARD = 4096  # elements on either side of the output
 GUARD_VALUE = -52341  # float16 rounds it
-GUARD_BYTE = -113
 SPREAD = 32  # of random integers
 WARM_S = 0.02
 FLUSH_BYTES = 256 << 20  # more than any level-2 cache
@@ -72,7 +72,8 @@ def _converted(conv: Conv2d, y: Any) -> Any:
     """float32 values as the output's type holds them, in float64."""
     import torch
 
-    return (torch.round(y).clamp_(-128, 127) if conv.out_dtype == "int8" else y.to(getattr(torch, conv.out_dtype))).double()
+    limits = ELEMENT_TYPES[conv.out_dtype].limits
+    return (y.to(getattr(torch, conv.out_dtype)) if limits is None else torch.round(y).clamp_(*limits)).double()
 
 
 def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
@@ -88,15 +89,15 @@ def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
         dtype, tensor = getattr(torch, conv.dtypes[name]), torch.from_numpy(array).cuda()
         if name == "scale":
             tensor = tensor / sums
-        elif conv.dtype == "int8":
-            tensor = torch.clamp(torch.round(tensor * SPREAD), -127, 127)
+        elif (limits := ELEMENT_TYPES[conv.dtype].limits) is not None:
+            tensor = torch.clamp(torch.round(tensor * SPREAD), -limits[1], limits[1])
         made[name] = tensor.to(dtype)
     return made
 
 
 def poisons(conv: Conv2d) -> tuple[float, ...]:
     """Values of outputs that were not written: one that no output has, or two, since no output has both."""
-    return {"int32": (-(2**31) + 12345,), "int8": (-77, 78)}.get(conv.out_dtype, (math.nan,))
+    return ELEMENT_TYPES[conv.out_dtype].poisons
 
 
 class Bench:
@@ -111,7 +112,8 @@ class Bench:
         self.copies = {name: tensor.clone() for name, tensor in self.inputs.items() if name in ("data", "residual")}
         dtype = getattr(torch, conv.out_dtype)
         self.poisons = poisons(conv)
-        guard = GUARD_BYTE if conv.out_dtype == "int8" else GUARD_VALUE
+        own = ELEMENT_TYPES[conv.out_dtype].guard
+        guard = GUARD_VALUE if own is None else own
         self.guarded = torch.full((math.prod(conv.output_shape) + 2 * GUARD,), guard, dtype=dtype, device="cuda")
         self.zones = (self.guarded[:GUARD].clone(), self.guarded[-GUARD:].clone())
         self.output = self.guarded[GUARD:-GUARD].view(conv.output_shape)

@@ -1,0 +1,77 @@
+"""The table of element types: what tensors may be of, one row each, and all that the package asks about a type.
+
+What multiplies them on tensor cores stands in `schedules.cuda.arithmetic`. A type is named as numpy and PyTorch name it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """A row of the table.
+
+    itemsize: bytes. sums: the type in which products are summed, and of a bias before them.
+    outputs: what outputs of a problem in this type may be of, the default first; none where there are no such problems.
+    epsilon: from 1 to the next number; 0 for integers. limits: the least and the most of an integer.
+    short: in names of device functions. pair: the device function that makes a word of two float32 in this type, or of their bytes.
+    c: in C, where float16 is its bits. onnx: in TensorProto.DataType, for types that graphs are read in; "" for others.
+    torch: PyTorch's convolutions are in this type, so that modules and peers have it.
+    dlpack, cudnn: the code in DLDataType and in cudnnDataType_t. cudnn_maths: arguments `math` of `im2win.bench.peers.cudnn` that it has.
+    ceilings: names of measured peaks of this arithmetic, the nearest first.
+    poisons: values of outputs that were not written: one that none has, or two, since none has both. guard: of memory beside outputs.
+    """
+
+    name: str
+    itemsize: int
+    sums: str
+    outputs: tuple[str, ...]
+    epsilon: float
+    short: str
+    c: str
+    dlpack: int
+    cudnn: int
+    limits: tuple[int, int] | None = None
+    pair: str = ""
+    onnx: str = ""
+    torch: bool = False
+    cudnn_maths: tuple[str, ...] = ()
+    ceilings: tuple[str, ...] = ()
+    poisons: tuple[float, ...] = (math.nan,)
+    guard: float | None = None
+
+    @property
+    def integer(self) -> bool:
+        """Whether it holds integers, whose products and sums are exact."""
+        return self.limits is not None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether it is a floating-point type with sums of another: the rounding of a single output is then more than that of its sum."""
+        return not self.integer and self.sums != self.name
+
+
+ELEMENT_TYPES: dict[str, ElementType] = {
+    row.name: row
+    for row in (
+        ElementType(
+            "float32", 4, "float32", ("float32",), 2.0**-23, "f32", "float", 2, 0, onnx="FLOAT", torch=True, cudnn_maths=("fma", "tf32"),
+        ),
+        ElementType(
+            "float16", 2, "float32", ("float16",), 2.0**-10, "f16", "uint16_t", 2, 2, pair="two_f16", onnx="FLOAT16", torch=True,
+            cudnn_maths=("fma", "tensor"), ceilings=("f16_gflops",),
+        ),
+        ElementType(
+            "int8", 1, "int32", ("int32", "int8", "float16", "float32"), 0.0, "s8", "int8_t", 0, 3, (-128, 127), pair="two_int8",
+            cudnn_maths=("fma", "tensor"), ceilings=("s8_gflops", "f16_gflops"), poisons=(-77, 78), guard=-113,
+        ),
+        ElementType("int32", 4, "int32", (), 0.0, "s32", "int32_t", 0, 4, (-(2**31), 2**31 - 1), poisons=(-(2**31) + 12345,)),
+    )
+}  # fmt: skip
+
+DTYPES: dict[str, int] = {name: row.itemsize for name, row in ELEMENT_TYPES.items() if row.outputs}
+"""Bytes of an element, by the types that problems are in."""
+EXCHANGED = tuple(name for name, row in ELEMENT_TYPES.items() if row.torch)
+"""The types that frameworks have convolutions in."""
