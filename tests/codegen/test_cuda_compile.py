@@ -31,6 +31,7 @@ def assert_kernels(code: bytes, names: set[str]) -> None:
     assert all(name.encode() in code for name in names)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_gathers_patches_and_transforms(product: str, layout: str) -> None:

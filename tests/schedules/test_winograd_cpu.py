@@ -128,6 +128,7 @@ KERNELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("key", "changes"), [row[:2] for row in KERNELS], ids=[row[2] for row in KERNELS])
 def test_kernels(key: str, changes: dict[str, Any]) -> None:
     """Exactly where the form allows, over NaN and between guards, for one thread and for several."""

@@ -94,6 +94,7 @@ def test_an_unknown_artefact_is_noted_once(way: str, caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1 and "no artefact n2-c5x9x7" in caplog.text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "gradients"])
 @pytest.mark.parametrize("built", [True, False], ids=["built", "plain"])
 def test_pytorchs_own_checks(built: bool, grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +106,7 @@ def test_pytorchs_own_checks(built: bool, grad: bool, monkeypatch: pytest.Monkey
     assert set(torch.library.opcheck(conv_op.conv2d, given).values()) == {"SUCCESS"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6", "silu"])
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
 def test_gradients(norm: bool, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:

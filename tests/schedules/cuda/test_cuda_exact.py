@@ -59,7 +59,7 @@ def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
 # --- regimes, with tiles drawn from the space
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", [key for key, _ in REGIMES])
 def test_regimes(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -113,6 +113,7 @@ DEPTHS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", DEPTHS)
 def test_slabs_and_stages(kind: str) -> None:
     """Copies run one, two and three steps ahead, of one slab and two, and of more than there are."""
@@ -140,6 +141,7 @@ PATCHES = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
 def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)

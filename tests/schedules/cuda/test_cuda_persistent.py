@@ -64,7 +64,7 @@ EXACT = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EXACT)
 def test_outputs_are_exact(name: str) -> None:
     key, one = EXACT[name]

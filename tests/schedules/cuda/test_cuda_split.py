@@ -92,6 +92,7 @@ def test_rules(key: str, one: SplitTile, reason: str) -> None:
     assert reason in "; ".join(PLAN.problems(Conv2d.parse(key), one, H200))
 
 
+@pytest.mark.slow
 def test_who_takes_them() -> None:
     """Layers whose outputs are few, tuned or not, and only with the accuracy that is asked for."""
     conv, backend = Conv2d.parse(LAST), backend_for(H200)

@@ -57,6 +57,7 @@ EXACT = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", [key for key, _ in EXACT])
 def test_two_outputs_of_three_taps_are_exact(key: str) -> None:
     """Its matrices hold 0, 1 and halves: small integers stay exact, in TF32, too. Bands are one row of tiles, and all at once."""
@@ -90,6 +91,7 @@ EXACT_HALVES = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", [key for key, _ in EXACT_HALVES])
 def test_two_outputs_of_three_taps_are_exact_in_halves(key: str) -> None:
     """With filters of ones, transformed filters are quarters, and no product has more than the eleven bits of a half."""

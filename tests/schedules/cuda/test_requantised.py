@@ -107,7 +107,7 @@ EPILOGUES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("out, layout", EPILOGUES)
 def test_every_algorithm(out: str, layout: str) -> None:
     """Neither windows nor channels divide; of every algorithm a tile of either unit, in turn."""
