@@ -203,6 +203,9 @@ def candidates(name: str, conv: Conv2d, target: str = "cpu", accuracy: Accuracy 
     reasons = {row.key: row.supports(conv, target, accuracy) for row in _meant(name)}
     able = [SCHEDULES[key] for key, reason in reasons.items() if reason is None]
     if not able:
-        why = "; ".join(f"{methods.shown(key)}: {reason}" for key, reason in reasons.items())
+        named: dict[str | None, list[str]] = {}
+        for key, reason in reasons.items():
+            named.setdefault(reason, []).append(methods.shown(key))
+        why = str(*named) if len(named) == 1 else "; ".join(f"{', '.join(keys)}: {reason}" for reason, keys in named.items())
         raise ValueError(f"no algorithm computes {conv} on {target!r}: {why}")
     return able
