@@ -99,7 +99,6 @@ CASES = [
     (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (WIDE, "direct/warp_specialized", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
     (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
-    (WIDE, "implicit_gemm/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
     (WIDE, "implicit_gemm/split_k", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm/tiled", "s8"),
@@ -125,7 +124,6 @@ def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
 
 QUANTISED = [
     TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem", product="s8"),
-    TensorCoreTile(2, 16, 16, 64, "16x16x32", "whole", "whole", product="s8"),
 ]
 
 

@@ -14,12 +14,11 @@ from im2win.numerics.winograd_tiling import row_problem, tiles_of
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import CudaPack
 from im2win.schedules.cuda.epilogue.store import Epilogue, run_length
-from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps, multicast
+from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps
 from im2win.schedules.cuda.loaders.channel_planes import Planes
 from im2win.schedules.cuda.loaders.filters import BulkFilters, Filters
 from im2win.schedules.cuda.loaders.halo_tile import Patch
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
-from im2win.schedules.cuda.loaders.multicast import SharedFilters, block_place
 from im2win.schedules.cuda.mma.fma import FmaProduct
 from im2win.schedules.cuda.mma.mma_sync import MatrixProduct
 from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
@@ -35,7 +34,7 @@ Place = Callable[[Any], tuple[Conv2d, Any]]
 
 def filters_of(tile: CudaTile) -> type[Filters]:
     """How filters come to shared memory."""
-    return SharedFilters if tile.cluster > 1 else BulkFilters if tile.warpgroup else Filters
+    return BulkFilters if tile.warpgroup else Filters
 
 
 def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
@@ -77,8 +76,7 @@ def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
     patch = halo_tile.shared_bytes
     parts = {Gather: im2col_taps.shared_bytes, Patch: patch, TileRows: patch, Planes: channel_planes.shared_bytes}
-    own = parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
-    return own + multicast.shared_bytes(tile)
+    return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
 def step_filters(conv: Conv2d, tile: CudaTile) -> int:
@@ -123,7 +121,7 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        channels, windows = bx % blocks[0], bx // blocks[0]
         group = channels // per_group
         arena = Arena(shared_bytes(source, tile, plan), tile.dtype)
         filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
@@ -178,9 +176,6 @@ def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, produc
         commit()
         filter_.wait(step)
         product.multiply(filter_.shared, step, turn)
-        if steps > ahead and tile.cluster > 1:
-            with T.If(more), T.Then():
-                filter_.follow(step + ahead, slot)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:

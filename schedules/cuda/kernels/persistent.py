@@ -19,7 +19,6 @@ from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.epilogue.lane_exchange import patch_epilogue
 from im2win.schedules.cuda.epilogue.output_columns import Outputs
 from im2win.schedules.cuda.kernels.multistage import arguments
-from im2win.schedules.cuda.loaders.multicast import block_place
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import CHUNK, Arena, Expr, barrier, call, pointer
 from im2win.schedules.cuda.tiles.persistent import KIB, LANES, PHASES, Field, PersistentTile
@@ -31,11 +30,10 @@ PROMOTED = 2  # level-2 cache fetches 128 bytes
 
 
 def grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
-    """Thread blocks: no more than run at once, and whole clusters for every block of channels."""
+    """Thread blocks: no more than run at once, as many for every block of channels."""
     field, blocks = Field(conv, tile), tile.pack(conv).blocks(conv)
     at_once = gpu.multiprocessors * max(gpu.shared // (field.shared_bytes + KIB), 1)
-    many = min(-(-field.patches // tile.groups), at_once // blocks)
-    return blocks * max(many - many % tile.cluster, tile.cluster)
+    return blocks * max(min(-(-field.patches // tile.groups), at_once // blocks), 1)
 
 
 def persistent_kernel(conv: Conv2d, tile: PersistentTile, gpu: Gpu, name: str) -> Any:
@@ -97,7 +95,7 @@ class _Kernel:
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
         self._field, pack = Field(conv, tile), tile.pack(conv)
         self._steps, channel_blocks = pack.steps(conv), pack.blocks(conv)
-        self._channel_block, place = block_place(block, channel_blocks, tile.cluster)
+        self._channel_block, place = block % channel_blocks, block // channel_blocks
         self._group = tid // LANES
         self._worker, self._workers = place * tile.groups + self._group, blocks // channel_blocks * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
@@ -140,14 +138,8 @@ class _Kernel:
         with T.If(self._tid == 0), T.Then():
             with T.unroll(self._field.landings) as i:
                 call("start_phases", pointer(self._phases, i))
-            if self._tile.cluster == 1:
-                call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
-        if self._tile.cluster == 1:
-            barrier()
-        else:
-            call("cluster_barrier")
-            with T.If(self._tid == 0), T.Then():
-                call(f"copy_shared<{self._tile.cluster}>", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
+            call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
+        barrier()
         for step in range(self._tile.stages - 1 if self._field.boxed else 1):
             self._copy(tirx.const(step, "int32"))
         call("wait_bulk", pointer(self._phases, 0), 0)

@@ -27,7 +27,6 @@ from im2win.schedules.cuda.kernels.multistage import (
 )
 from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
-from im2win.schedules.cuda.loaders.multicast import block_place
 from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import Arena, Expr, local, named
 from im2win.schedules.cuda.tiles.multistage import CudaTile
@@ -77,7 +76,7 @@ def _launch_parts(conv: Conv2d, tile: CudaTile, tensors: dict[str, Any]) -> None
     steps = math.prod(pack_of(conv, tile).shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        channels, windows = bx % blocks[0], bx // blocks[0]
         group = channels // per_group
         arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
         filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_tiling import forms, row_forms
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
-from im2win.schedules.cuda.kernels.multistage import operand_of, product_of, shared_bytes, step_filters, windows_of
-from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.kernels.multistage import product_of, shared_bytes, windows_of
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
 from im2win.schedules.cuda.loaders.halo_tile import Patch
 from im2win.schedules.cuda.mma.fma import fma_lanes
 from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.multistage import MAX_HELD, ORDERS, PRODUCTS, CudaTile, promoted
 from im2win.schedules.cuda.winograd.rows import TileRows
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
-CLUSTERS = (1, 2, 4)  # thread blocks: eight are the most that every GPU has room for, and share hardly more
 OTHERS = 40  # registers for addresses and the like
 
 
@@ -66,12 +63,11 @@ def _problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[st
         (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
         (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
         *((getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts),
-        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
         *((getattr(tile, name) >= 0, f"`{name}` (={getattr(tile, name)}) must be at least 0") for name in ("images", "rows", "cols")),
     ]
     broken = [text for holds, text in rules if not holds]
     broken = broken or [text for holds, text in (_warpgroups(conv, tile, gpu) if tile.warpgroup else _warps(conv, tile)) if not holds]
-    broken = broken or [text for holds, text in (*_shapes(conv, tile, plan), *_shares(conv, tile, plan)) if not holds]
+    broken = broken or [text for holds, text in _shapes(conv, tile, plan) if not holds]
     return broken or [text for holds, text in _fits(conv, tile, gpu, plan) if not holds]
 
 
@@ -122,18 +118,6 @@ def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, st
         (tile.patch == plan.patched, f"windows staged by {plan.staged} {'need a' if plan.patched else 'have no'} patch"),
         ((tile.order == "Cuvc") <= tile.patch, "`order` Cuvc is for patches"),
         ((tile.order == "uvc") <= (not tile.patch), "`order` uvc is not for patches"),
-    ]
-
-
-def _shares(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
-    if tile.cluster == 1:
-        return []
-    part = plan.parts(conv).problem if isinstance(plan, InParts) else conv
-    blocks, size = operand_of(tile).blocks(part, tile), step_filters(conv, tile) * conv.itemsize
-    return [
-        (tile.warpgroup, f"`cluster` (={tile.cluster}) must be 1 but for a warpgroup's `product`"),
-        (blocks % tile.cluster == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along windows"),
-        (size % (CHUNK * tile.cluster) == 0, f"`cluster` (={tile.cluster}) must cut a step's {size} bytes of filters in parts of {CHUNK}"),
     ]
 
 

@@ -6,7 +6,7 @@ import math
 
 from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE
-from im2win.schedules.cuda.legality.multistage import CLUSTERS, MAX_THREADS
+from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
@@ -58,7 +58,6 @@ def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
         (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
-        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
     ]
     broken = [text for holds, text in rules if not holds]
     return broken or [text for holds, text in _fits(Field(conv, tile), gpu) if not holds]

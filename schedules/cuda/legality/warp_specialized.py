@@ -6,7 +6,6 @@ import math
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.kernels.warp_specialized import begins_with, needed, registers
-from im2win.schedules.cuda.legality.multistage import CLUSTERS
 from im2win.schedules.cuda.legality.persistent import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import M
@@ -17,6 +16,7 @@ MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other
 SHARED = ("windows", "filters", "sums")
 BOXES = ("patches", "taps")
+CLUSTERS = (1, 2, 4)  # thread blocks
 SUM_CLUSTERS = (*CLUSTERS, 8)
 
 

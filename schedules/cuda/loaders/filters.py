@@ -46,9 +46,6 @@ class Filters:
         """Behind a barrier, when all threads have read the slot: copies a step's filters to it."""
         self.begin(step, slot)
 
-    def follow(self, step: Expr, slot: Expr) -> None:
-        """Behind the next products: where blocks share copies, only now they begin."""
-
     def wait(self, step: Expr) -> None:
         """Behind the step's barrier they have landed."""
 

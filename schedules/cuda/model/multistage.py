@@ -173,7 +173,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     stored = parts * plan.transform_bytes(conv)
     given = math.prod(conv.input_shape) * conv.itemsize
     waste = _sector_waste(conv, tile, plan)
-    passed = CACHE_SHARE * (filters / tile.cluster + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
+    passed = CACHE_SHARE * (filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,

@@ -33,7 +33,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
     cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
-    filters = blocks // tile.cluster * field.filters * conv.itemsize
+    filters = blocks * field.filters * conv.itemsize
     windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
     return Estimate(
         compute=cycles / gpu.clock_hz,

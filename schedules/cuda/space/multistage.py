@@ -1,7 +1,4 @@
-"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank.
-
-Blocks are alone in them: sharing copies in clusters was measured, and does not pay (`docs/cuda.md`).
-"""
+"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from im2win.numerics.winograd_tiling import ROW_TAPS
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS, NATIVE
@@ -76,10 +76,7 @@ class CudaTile(PlainTile):
         1x1 convolution. With a patch, tiles are so many outputs of a row, and windows are transformed on their way to the product: see
         `winograd_rows`. 0 without.
     band: MiB that transformed tiles and their products may take at a time.
-    cluster: thread blocks, neighbours along windows, that need the same filters and copy a part of them each, for all: see `cluster`.
     """
-
-    LATER: ClassVar[tuple[str, ...]] = ("cluster",)
 
     product: str
     block_m: int
@@ -94,7 +91,6 @@ class CudaTile(PlainTile):
     cols: int = 0
     outputs: int = 0
     band: int = 0
-    cluster: int = 1
 
     @property
     def patch(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
@@ -30,10 +29,7 @@ class PersistentTile(PlainTile):
     slabs: slabs of 64 bytes of every pixel of the input that one step takes to shared memory, for all taps.
     stages: steps that shared memory holds at a time for each warpgroup.
     groups: warpgroups of a block.
-    cluster: thread blocks with the same filters that copy a part of them each, for all: see `schedules.cuda.loaders.multicast`.
     """
-
-    LATER: ClassVar[tuple[str, ...]] = ("cluster",)
 
     product: str
     block_m: int
@@ -42,7 +38,6 @@ class PersistentTile(PlainTile):
     slabs: int
     stages: int
     groups: int
-    cluster: int = 1
 
     @property
     def arithmetic(self) -> Product:

@@ -38,6 +38,7 @@ class StreamedTile(PersistentTile):
 
     LATER: ClassVar[tuple[str, ...]] = ("shared", "boxes")
 
+    cluster: int = 1
     images: int = 1
     taps: int = 1
     filter_stages: int = 2

@@ -18,7 +18,6 @@ from im2win.schedules.studies.winograd_tc.legality import problems
 from im2win.schedules.studies.winograd_tc.model import estimate
 from im2win.schedules.studies.winograd_tc.space import space
 from im2win.schedules.studies.winograd_tc.tile import Sizes, TensorCoreTile
-from im2win.schedules.studies.winograd_tc.whole import whole_kernel
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -88,12 +87,6 @@ class TensorCorePlan(CudaFamily):
         """What makes two tiles alike enough that one of them is enough to begin with."""
         return tile.outputs, tile.mapping, tile.fusion
 
-    def reconstructed(self, tile: Any) -> bool:
-        """Whether the reconstructor makes of its kernels what the tile says; without it, one kernel computes the whole."""
-        return bool(tile.fusion != "whole")
-
     def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
         """The kernels of a legal tile by name, as they are before reconstruction."""
-        if self.reconstructed(tile):
-            return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)
-        return {SYMBOL: whole_kernel(conv, tile, SYMBOL)}
+        return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.studies.winograd_tc.legality import forms_of, problems
-from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, SLAB, WHOLE, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.dtypes import ELEMENT_TYPES
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
@@ -25,9 +24,6 @@ def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
     ):
         for groups in GROUPS[outputs] if mapping == "sync_free" else (1,):
             yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype], groups)
-    if ELEMENT_TYPES[conv.dtype].integer:
-        for outputs, block_m, block_n, fragment in itertools.product(forms_of(conv), BLOCKS_M, BLOCKS_N, WHOLE):
-            yield TensorCoreTile(outputs, block_m, block_n, SLAB, fragment, "whole", "whole", 0, ARITHMETIC[conv.dtype])
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:

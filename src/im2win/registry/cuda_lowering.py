@@ -43,7 +43,7 @@ def lower(conv: Conv2d, algorithm: Schedule, tile: Any, gpu: Gpu) -> tvm.IRModul
 
 def emit(conv: Conv2d, plan: CudaPlan, tile: Any, gpu: Gpu) -> tvm.IRModule:
     """The kernels of `lower`; whether the tile is legal is not asked."""
-    if isinstance(plan, TensorCorePlan) and plan.reconstructed(tile):
+    if isinstance(plan, TensorCorePlan):
         return winograd_tc.lower(conv, tile, gpu)
     if isinstance(plan, CudaFamily):
         return kernel_module(plan.kernels(conv, tile, gpu))
