@@ -10,7 +10,7 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.legality.warp_specialized import problems
+from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
 from im2win.spec.conv2d import Conv2d
 
@@ -28,6 +28,6 @@ def tile(
 
 
 def made(conv: Conv2d, one: StreamedTile) -> Made:
-    assert problems(conv, one, SMALL) == []
+    assert violations(conv, one, SMALL) == []
     source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))

@@ -21,7 +21,7 @@ SMALLEST = 8  # outputs across a patch, in the least one; channels first they ar
 OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
 
-def unable(conv: Conv2d) -> str | None:
+def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a convolution; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"blocks that stay multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
@@ -42,9 +42,9 @@ def unable(conv: Conv2d) -> str | None:
     return None
 
 
-def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
-    reason = unable(conv)
+    reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
     height, width = conv.output_size

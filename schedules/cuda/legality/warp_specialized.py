@@ -20,7 +20,7 @@ CLUSTERS = (1, 2, 4)  # thread blocks
 SUM_CLUSTERS = (*CLUSTERS, 8)
 
 
-def unable(conv: Conv2d) -> str | None:
+def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a convolution; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
@@ -35,9 +35,9 @@ def unable(conv: Conv2d) -> str | None:
     return None
 
 
-def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
-    reason = unable(conv)
+    reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
     clusters = SUM_CLUSTERS if tile.shared == "sums" else CLUSTERS

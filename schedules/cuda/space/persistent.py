@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, problems, unable
+from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, unsupported_reason, violations
 from im2win.schedules.cuda.model.persistent import SMALL_COLUMNS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
@@ -46,6 +46,6 @@ def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
 
 def space(conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:
     """Every tile worth a trial, in a fixed order."""
-    if unable(conv) is not None:
+    if unsupported_reason(conv) is not None:
         return []
-    return list(dict.fromkeys(tile for tile in _tiles(conv) if not problems(conv, tile, gpu)))
+    return list(dict.fromkeys(tile for tile in _tiles(conv) if not violations(conv, tile, gpu)))

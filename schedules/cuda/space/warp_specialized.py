@@ -10,7 +10,7 @@ from dataclasses import replace
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.kernels.warp_specialized import enough
 from im2win.schedules.cuda.legality.persistent import PRODUCTS
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.persistent import KIB, M
 from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
@@ -86,13 +86,13 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
         more = {"images": images, "taps": tap, "turns": turns, "shared": shared, "boxes": boxes}
         tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
-        if not problems(conv, tile, gpu):
-            yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
+        if not violations(conv, tile, gpu):
+            yield from (one for one in _rings(conv, tile, gpu) if not violations(conv, one, gpu))
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
     """Every tile worth a trial, in a fixed order."""
-    if unable(conv) is not None:
+    if unsupported_reason(conv) is not None:
         return []
 
     def seconds(tile: StreamedTile) -> float:

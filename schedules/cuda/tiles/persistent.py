@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from im2win.packing.wgmma_smem import ChunkPack
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, SLAB, Product
-from im2win.schedules.plain import PlainTile
+from im2win.schedules.cuda.tiles.base import BaseTile
 from im2win.spec.conv2d import Conv2d
 
 PHASES = "int64"  # type of a barrier that counts what lands
@@ -20,7 +20,7 @@ KIB = 1024  # the unit's order of banks begins anew at every one
 
 
 @dataclass(frozen=True)
-class PersistentTile(PlainTile):
+class PersistentTile(BaseTile):
     """Patches of the output that warpgroups compute one after the other, each by itself, with filters that they share.
 
     product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
@@ -40,21 +40,6 @@ class PersistentTile(PlainTile):
     groups: int
 
     @property
-    def arithmetic(self) -> Product:
-        """What `product` names."""
-        return PRODUCTS[self.product]
-
-    @property
-    def dtype(self) -> str:
-        """Element type of input and filter."""
-        return self.arithmetic.dtype
-
-    @property
-    def sum_dtype(self) -> str:
-        """Type of the sums."""
-        return self.arithmetic.sum_dtype
-
-    @property
     def unit(self) -> int:
         """Elements of 16 bytes: neighbouring channels, which products read together."""
         return CHUNK * self.arithmetic.slab // SLAB
@@ -68,8 +53,6 @@ class PersistentTile(PlainTile):
     def threads(self) -> int:
         """Threads of a block."""
         return LANES * self.groups
-
-    # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
     @property
     def block_n(self) -> int:
@@ -87,11 +70,18 @@ class PersistentTile(PlainTile):
         return self.rows * self.cols
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds, those between patch rows not counted."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread, those between patch rows not counted."""
         return -(-self.block_m * self.warp_n // LANES)
 
-    images, order, outputs, patch, in_rows = 1, "Cuvc", 0, True, False
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.block_m, self.groups, -(-self.warp_n // 64)
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {"slabs": self.slabs, "stages": self.stages, "images": 1, "rows": self.rows, "cols": self.cols}
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """How filters are packed."""

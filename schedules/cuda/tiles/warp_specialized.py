@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
@@ -100,9 +100,19 @@ class StreamedTile(PersistentTile):
         return self.images * self.rows * self.cols
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds, those between patch rows not counted."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread, those between patch rows not counted."""
         return -(-self.warp_m * self.warp_n // LANES)
+
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.block_m, self.groups, self.turns, -(-self.warp_n // 64), self.filter_blocks > 1, self.sum_blocks, self.boxes
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        more = {"images": self.images, "turns": self.turns, "taps": self.taps, "filter_stages": self.filter_stages}
+        return super().features() | more | {"cluster": self.cluster, "filter_blocks": self.filter_blocks}
 
 
 def flat(conv: Conv2d) -> Conv2d:

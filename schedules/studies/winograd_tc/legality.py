@@ -20,7 +20,7 @@ def forms_of(conv: Conv2d) -> tuple[int, ...]:
     return quantised_forms(conv) if ELEMENT_TYPES[conv.dtype].integer else forms(conv)
 
 
-def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     counts = ("block_m", "block_n", "block_k", "groups")
     words = (
@@ -75,7 +75,7 @@ def _fits(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[tuple[bool, str]
     rules = [
         (tile.wave < sizes.blocks, f"`wave` (={tile.wave}) must be less than the {sizes.blocks} blocks of tiles"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
-        (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
+        (tile.accumulators <= MAX_SUMS, f"the {tile.accumulators} sums of a thread must be at most {MAX_SUMS}"),
         (sizes.staged_bytes <= declared, f"the block's {sizes.staged_bytes} bytes of operands must be at most {declared}"),
         (stored <= MAX_ELEMENTS, f"the {stored} elements of transformed tiles must be at most {MAX_ELEMENTS}"),
         (multiplied <= MAX_ELEMENTS, f"the {multiplied} elements of products must be at most {MAX_ELEMENTS}"),

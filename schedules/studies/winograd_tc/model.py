@@ -103,4 +103,4 @@ def _products_cycles(sizes: Sizes, at_once: int) -> float:
     copies = (sizes.staged_filters + (sizes.staged_tiles if tile.staged else 0)) * tile.itemsize / 16 / WARP / warps
     busy = at_once * tile.warps / SCHEDULERS
     cycles = steps * max(busy * _step_cycles(tile), STEP_CYCLES + CHUNK_CYCLES * copies)
-    return cycles * (SPILLING if (tile.sums + PRODUCT_REGISTERS) * tile.threads > REGISTERS else 1)
+    return cycles * (SPILLING if (tile.accumulators + PRODUCT_REGISTERS) * tile.threads > REGISTERS else 1)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.studies.winograd_tc.legality import forms_of, problems
+from im2win.schedules.studies.winograd_tc.legality import forms_of, violations
 from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
@@ -33,4 +33,4 @@ def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
         filters = tile.pack(conv).blocks(conv) * tile.block_n
         return filters > max(MAX_WASTE * conv.out_channels, -(-conv.out_channels // 16) * 16)
 
-    return [tile for tile in _tiles(conv) if not problems(conv, tile, gpu) and not wasteful(tile)]
+    return [tile for tile in _tiles(conv) if not violations(conv, tile, gpu) and not wasteful(tile)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from im2win.numerics.tolerance import trusted
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.schedules.cuda.arithmetic import NATIVE
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, Product
-from im2win.schedules.plain import PlainTile
+from im2win.schedules.cuda.tiles.base import BaseTile
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -28,7 +29,7 @@ SPARE = 16  # bytes between rows in shared memory: those that a fragment takes a
 
 
 @dataclass(frozen=True)
-class TensorCoreTile(PlainTile):
+class TensorCoreTile(BaseTile):
     """Tiles of the batched products M[position] = V[position] U[position], and which kernels are one.
 
     outputs: along each side of a tile of the output, m of F(m x m, 3x3).
@@ -106,26 +107,18 @@ class TensorCoreTile(PlainTile):
         return (("barriers",) if self.mapping == "sync_free" else ()) + fusion
 
     @property
-    def arithmetic(self) -> Product:
-        """Products by warps: of float16, summed in float32, or of int8, summed in int32."""
-        return PRODUCTS[self.product]
-
-    @property
-    def dtype(self) -> str:
-        """Element type of input and filter."""
-        return self.arithmetic.dtype
-
-    @property
     def itemsize(self) -> int:
         """Bytes of one of them."""
         return ELEMENT_TYPES[self.dtype].itemsize
 
-    # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
-
     @property
-    def in_rows(self) -> bool:
-        """Tiles are square."""
-        return False
+    def accuracy(self) -> Accuracy:
+        """Transformed tiles are rounded."""
+        return "winograd"
+
+    def proven(self, conv: Conv2d) -> bool:
+        """Whether errors are far enough from the tolerance for a problem that nobody tuned."""
+        return self.outputs <= 4 and trusted(conv, self.outputs, self.accuracy)
 
     @property
     def warp_m(self) -> int:
@@ -138,8 +131,8 @@ class TensorCoreTile(PlainTile):
         return self.block_n if self.mapping == "sync_free" else self.shape[1]
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread."""
         return self.warp_m * self.warp_n // WARP
 
     @property
@@ -147,7 +140,17 @@ class TensorCoreTile(PlainTile):
         """Slabs of 64 bytes of a step, a part of one counted as one."""
         return -(-self.block_k // self.arithmetic.slab)
 
-    stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.outputs, self.mapping, self.fusion
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {
+            "slabs": self.slabs, "stages": 1, "sync_free": self.mapping == "sync_free", "shmem": self.fusion == "shmem",
+            "llc": self.fusion == "llc", "wave": self.wave, "outputs": self.outputs,
+        }  # fmt: skip
 
     def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
         """How filters are packed: what a block needs of a position is contiguous."""

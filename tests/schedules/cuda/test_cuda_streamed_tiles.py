@@ -13,7 +13,7 @@ from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
 from im2win.registry.backends import backend_for
 from im2win.schedules.cuda.kernels.warp_specialized import grid, resident
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
 from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, patches, space
 from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile, flat
 from im2win.spec.conv2d import Conv2d
@@ -113,14 +113,14 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
     ],
 )
 def test_rules(change: dict[str, object], message: str) -> None:
-    found = problems(Conv2d.parse(KEY), replace(GOOD, **change), H200)  # type: ignore[arg-type]
+    found = violations(Conv2d.parse(KEY), replace(GOOD, **change), H200)  # type: ignore[arg-type]
     assert any(message in one for one in found), found
 
 
 def test_parts_of_a_cluster_begin_where_banks_do() -> None:
     flat_one = Conv2d.parse("n2-c64x12x16-k128x1x1-float16-NHWC")
-    assert problems(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
-    [message] = problems(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
+    assert violations(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
+    [message] = violations(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
     assert message == "`cluster` (=2) must cut patches in parts of whole images, rows or 8 pixels"
 
 
@@ -136,7 +136,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
     conv = Conv2d.parse(key)
-    assert reason in str(unable(conv)) and reason in str(ROW.supports(conv, "cuda"))
+    assert reason in str(unsupported_reason(conv)) and reason in str(ROW.supports(conv, "cuda"))
     assert space(conv, H200) == []
 
 
@@ -151,13 +151,13 @@ def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
+    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
     assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
     assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.turns for one in found} == {1, 2}
     assert {one.shared for one in found} == set(SHARED) and {one.boxes for one in found} == set(BOXES)
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
-    pack = backend.pack(conv, found[0])
+    pack = backend.pack(conv, ROW, found[0])
     assert packs.from_dict(packs.as_dict(pack)) == pack and np.prod(pack.shape(conv)) == 512 * 512 * 9
     cost, best = backend.ranked(conv, ROW)[0]
     assert 10e-6 < cost < 60e-6 and backend.proven(conv, best)

@@ -29,7 +29,7 @@ from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.manifest import Manifest, manifest_path
-from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
@@ -177,10 +177,10 @@ def test_packs_refuse_what_they_are_not_for() -> None:
 
 def test_only_who_asks_for_it_gets_it() -> None:
     assert ROW in candidates("auto", CONV, "cuda", "winograd") and ROW not in candidates("auto", CONV, "cuda", "tf32")
-    [message] = backend_for(H200, "float32").problems(CONV, ROW, FUSED)
+    [message] = backend_for(H200, "float32").violations(CONV, ROW, FUSED)
     assert message == "int8 does not hold transformed tiles exactly; accuracy 'winograd' allows it"
     asked = backend_for(H200, "winograd")
-    assert asked.problems(CONV, ROW, FUSED) == [] and asked.accuracy(FUSED) == "winograd"
+    assert asked.violations(CONV, ROW, FUSED) == [] and asked.accuracy(FUSED) == "winograd"
     assert default_tile(CONV, "auto", H200, "winograd")[0] != "winograd/tensor_cores", "nobody gets it who has not tuned"
     assert default_tile(CONV, "winograd/tensor_cores", H200, "winograd")[1].product == "s8"
 
@@ -213,8 +213,8 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
 
 @pytest.mark.parametrize(("changes", "message"), RULES)
 def test_rules(changes: dict[str, Any], message: str) -> None:
-    assert problems(CONV, FUSED, H200) == []
-    assert message in problems(CONV, replace(FUSED, **changes), H200)
+    assert violations(CONV, FUSED, H200) == []
+    assert message in violations(CONV, replace(FUSED, **changes), H200)
 
 
 @pytest.mark.parametrize("layer", suite("winograd64", 1)[:2] + suite("resnet50", 16)[2:4], ids=str)
@@ -235,7 +235,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     for _, tile in kernels("16x16x16"):
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert ROW.cuda is not None and Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile)
+        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 

@@ -35,7 +35,7 @@ from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.studies.winograd_tc import kernel, legality
-from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.passes import PIPELINE
 from im2win.schedules.studies.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
@@ -229,18 +229,18 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
 def test_rules(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legality, "LAST_LEVEL_BYTES", 20 << 20)
     conv = Conv2d.parse("n16-c64x112x112-k64x3x3-p1-float16-NHWC")
-    assert problems(conv, TILE, H200) == []
-    found = problems(conv, replace(TILE, **changes), H200)
+    assert violations(conv, TILE, H200) == []
+    found = violations(conv, replace(TILE, **changes), H200)
     assert message in found and (len(found) == 1 or {"block_m", "block_k", "wave"} & set(changes))
 
 
 def test_elements_are_indexed_by_32_bits() -> None:
     huge = Conv2d.parse("n32-c64x960x960-k64x3x3-p1-float16-NHWC")
     elements = "the 4246732800 elements of"
-    assert problems(huge, replace(TILE, fusion="none"), H200) == [
+    assert violations(huge, replace(TILE, fusion="none"), H200) == [
         f"{elements} {what} must be at most 2147483647" for what in ("transformed tiles", "products")
     ]
-    assert problems(huge, TILE, H200) == [f"{elements} products must be at most 2147483647"]
+    assert violations(huge, TILE, H200) == [f"{elements} products must be at most 2147483647"]
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ def test_what_it_cannot_compute(key: str, accuracy: Any, reason: str) -> None:
 def test_only_who_asks_for_it_gets_it() -> None:
     assert ROW in candidates("auto", CONV, "cuda", "winograd") and ROW not in candidates("auto", CONV, "cuda", "tf32")
     strict = backend_for(H200, "tf32")
-    [message] = strict.problems(CONV, ROW, FUSED)
-    assert message.endswith("accuracy 'winograd' allows it") and backend_for(H200, "winograd").problems(CONV, ROW, FUSED) == []
+    [message] = strict.violations(CONV, ROW, FUSED)
+    assert message.endswith("accuracy 'winograd' allows it") and backend_for(H200, "winograd").violations(CONV, ROW, FUSED) == []
 
 
 LAYERS = [layer.conv.with_(dtype="float16") for name in ("papers12", "resnet50", "winograd64") for layer in suite(name, 16)]
@@ -292,7 +292,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
         tile = kernels(outputs, "16x16x16", ways=[way])[0][1]
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile) if ROW.cuda else 0  # type: ignore[arg-type]
+        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 
