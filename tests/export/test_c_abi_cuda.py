@@ -31,7 +31,7 @@ from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
-from im2win.registry.schedules import SCHEDULES
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.manifest import ArtefactError
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile

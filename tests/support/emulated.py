@@ -19,6 +19,7 @@ from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
 from im2win.numerics.reference import reference
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import SCHEDULES, schedule_of
+from im2win.schedules.cuda.families.multistage import OutputParts
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
 from im2win.schedules.cuda.space.multistage import products
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -28,7 +29,7 @@ from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
 SMALL_PARTS = WindowsInParts("ncuvmx", wanted_bytes=20 << 10, least_outputs=1)
-ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=SMALL_PARTS)}
+ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=OutputParts(SMALL_PARTS))}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 OWN = (
     "direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd/tiled", "winograd/tensor_cores",

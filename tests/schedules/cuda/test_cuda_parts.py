@@ -101,7 +101,7 @@ def test_stores_of_parts_of_any_height(rows: int, run: int, layout: str, monkeyp
 def test_the_model_prices_launches_and_empty_places() -> None:
     """More parts cost more time, and less memory."""
     conv, tile = Conv2d(128, 64, 56, 56, 64, 3), MultistageTile("tf32x3", 64, 128, 32, 64, 1, 3, "uvc")
-    plans = [replace(PLAN, workspace_bytes=32 << shift, least_outputs=1) for shift in (16, 18, 20, 23)]
+    plans = [replace(PLAN, wanted_bytes=32 << shift, least_outputs=1) for shift in (16, 18, 20, 23)]
     seconds = [estimate(conv, tile, H200, plan).seconds for plan in plans]
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > 3 * seconds[-1]
     bytes_ = [plan.transform_bytes(conv) for plan in plans]

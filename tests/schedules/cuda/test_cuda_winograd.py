@@ -30,7 +30,6 @@ from im2win.registry.sources import code_digest
 from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.multistage import pack_of, product_of
-from im2win.schedules.cuda.model.multistage import estimate
 from im2win.schedules.cuda.space.multistage import BANDS
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.accuracy import Accuracy
@@ -206,7 +205,7 @@ def test_space(product: str) -> None:
     assert len(set(found)) == len(found) and {tile.outputs for tile in found} == ({2, 4, 6} if product == "fma" else {2, 4})
     assert any(tile.in_rows for tile in found) == product.startswith("wg_")
     for tile in found[:: max(len(found) // 50, 1)]:
-        assert PLAN.violations(conv, tile, H200, PLAN) == [] and 0 < estimate(conv, tile, H200).seconds < 1e-2
+        assert PLAN.violations(conv, tile, H200) == [] and 0 < PLAN.estimate(conv, tile, H200).seconds < 1e-2
 
 
 def test_fewer_products_are_estimated_to_be_faster() -> None:

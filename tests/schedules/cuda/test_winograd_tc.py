@@ -16,7 +16,6 @@ from recorded import fill, ok
 
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen import winograd_tc as cuda_fused
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.codegen.rewritten import functions
 from im2win.device.gpu import H200
@@ -141,15 +140,15 @@ def right_everywhere(conv: Conv2d, chosen: Kernel, edit: Any, tensors: Any, righ
 def test_rules_that_do_not_match_are_errors() -> None:
     small = replace(H200, block_shared=8192)
     with pytest.raises(ReconstructError, match=r"^pkf-shmem does not apply: tiles takes 36864 bytes of a block's shared memory"):
-        cuda_fused.lower(CONV, FUSED, small)
+        cuda_lowering.emit(CONV, ROW, FUSED, small)
     with pytest.raises(ReconstructError, match=r"^pkf-llc does not apply: `wave` \(=-1\) must be at least 0"):
-        cuda_fused.lower(CONV, replace(FUSED, fusion="llc", wave=-1), H200)
+        cuda_lowering.emit(CONV, ROW, replace(FUSED, fusion="llc", wave=-1), H200)
 
 
 def test_warps_that_share_what_they_load_are_not_free_of_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_sync_free", _shared_by_warps)
     with pytest.raises(ReconstructError, match=r"^barriers changes nothing: kernel conv2d_kernel_1, barrier 0 .* needed, "):
-        cuda_fused.lower(CONV, replace(FUSED, fusion="none"), H200)
+        cuda_lowering.emit(CONV, ROW, replace(FUSED, fusion="none"), H200)
 
 
 def _shared_by_warps(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Any, by: Any, lane: Any, warp: Any) -> None:
