@@ -16,7 +16,7 @@ from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCT = re.compile(r"GMMA\.64x(\d+)x\S+ R(\d+), ")
@@ -41,11 +41,11 @@ CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
     "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct/persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
     "in steps": (
         "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct/warp_specialized",
-        StreamedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
+        WarpSpecializedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
     ),
     "in steps, in turn": (
         "n32-c512x28x28-k256x1x1-float16-NHWC", "direct/warp_specialized",
-        StreamedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
+        WarpSpecializedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
     ),
     "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm/tiled", MultistageTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
 }

@@ -35,7 +35,7 @@ from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.manifest import ArtefactError
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
@@ -95,8 +95,8 @@ CASES = [
     (WIDE, "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
     (WIDE.with_(layout="NCHW"), "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
-    (WIDE, "direct/warp_specialized", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
-    (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
+    (WIDE, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
+    (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
     (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm/tiled", "s8"),

@@ -10,11 +10,12 @@ from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.packing.split_k import parts_problem
 from im2win.schedules.cuda.families.multistage import MultistageTiles, products
-from im2win.schedules.cuda.kernels.split_k import inner, pack_of_parts, partial_sums, split_kernel
+from im2win.schedules.cuda.kernels.split_k import pack_of_parts, split_kernel
 from im2win.schedules.cuda.legality import multistage as legality
 from im2win.schedules.cuda.model import multistage as model
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.cuda.space import multistage as cuda_space
+from im2win.schedules.cuda.tile_scheduler.split_k import inner, partial_sums
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.accuracy import Accuracy

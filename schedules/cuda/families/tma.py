@@ -10,7 +10,7 @@ from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.schedules.cuda.families.base import CudaSchedule
 from im2win.schedules.cuda.kernels.persistent import persistent_kernel
-from im2win.schedules.cuda.kernels.warp_specialized import streamed_kernel
+from im2win.schedules.cuda.kernels.warp_specialized import warp_specialized_kernel
 from im2win.schedules.cuda.legality import persistent as persistent_legality
 from im2win.schedules.cuda.legality import warp_specialized as warp_specialized_legality
 from im2win.schedules.cuda.model import persistent as persistent_model
@@ -19,7 +19,7 @@ from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.cuda.space import persistent as persistent_space
 from im2win.schedules.cuda.space import warp_specialized as warp_specialized_space
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
@@ -73,7 +73,7 @@ PERSISTENT = Tma(
 )  # fmt: skip
 """Filters resident in shared memory; every warpgroup copies and multiplies halo tiles of its own."""
 WARP_SPECIALIZED = Tma(
-    StreamedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
-    warp_specialized_model.estimate, streamed_kernel,
+    WarpSpecializedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
+    warp_specialized_model.estimate, warp_specialized_kernel,
 )  # fmt: skip
 """Filters and windows in pipeline stages, which producer warps fill and consumer warpgroups empty."""

@@ -7,7 +7,7 @@ kernel a part is a group of channels with filters of its own; what it stores are
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, cast
 
 from tvm.script.ir_builder import IRBuilder
@@ -28,6 +28,7 @@ from im2win.schedules.cuda.kernels.multistage import (
 )
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
 from im2win.schedules.cuda.primitives import Arena, Expr, local, named
+from im2win.schedules.cuda.tile_scheduler.split_k import inner, partial_sums
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
@@ -36,21 +37,11 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
 
 
-def inner(tile: MultistageTile) -> MultistageTile:
-    """The tile of each part's product."""
-    return replace(tile, split=1)
-
-
 def pack_of_parts(conv: Conv2d, tile: MultistageTile) -> SplitPack:
     """How filters are packed: those of every part by themselves."""
     values = asdict(pack_of(parts_problem(conv, tile.split), inner(tile)))
     values.pop("outputs")
     return SplitPack(tile.split, **values)
-
-
-def partial_sums(conv: Conv2d, tile: MultistageTile) -> int:
-    """Accumulators of all parts that are stored, elements of 4 bytes."""
-    return tile.split * math.prod(conv.output_shape)
 
 
 class _Sums(Epilogue):

@@ -8,7 +8,7 @@ from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
-from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
@@ -34,7 +34,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
-    needed = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    needed = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
         return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
@@ -60,10 +60,10 @@ def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
         (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
     ]
     broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _fits(Field(conv, tile), gpu) if not holds]
+    return broken or [text for holds, text in _fits(HaloTile(conv, tile), gpu) if not holds]
 
 
-def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
+def _fits(field: HaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
     tile, conv = field.tile, field.conv
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     held = field.sum_registers + OPERANDS

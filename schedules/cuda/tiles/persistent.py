@@ -94,7 +94,7 @@ def channel_run(conv: Conv2d) -> int:
 
 
 @dataclass(frozen=True)
-class Field:
+class HaloTile:
     """The input under a patch, in shared memory.
 
     The columns of a product are pixels side by side there, so patch rows follow one another without a gap, and outputs between them, for
@@ -108,10 +108,19 @@ class Field:
     conv: Conv2d
     tile: PersistentTile
 
+    images = 1  # of the output
+    sharing = 1  # blocks of a cluster that copy parts of it for each other
+    single_taps = False  # whether a step brings what one tap reads only
+
     @property
     def boxed(self) -> bool:
         """Whether products read what boxes bring."""
         return self.conv.layout == "NHWC"
+
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """(images, rows, pixels of a row) of a plane that one block copies."""
+        return 1, self.lines, self.pitch
 
     @property
     def planes(self) -> tuple[int, int]:
@@ -235,5 +244,5 @@ class Field:
 
 def window_run(conv: Conv2d, tile: PersistentTile) -> int:
     """Neighbouring outputs that one store takes, with channels first: two that a thread holds, where they are aligned."""
-    even = all(size % 2 == 0 for size in (Field(conv, tile).pitch, tile.cols, conv.output_size[1]))
+    even = all(size % 2 == 0 for size in (HaloTile(conv, tile).pitch, tile.cols, conv.output_size[1]))
     return 2 if even else 1

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
-from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, Field, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 WARP = 32  # threads
@@ -17,7 +17,7 @@ ROWS_OF_BANKS = 8  # pixels, after which the unit's order of banks repeats
 
 
 @dataclass(frozen=True)
-class StreamedTile(PersistentTile):
+class WarpSpecializedTile(PersistentTile):
     """Output channels of a patch of the output, computed by some warpgroups, to which other warps copy filters and windows.
 
     product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
@@ -46,9 +46,9 @@ class StreamedTile(PersistentTile):
     shared: str = "windows"
     boxes: str = "patches"
 
-    def field(self, conv: Conv2d) -> StreamedField:
+    def field(self, conv: Conv2d) -> StagedHaloTile:
         """The input under a patch."""
-        return StreamedField(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
+        return StagedHaloTile(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of a patch: of channels, and of taps where each has boxes of its own."""
@@ -129,14 +129,14 @@ def of_a_tap(conv: Conv2d) -> Conv2d:
 
 
 @dataclass(frozen=True)
-class StreamedField(Field):
-    """The input under a patch, in shared memory: see `Field`. The problem is that of `StreamedTile.field`.
+class StagedHaloTile(HaloTile):
+    """The input under a patch, in shared memory: see `HaloTile`. The problem is that of `WarpSpecializedTile.field`.
 
     Where a patch has whole rows, the zeros on the right of one row are those on the left of the next; where it has whole images, the
     zeros below one are those above the next. Behind the last there are zeros that no box brings.
     """
 
-    tile: StreamedTile
+    tile: WarpSpecializedTile
 
     @property
     def _halo(self) -> tuple[int, int]:
@@ -160,8 +160,30 @@ class StreamedField(Field):
         return self.tile.cols + self._halo[1] - self._shared_zeros(1)
 
     @property
-    def part(self) -> tuple[int, int, int] | None:
-        """(images, rows, pixels of a row) of a plane that one block of a cluster copies; None where a cluster cannot share it."""
+    def images(self) -> int:  # type: ignore[override]
+        """Of the output."""
+        return self.tile.images
+
+    @property
+    def sharing(self) -> int:  # type: ignore[override]
+        """Blocks of a cluster that copy parts of it for each other."""
+        return self.tile.window_blocks
+
+    @property
+    def single_taps(self) -> bool:  # type: ignore[override]
+        """Whether a step brings what one tap reads only."""
+        return self.tile.boxes == "taps"
+
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """(images, rows, pixels of a row) of a plane that one block of a cluster copies; of a halo tile that a cluster can share."""
+        part = self.shared_part
+        assert part is not None, "see `legality`"
+        return part
+
+    @property
+    def shared_part(self) -> tuple[int, int, int] | None:
+        """The same; None where a cluster cannot share it."""
         cluster, images = self.tile.window_blocks, self.tile.images
         if cluster == 1:
             return images, self.lines, self.pitch
@@ -176,9 +198,7 @@ class StreamedField(Field):
     @property
     def copied(self) -> int:
         """Pixels of a plane that boxes bring."""
-        part = self.part
-        assert part is not None, "see `legality`"
-        return self.tile.window_blocks * math.prod(part)
+        return self.tile.window_blocks * math.prod(self.part)
 
     @property
     def reach(self) -> int:

@@ -16,10 +16,10 @@ from im2win.packing import codec as packs
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.kernels.persistent import grid
 from im2win.schedules.cuda.legality.persistent import unsupported_reason, violations
 from im2win.schedules.cuda.space.persistent import patches, space
-from im2win.schedules.cuda.tiles.persistent import Field, PersistentTile
+from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
+from im2win.schedules.cuda.tiles.persistent import HaloTile, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 ROW = schedule_of("direct/persistent")
@@ -106,13 +106,14 @@ def test_boxes() -> None:
 
 def test_a_patch_in_shared_memory() -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-float16-NHWC")
-    field = Field(conv, tile(64, 4, 56, 1, 2, 2))
+    field = HaloTile(conv, tile(64, 4, 56, 1, 2, 2))
     assert (field.pitch, field.lines, field.pixels, field.columns) == (58, 6, 348, 232)
     assert field.patches == 14 and [field.shift(1, 2), field.shift(0, 1)] == [60, 1]
-    strided = Field(conv.with_(stride=2), tile(64, 4, 14, 1, 2, 2))
+    strided = HaloTile(conv.with_(stride=2), tile(64, 4, 14, 1, 2, 2))
     assert (strided.planes, strided.pitch, strided.lines, strided.plane) == ((2, 2), 15, 5, 80)
     assert [strided.shift(u, v) for u, v in ((0, 1), (1, 0), (2, 2))] == [80, 160, 16]
-    assert grid(conv, tile(64, 4, 56, 1, 2, 2), H200) == 7 and grid(conv.with_(batch=99), tile(64, 4, 56, 1, 2, 2), H200) == 132
+    one = tile(64, 4, 56, 1, 2, 2)
+    assert resident_grid(conv, one, H200) == 7 and resident_grid(conv.with_(batch=99), one, H200) == 132
 
 
 @pytest.mark.parametrize(

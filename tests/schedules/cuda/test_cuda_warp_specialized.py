@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from emulated import Emulated, differences, expected, goes_wrong, typed
 from oracle import exact_tensors
-from streamed import ROW, S8, SMALL, made, tile
+from warp_specialized import ROW, S8, SMALL, made, tile
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
-from im2win.schedules.cuda.kernels.warp_specialized import LEFT, begins_with, registers, resident
 from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.mainloop.barriers import with_residents
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile, flat
+from im2win.schedules.cuda.mainloop.registers import LEFT, begins_with, registers, resident
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 
-def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:
+def check(conv: Conv2d, one: WarpSpecializedTile, seeds: int = 2) -> None:
     tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
     right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
     for seed in range(seeds):
