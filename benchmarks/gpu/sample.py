@@ -67,7 +67,7 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
                 chosen = {product: rng.choice(some)}
                 for label, change in CHANGES.items():
                     shared = (replace(tile, **change) for tile in rng.sample(some, len(some)) if all(hasattr(tile, one) for one in change))
-                    pair = next((tile for tile in shared if not backend.problems(conv, row, tile)), None)
+                    pair = next((tile for tile in shared if not backend.violations(conv, row, tile)), None)
                     chosen |= {f"{product} {label}": pair} if pair is not None else {}
                 for label, tile in chosen.items():
                     recipes[str(conv), f"{name} {label}"] = cuda_builds.TileRecipe(conv, name, gpu, ACCURACY, tile=tile)

@@ -7,7 +7,7 @@ from im2win.schedules.cpu.tile import AXES, ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
 
 
-def problems(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
+def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal. `matrix`: the algorithm multiplies a matrix whose windows have no rows."""
     rules = [
         (tile.axis in AXES, f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"),

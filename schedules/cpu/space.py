@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu.legality import problems
+from im2win.schedules.cpu.legality import violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
 
@@ -89,4 +89,4 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
             tiles += [
                 Tile(axis, lanes, vectors, rows, cols, strip, pass_blocks, order, unroll) for order, unroll in _sums(conv)
             ]
-    return [tile for tile in tiles if not problems(conv, tile, machine, matrix=matrix)]
+    return [tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix)]

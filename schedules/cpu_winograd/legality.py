@@ -18,7 +18,7 @@ from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 LARGEST = 8  # rows and columns of an input tile: beyond, transforms cost more than products save
 
 
-def unable(conv: Conv2d) -> str | None:
+def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile suits a problem; None if one does."""
     if (reason := spread(conv)) is not None:
         return reason
@@ -37,7 +37,7 @@ def unable(conv: Conv2d) -> str | None:
     return f"its filters would have {elements} elements, more than {MAX_ELEMENTS}" if elements > MAX_ELEMENTS else None
 
 
-def problems(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[str]:
+def violations(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     broken = [
         f"`{field.name}` (={getattr(tile, field.name)}) must be at least 1" for field in fields(tile) if getattr(tile, field.name) < 1

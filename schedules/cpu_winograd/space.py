@@ -9,7 +9,7 @@ from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import trusted
 from im2win.schedules.cpu.space import MAX_PASS, divisors, even_tiles
 from im2win.schedules.cpu.tile import VECTORS
-from im2win.schedules.cpu_winograd.legality import LARGEST, problems
+from im2win.schedules.cpu_winograd.legality import LARGEST, violations
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
@@ -68,4 +68,4 @@ def _candidates(conv: Conv2d, machine: Machine) -> Iterator[WinogradTile]:
 
 def space(conv: Conv2d, machine: Machine) -> list[WinogradTile]:
     """Every tile worth a trial, legal all of them, in a fixed order."""
-    return [tile for tile in _candidates(conv, machine) if not problems(conv, tile, machine)]
+    return [tile for tile in _candidates(conv, machine) if not violations(conv, tile, machine)]

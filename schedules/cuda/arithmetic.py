@@ -1,10 +1,14 @@
-"""What multiplies elements on tensor cores: of each element type the instruction, one row each."""
+"""What multiplies elements: the tensor-core instruction of each element type, one row each, and the kinds of arithmetic made of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.dtypes import ELEMENT_TYPES
+
+SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,39 @@ MULTIPLIERS: dict[str, Multiplier] = {
 KINDS: dict[str, Multiplier] = {row.kind: row for row in MULTIPLIERS.values()}
 NATIVE: dict[str, Multiplier] = {dtype: row for dtype, row in MULTIPLIERS.items() if dtype != "float32"}
 """Those that multiply elements as they are in memory; float32 is made TF32 on the way."""
+
+Unit = Literal["core", "warp", "warpgroup"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kind of arithmetic, and what carries it out.
+
+    dtype, sum_dtype: of the tensors and of the sums. slab: elements in a slab.
+    unit: CUDA cores, or tensor cores that a warp (`mma`) or a warpgroup of four warps (`wgmma`, compute capability 9.0) gives work to.
+    accuracy: what of a float32 comes out; everything but float32 is exact in its products.
+    parts: TF32 numbers that a packed filter's float32 becomes; 0 where it stays what it is.
+    """
+
+    dtype: str
+    sum_dtype: str
+    slab: int
+    unit: Unit = "warp"
+    accuracy: Accuracy = "exact"
+    parts: int = 0
+
+
+def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
+    """Every product of a warp, by a warpgroup, too."""
+    groups = {f"wg_{name}": replace(product, unit="warpgroup") for name, product in products.items() if product.unit == "warp"}
+    return products | groups
+
+
+PRODUCTS = _with_warpgroups(
+    {
+        "fma": Product("float32", "float32", MULTIPLIERS["float32"].slab, "core"),
+        "tf32": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="tf32", parts=1),
+        "tf32x3": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="float32", parts=2),
+        **{row.kind: Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab) for dtype, row in NATIVE.items()},
+    }
+)

@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
-PLAN = CudaPlan("ncmku")
+PLAN = WindowSource("ncmku")
 
 
 @dataclass(frozen=True)

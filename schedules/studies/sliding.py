@@ -32,7 +32,7 @@ def patch_shape(conv: Conv2d, block: int) -> tuple[int, int, int]:
     return conv.in_channels, rows, cols
 
 
-def problems(conv: Conv2d, form: str, block: int, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, form: str, block: int, gpu: Gpu) -> list[str]:
     """Every rule that a form with this block breaks; empty if it can be launched."""
     threads, held = block * block, math.prod(patch_shape(conv, block)) * conv.itemsize if form == "shared" else 0
     plain = conv.dtype == "float32" and conv.layout == "NCHW" and conv.groups == 1

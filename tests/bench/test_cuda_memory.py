@@ -25,7 +25,7 @@ from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.reports import memory as memory_report
 from im2win.reports import tables as report
 from im2win.reports.memory import mebibytes
-from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.families.multistage import OutputParts
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer, suite
 
@@ -44,10 +44,10 @@ def test_formulas(name: str, dtype: str, layout: str) -> None:
         conv = layer.conv.with_(dtype=dtype, layout=layout)
         if name == "winograd/tiled" and conv.kernel[0] not in FORMS:
             continue
-        plan, stored = schedule_of(name).cuda, schedule_of(name).stored_bytes(conv, "cuda")
+        schedule, stored = schedule_of(name).on_gpu, schedule_of(name).stored_bytes(conv, "cuda")
         whole = FORMULAS["im2col/tiled"](**letters(conv)) * conv.itemsize
-        if isinstance(plan, InParts):
-            parts = plan.parts(conv)
+        if isinstance(schedule, OutputParts):
+            parts = schedule.windows.parts(conv)
             assert stored * parts.count >= whole and stored * (parts.count - 1) < whole
         elif name == "winograd/tiled":
             taps, width, channels = conv.kernel[0], conv.output_size[1], conv.in_channels + conv.out_channels

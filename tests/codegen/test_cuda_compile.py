@@ -9,7 +9,8 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen import nvrtc
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 
@@ -41,15 +42,15 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
     windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
     kernels = [
-        ("implicit_gemm/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
-        ({"NCHW": "direct/tiled", "NHWC": "im2win/fused"}[layout], CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
-        ("im2win/stored", CudaTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
-        ("mcfa/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+        ("implicit_gemm/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
+        ({"NCHW": "direct/tiled", "NHWC": "im2win/fused"}[layout], MultistageTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 16)),
+        ("im2win/stored", MultistageTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
+        ("mcfa/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
     ]
     if dtype != "int8":
-        kernels.append(("winograd/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
+        kernels.append(("winograd/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
         if PRODUCTS[product].unit == "warpgroup":
-            kernels.append(("winograd/tiled", CudaTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
+            kernels.append(("winograd/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
     products = {f"conv2d_{i}_kernel" for i in range(len(kernels))}
     parts = {"conv2d_3_kernel_1", "transform_parts_3_kernel"} | ({"conv2d_4_kernel_2"} if dtype != "int8" else set())
     assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_2_kernel"})
@@ -58,7 +59,7 @@ def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_planes(layout: str) -> None:
     conv = Conv2d(1, 3, 32, 32, 64, 7, stride=2, padding=3, layout=layout)
-    planes, stored = CudaTile("fma", 16, 128, 16, 128, 7, 2, "cuv", 1, 8, 16), CudaTile("fma", 64, 64, 32, 64, 1, 2, "cuv")
+    planes, stored = MultistageTile("fma", 16, 128, 16, 128, 7, 2, "cuv", 1, 8, 16), MultistageTile("fma", 64, 64, 32, 64, 1, 2, "cuv")
     kernels = [("direct/tiled", planes), ("mec/tiled", stored)]
     assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "transform_1_kernel"})
 
@@ -67,7 +68,7 @@ def test_planes(layout: str) -> None:
 def test_winograds_form_in_halves(layout: str) -> None:
     """Without a residual, sums wait as halves; rows of any width, an odd number of channels, five taps."""
     for conv in (Conv2d(1, 35, 9, 11, 40, 3, dtype="float16", layout=layout), Conv2d(1, 64, 9, 16, 64, 5, dtype="float16", layout=layout)):
-        kernels = [("winograd/tiled", CudaTile(product, 32, 64, 32, 64, 1, 3, "uvc", outputs=2)) for product in ("f16", "wg_f16")]
+        kernels = [("winograd/tiled", MultistageTile(product, 32, 64, 32, 64, 1, 3, "uvc", outputs=2)) for product in ("f16", "wg_f16")]
         assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel_2", "conv2d_1_kernel_2"})
 
 
@@ -76,9 +77,9 @@ def test_elements_smaller_than_a_copy(dtype: str) -> None:
     conv = Conv2d(1, 35, 9, 9, 22, 3, padding=1, dtype=dtype, layout="NHWC")
     product = {"float16": "f16", "int8": "s8"}[dtype]
     kernels = [
-        ("implicit_gemm/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
-        ("direct/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "Cuvc", 1, 7, 9)),
-        ("im2col/tiled", CudaTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+        ("implicit_gemm/tiled", MultistageTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
+        ("direct/tiled", MultistageTile(product, 16, 64, 16, 32, 1, 3, "Cuvc", 1, 7, 9)),
+        ("im2col/tiled", MultistageTile(product, 16, 64, 16, 32, 1, 3, "uvc")),
     ]
     assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "conv2d_1_kernel", "transform_2_kernel"})
 
@@ -92,7 +93,7 @@ def test_source_that_does_not_compile() -> None:
 def test_without_a_toolkit() -> None:
     """The same sources compile with NVRTC, halves and warpgroups among them."""
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
-    kernels = [("direct/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "Cuvc", 1, 4, 16))]
+    kernels = [("direct/tiled", MultistageTile("wg_f16", 64, 64, 64, 64, 1, 3, "Cuvc", 1, 4, 16))]
     assert_kernels(nvrtc.cubin(combined(conv, kernels)[0], H200.arch), {"conv2d_0_kernel"})
     with pytest.raises(RuntimeError, match="nonsense"):
         nvrtc.cubin("nonsense;", H200.arch)

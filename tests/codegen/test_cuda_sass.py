@@ -14,32 +14,40 @@ from emulated import combined
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCT = re.compile(r"GMMA\.64x(\d+)x\S+ R(\d+), ")
-CASES: dict[str, tuple[str, str, CudaTile | PersistentTile]] = {
+CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
     # Seen to go wrong: conversions of sums were moved before the last wait.
-    "fetched, odd sizes": ("n128-c3x227x227-k96x11x11-s4-float16", "implicit_gemm/tiled", CudaTile("wg_f16", 96, 64, 96, 64, 1, 3, "cuv")),
-    "fetched, two rows": ("n128-c3x227x227-k96x11x11-s4-float16", "implicit_gemm/tiled", CudaTile("wg_f16", 96, 128, 96, 128, 1, 3, "cuv")),
-    "patch fetched": ("n128-c64x112x112-k128x3x3-float16", "direct/tiled", CudaTile("wg_f16", 128, 128, 64, 64, 1, 3, "Cuvc", 1, 11, 11)),
-    "copied": ("n128-c64x112x112-k128x3x3-float16-NHWC", "implicit_gemm/tiled", CudaTile("wg_f16", 128, 128, 128, 64, 1, 4, "uvc")),
-    "one step": ("n8-c32x28x28-k64x1x1-float16-NHWC", "implicit_gemm/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 3, "uvc")),
-    "promoted": ("n128-c512x7x7-k512x3x3", "implicit_gemm/tiled", CudaTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")),
-    "parts": ("n8-c64x112x112-k128x3x3-bias-relu", "direct/tiled", CudaTile("wg_tf32x3", 128, 128, 128, 128, 1, 3, "Cuvc", 1, 11, 10)),
+    "fetched, odd sizes": (
+        "n128-c3x227x227-k96x11x11-s4-float16", "implicit_gemm/tiled", MultistageTile("wg_f16", 96, 64, 96, 64, 1, 3, "cuv"),
+    ),
+    "fetched, two rows": (
+        "n128-c3x227x227-k96x11x11-s4-float16", "implicit_gemm/tiled", MultistageTile("wg_f16", 96, 128, 96, 128, 1, 3, "cuv"),
+    ),
+    "patch fetched": (
+        "n128-c64x112x112-k128x3x3-float16", "direct/tiled", MultistageTile("wg_f16", 128, 128, 64, 64, 1, 3, "Cuvc", 1, 11, 11),
+    ),
+    "copied": ("n128-c64x112x112-k128x3x3-float16-NHWC", "implicit_gemm/tiled", MultistageTile("wg_f16", 128, 128, 128, 64, 1, 4, "uvc")),
+    "one step": ("n8-c32x28x28-k64x1x1-float16-NHWC", "implicit_gemm/tiled", MultistageTile("wg_f16", 64, 64, 64, 64, 1, 3, "uvc")),
+    "promoted": ("n128-c512x7x7-k512x3x3", "implicit_gemm/tiled", MultistageTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")),
+    "parts": (
+        "n8-c64x112x112-k128x3x3-bias-relu", "direct/tiled", MultistageTile("wg_tf32x3", 128, 128, 128, 128, 1, 3, "Cuvc", 1, 11, 10),
+    ),
     "resident": ("n1-c64x56x56-k64x3x3-p1-float16-NHWC-bias", "direct/persistent", PersistentTile("wg_f16", 64, 4, 56, 1, 2, 2)),
     "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct/persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
     "in steps": (
         "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct/warp_specialized",
-        StreamedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
+        WarpSpecializedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
     ),
     "in steps, in turn": (
         "n32-c512x28x28-k256x1x1-float16-NHWC", "direct/warp_specialized",
-        StreamedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
+        WarpSpecializedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
     ),
-    "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm/tiled", CudaTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
+    "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm/tiled", MultistageTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
 }
 
 
@@ -54,7 +62,7 @@ def _disassembler() -> Path:
     pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
 
 
-def machine_code(conv: Conv2d, algorithm: str, tile: CudaTile | PersistentTile, folder: Path) -> list[str]:
+def machine_code(conv: Conv2d, algorithm: str, tile: MultistageTile | PersistentTile, folder: Path) -> list[str]:
     """The kernel's instructions and labels."""
     path = folder / "kernel.cubin"
     try:

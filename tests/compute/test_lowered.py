@@ -19,6 +19,7 @@ from im2win.compute import im2col, lowered, mec
 from im2win.compute.lowered import Strides
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.families.multistage import Multistage
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 
 AXES = ("ncyk", "ncmku", "ncuvmx", "ncxyv")
@@ -133,10 +134,11 @@ def _mec(conv: Conv2d, x: Array) -> Array:
 def test_the_same_tensors_as_on_the_cpu(name: str, by_definition: Callable[[Conv2d, Array], Array], conv: Conv2d) -> None:
     """In NCHW, element by element in memory; and their sizes are those of the papers' formulas."""
     row, x = schedule_of(name), numbered(conv)
-    assert row.cuda is not None
-    y = transformed(conv, row.cuda.axes, x)
+    schedule = row.on_gpu
+    assert isinstance(schedule, Multistage)
+    y = transformed(conv, schedule.windows.axes, x)
     assert np.array_equal(y.ravel(), by_definition(conv, x).ravel())
-    assert row.cuda.transform_bytes(conv) == row.transform_bytes(conv) == y.nbytes
+    assert schedule.transform_bytes(conv) == row.transform_bytes(conv) == y.nbytes
 
 
 @pytest.mark.parametrize(("axes", "last"), [("ncyk", "nykc"), ("ncmku", "nmkuc"), ("ncuvmx", "nuvmxc"), ("ncxyv", "nxyvc")])

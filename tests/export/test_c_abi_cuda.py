@@ -31,13 +31,11 @@ from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
-from im2win.registry.backends import backend_for
-from im2win.registry.schedules import SCHEDULES
+from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.manifest import ArtefactError
-from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
@@ -92,15 +90,14 @@ CASES = [
     (FULL, "direct/tiled", "fma"), (WIDE, "im2win/fused", "f16"), (FULL, "mcfa/tiled", "tf32x3"), (NHWC, "im2win/stored", "f16"),
     (NHWC, "im2col/tiled", "f16"),
     (WIDE, "direct/tiled", "wg_f16"), (GROUPS, "implicit_gemm/tiled", "f16"), (GROUPS, "mec/tiled", "f16"), (WHOLE, "mcfa/tiled", "s8"),
-    (WHOLE, "implicit_gemm/tiled", "s8"), (PLAIN, "winograd/tiled", CudaTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
-    (WIDE, "winograd/tiled", CudaTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
+    (WHOLE, "implicit_gemm/tiled", "s8"), (PLAIN, "winograd/tiled", MultistageTile("f16", 16, 64, 16, 32, 1, 3, "uvc", outputs=2)),
+    (WIDE, "winograd/tiled", MultistageTile("wg_f16", 64, 64, 32, 64, 1, 3, "Cuvc", 1, 4, 8, outputs=2)),
     (WIDE, "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 1, 2, 2)),
     (WIDE.with_(layout="NCHW"), "direct/persistent", PersistentTile("wg_f16", 64, 4, 8, 2, 2, 1)),
     (WIDE.with_(dtype="int8", bias=False), "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
-    (WIDE, "direct/warp_specialized", StreamedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
-    (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", StreamedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
-    (WIDE, "implicit_gemm/tiled", CudaTile("wg_f16", 64, 64, 64, 64, 1, 4, "uvc", cluster=2)),
-    (WIDE, "implicit_gemm/split_k", SplitTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
+    (WIDE, "direct/warp_specialized", WarpSpecializedTile("wg_f16", 64, 4, 8, 1, 2, 1, taps=3, turns=2)),
+    (REQUANTISED.with_(out_channels=128), "direct/warp_specialized", WarpSpecializedTile("wg_s8", 64, 8, 8, 1, 3, 1, 2, taps=9)),
+    (WIDE, "implicit_gemm/split_k", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc", split=2)),
     (REQUANTISED, "direct/persistent", PersistentTile("wg_s8", 64, 4, 8, 1, 2, 2)),
     (REQUANTISED.with_(residual=True, out_dtype="float16"), "implicit_gemm/tiled", "s8"),
     (PLAIN, "winograd/tensor_cores", TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem")),
@@ -115,7 +112,7 @@ def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
     library = Library(exported(tmp_path, conv, kernel))
     tensors = typed(conv, exact_tensors(conv))
     device = Device(library, conv, tensors)
-    right = backend_for(H200).pack(conv, kernel[1]).filter(conv, tensors["filter"])
+    right = schedule_of(kernel[0]).on_gpu.pack(conv, kernel[1]).filter(conv, tensors["filter"])
     np.testing.assert_array_equal(device.packed, right.ravel())
     assert device.call() == 0, library.failure
     assert (device.y == expected(conv, tensors)).all()
@@ -125,7 +122,6 @@ def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
 
 QUANTISED = [
     TensorCoreTile(2, 16, 16, 16, "16x16x16", "sync_free", "shmem", product="s8"),
-    TensorCoreTile(2, 16, 16, 64, "16x16x32", "whole", "whole", product="s8"),
 ]
 
 
@@ -284,7 +280,8 @@ def test_export_of_an_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("im2win.registry.backends.device_gpu", lambda: H200)
     kernel = sampled(PLAIN, "im2col/tiled", "f16")[0]
     algorithm, tile = kernel
-    manifest = cuda_manifest(PLAIN, algorithm, tile.as_dict(), backend_for(H200).pack(PLAIN, tile), H200, threads=tile.threads, made=1)
+    pack = schedule_of(algorithm).on_gpu.pack(PLAIN, tile)
+    manifest = cuda_manifest(PLAIN, algorithm, tile.as_dict(), pack, H200, threads=tile.threads, made=1)
     path = c_abi.export_manifest(manifest, tmp_path / "of_manifest", "layer")
     assert path.read_text() == exported(tmp_path, PLAIN, kernel).read_text()
     with pytest.raises(ArtefactError, match=r"built for nvidia-other, which this machine \(nvidia-h200\) is not"):

@@ -17,7 +17,7 @@ from im2win.reconstruct.fusion import llc, shmem
 from im2win.reconstruct.parse.unit import Unit
 from im2win.reconstruct.rules import hip
 from im2win.reconstruct.rules.barriers import weakened
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
 HEAD = "#include <cuda.h>\n#include <cuda_fp16.h>\n"
@@ -28,12 +28,12 @@ def unit(body: str, dynamic: int = 0) -> Unit:
     return Unit(source, (Launch("k", ("x", "y"), (1, 1, 1), (64, 1, 1), dynamic),))
 
 
-def ours(key: str, algorithm: str, tile: CudaTile) -> Unit:
+def ours(key: str, algorithm: str, tile: MultistageTile) -> Unit:
     made = generated(Conv2d.parse(key), algorithm, tile)
     return Unit(made.source, made.launches, made.workspace)
 
 
-PRODUCT = CudaTile("f16", 32, 32, 16, 16, 1, 3, "uvc")
+PRODUCT = MultistageTile("f16", 32, 32, 16, 16, 1, 3, "uvc")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,8 @@ def test_shared_memory_has_the_accelerators_limit() -> None:
 
 
 def test_our_kernels_of_cuda_cores_translate_and_those_of_tensor_cores_do_not() -> None:
-    translated, matches = hip.translate(ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")))
+    tile = MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc")
+    translated, matches = hip.translate(ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", tile))
     assert "cp.async" not in translated.source and "words[i] = inside ? source[i] : 0u" in translated.source
     assert {match.rule for match in matches} >= {"hip-copies", "hip-align", "hip-runtime-header"}
     with pytest.raises(ReconstructError, match="WMMA, which only NVIDIA has"):
@@ -92,8 +93,8 @@ def sources() -> dict[str, Unit]:
     parts = [shmem.fuse(weakened(pair)[0], hip.SHARED_LIMIT)[0], llc.fuse(fusable.unit("two barriers"), hip.SHARED_LIMIT)[0]]
     whole = fusable.together(parts)
     return {
-        "gather": ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc")),
-        "patch": ours("n1-c60x5x6-k32x3x3-p1", "direct/tiled", CudaTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
+        "gather": ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc")),
+        "patch": ours("n1-c60x5x6-k32x3x3-p1", "direct/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
         "fused": replace(whole, source=llc.SIGNALS + whole.source.replace(llc.SIGNALS, "")),
     }
 

@@ -29,7 +29,7 @@ from im2win.reconstruct.validate.validators import poisoned
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.passes import CONFIG, PIPELINE
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
 PRIVATE = Pair(private=True)
@@ -84,7 +84,7 @@ def test_a_rule_that_does_not_fit_leaves_the_kernels_unfused(caplog: pytest.LogC
 def test_our_own_kernels_come_back_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     """Two functions in a module, our own pipeline: nothing to fuse within a function, and no barrier too many."""
     conv = Conv2d.parse("n1-c20x5x6-k32x3x3-p1")
-    module = cuda_lowering.lower(conv, schedule_of("im2win/stored"), CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
+    module = cuda_lowering.lower(conv, schedule_of("im2win/stored"), MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
     before = cuda_codegen.generate_source(module, H200)
     with caplog.at_level(logging.INFO, "im2win.reconstruct"):
         made = reconstruct_module(module, H200, ["barriers", "pkf-shmem"], pipeline=PIPELINE)
@@ -99,7 +99,7 @@ def test_our_own_kernels_come_back_as_they_are(caplog: pytest.LogCaptureFixture)
 
 def test_a_function_that_hands_its_kernels_numbers_stays_with_tvm() -> None:
     conv = Conv2d.parse("n1-c20x10x9-k24x3x3-p1")
-    module = cuda_lowering.lower(conv, emulated.ROWS["mcfa/tiled"], CudaTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
+    module = cuda_lowering.lower(conv, emulated.ROWS["mcfa/tiled"], MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc"), H200)
     with pytest.raises(ReconstructError, match=r"kernel conv2d_kernel takes 0, which is no tensor of conv2d: numbers and parts of tensors"):
         reconstruct_module(module, H200, ["barriers"], pipeline=PIPELINE)
 

@@ -16,7 +16,7 @@ from im2win.device.gpu import H200, KNOWN
 from im2win.numerics.reference import error, random_tensors, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
-from im2win.records.lookup import PACKAGED, tile_problems
+from im2win.records.lookup import PACKAGED, tile_violations
 from im2win.records.proofs import current_proof, proven, verdict
 from im2win.records.record import Record
 from im2win.registry.backends import backend_for
@@ -37,7 +37,7 @@ def test_every_record_applies(device: str) -> None:
     count = 0
     for conv in LOG.convs(device):
         for record in LOG.read(conv, device):
-            assert tile_problems(conv, record.method, record.tile, machine, "winograd") == [], f"{conv}: {record.tile}"
+            assert tile_violations(conv, record.method, record.tile, machine, "winograd") == [], f"{conv}: {record.tile}"
             # the form of six outputs is refused where its errors are too large; nothing else may be wrong
             refused = record.tile.get("outputs", 0) > 4 and record.message.startswith("error ")
             assert record.outcome != "wrong" or refused, f"{conv}: {record.algorithm} {record.tile}: {record.message}"

@@ -100,7 +100,7 @@ def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -
     tiles = [tile for _, tile in ranked_tiles(conv, row, host())]
     assert tiles, f"{name} supports {conv} and has no tile for it"
     assert len(set(tiles)) == len(tiles)
-    assert not any(row.scheduler.problems(conv, tile, host()) for tile in tiles)
+    assert not any(row.scheduler.violations(conv, tile, host()) for tile in tiles)
 
 
 @pytest.mark.parametrize("name", ON_CPUS)

@@ -141,8 +141,6 @@ QUANTISED = [
     TensorCoreTile(2, 32, 64, 32, "8x32x16", "sync_free", "shmem", product="s8"),
     TensorCoreTile(2, 32, 16, 16, "32x8x16", "sync_free", "llc", 16, "s8"),
     TensorCoreTile(2, 64, 32, 64, "16x16x16", "bgemm", "none", product="s8"),
-    TensorCoreTile(2, 32, 32, 64, "16x8x32", "whole", "whole", product="s8"),
-    TensorCoreTile(2, 16, 64, 64, "16x16x32", "whole", "whole", product="s8"),
 ]
 
 

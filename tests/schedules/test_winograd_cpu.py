@@ -29,7 +29,7 @@ from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
-from im2win.schedules.cpu_winograd.legality import problems
+from im2win.schedules.cpu_winograd.legality import violations
 from im2win.schedules.cpu_winograd.model import buffers, strip_bytes
 from im2win.schedules.cpu_winograd.space import forms, space
 from im2win.schedules.cpu_winograd.tile import WinogradTile
@@ -133,9 +133,9 @@ KERNELS = [
 def test_kernels(key: str, changes: dict[str, Any]) -> None:
     """Exactly where the form allows, over NaN and between guards, for one thread and for several."""
     conv, tile = Conv2d.parse(key), replace(TILE, **changes)
-    if host().registers < 32 and any("registers" in broken for broken in problems(conv, tile, host())):
+    if host().registers < 32 and any("registers" in broken for broken in violations(conv, tile, host())):
         pytest.skip(f"the tile needs more than the {host().registers} vector registers of this CPU")
-    assert problems(conv, tile, host()) == []
+    assert violations(conv, tile, host()) == []
     tensors = exact_tensors(conv)
     buffer = np.full(int(np.prod(conv.output_shape)) + 58, np.nan, np.float32)
     out = buffer[29:-29].reshape(conv.output_shape)
@@ -217,7 +217,7 @@ RULES = [
 
 @pytest.mark.parametrize(("changes", "message"), RULES, ids=[str(changes) for changes, _ in RULES])
 def test_rules(changes: dict[str, Any], message: str) -> None:
-    assert problems(PLAIN, TILE, host()) == []
+    assert violations(PLAIN, TILE, host()) == []
     with pytest.raises(TileError, match=re.escape(message)):
         im2win.build(PLAIN, algorithm="winograd", tile=replace(TILE, **changes))
 
@@ -265,7 +265,7 @@ def test_every_machine_has_tiles(key: str, lanes: int, registers: int) -> None:
     conv, machine = Conv2d.parse(key), replace(host(), lanes=lanes, registers=registers)
     tiles = space(conv, machine)
     assert len(set(tiles)) == len(tiles) > 0
-    assert not any(problems(conv, tile, machine) for tile in tiles)
+    assert not any(violations(conv, tile, machine) for tile in tiles)
 
 
 # --- its place among the others

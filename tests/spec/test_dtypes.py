@@ -7,8 +7,7 @@ import pytest
 import tvm_ffi
 
 from im2win.export.c_abi.header import Interface
-from im2win.schedules.cuda.arithmetic import KINDS, MULTIPLIERS, NATIVE
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS
+from im2win.schedules.cuda.arithmetic import KINDS, MULTIPLIERS, NATIVE, PRODUCTS
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import DTYPES, ELEMENT_TYPES, EXCHANGED, ElementType
 

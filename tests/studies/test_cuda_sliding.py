@@ -36,7 +36,7 @@ BLOCKS = (4, 8, 16, 32)
 
 def made(conv: Conv2d, form: str, block: int) -> Made:
     """A form's kernel for an H200."""
-    assert sliding.problems(conv, form, block, H200) == []
+    assert sliding.violations(conv, form, block, H200) == []
     module = cuda_codegen.kernel_module({"conv2d": sliding.sliding_kernel(conv, form, block)})
     return Made(f"{form} {block}x{block}", cuda_codegen.generate_source(module, H200), sliding.PACK)
 
@@ -125,7 +125,7 @@ UNLAUNCHABLE = "a block of 64x64 has 4096 threads; at most 1024 can be launched"
 )
 def test_what_cannot_be_launched_has_a_reason(key: str, form: str, block: int, rule: str) -> None:
     conv = Conv2d.parse(key)
-    assert any(rule in reason for reason in sliding.problems(conv, form, block, H200))
+    assert any(rule in reason for reason in sliding.violations(conv, form, block, H200))
     with pytest.raises(TileError) as refused:
         SlidingRecipe(conv, form, block, H200).compile(Path("/nowhere.so"))
     assert rule in str(refused.value)
@@ -134,7 +134,7 @@ def test_what_cannot_be_launched_has_a_reason(key: str, form: str, block: int, r
 def test_every_block_of_the_study_but_the_largest_can_be_launched() -> None:
     for layer in suite("sliding"):
         for form in sliding.FORMS:
-            legal = [block for block in cuda_sliding.BLOCKS if not sliding.problems(layer.conv, form, block, H200)]
+            legal = [block for block in cuda_sliding.BLOCKS if not sliding.violations(layer.conv, form, block, H200)]
             assert legal == [4, 8, 16, 32], layer.name
 
 
@@ -163,7 +163,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build_all(recipes: dict[Any, Any], folder: Path) -> dict[Any, Any]:
         broken = {
-            key: sliding.problems(one.conv, one.form, one.block, H200) for key, one in recipes.items() if isinstance(one, SlidingRecipe)
+            key: sliding.violations(one.conv, one.form, one.block, H200) for key, one in recipes.items() if isinstance(one, SlidingRecipe)
         }
         return {key: "; ".join(broken[key]) + "." if broken.get(key) else key[1] for key in recipes}
 
@@ -171,7 +171,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, block = built
-        seconds = 1e-3 * ({"im2col/tiled": 9, "default": 1}.get(form) or block * (0.5 if form == "shared" else 1))
+        seconds = 1e-3 * ({"im2col": 9, "default": 1}.get(form) or block * (0.5 if form == "shared" else 1))
         return Contender(lambda: seconds, 0, 1e-7, "implicit_gemm/tiled" if form == "default" else form)
 
     def no_nhwc() -> Contender:
@@ -208,7 +208,7 @@ def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, 
             assert entries[stride, form, 4]["ms"] is not None and entries[stride, form, 4]["failed"] is None
         assert entries[stride, "torch_nhwc", None]["failed"] == "PyTorch has no such convolution."
     text = fill("<!-- table:sliding-window -->\n<!-- /table -->", {}, studies.load_all(tmp_path / "results"))
-    assert "| 128x128 | 1 | 4.000 (4x4) | 2.000 (4x4) | 9.000 | 1.000 | implicit_gemm | 3.000 | 3.00 |" in text
+    assert "| 128x128 | 1 | 4.000 (4x4) | 2.000 (4x4) | 9.000 | 1.000 | implicit_gemm / tiled | 3.000 | 3.00 |" in text
     assert "| 64x64 | failed | failed | failed | failed |" in text and f"Failed: {UNLAUNCHABLE}." in text
     assert "| 8x8 | 8.000 | 8.000 | 4.000 | 4.000 |" in text and "NVIDIA H200 (`nvidia-h200`)" in text
 

@@ -18,24 +18,24 @@ from im2win.device.gpu import H200
 from im2win.emulator import Emulation, EmulationError, Launch, TensorMap
 from im2win.numerics.reference import reference
 from im2win.registry import cuda_lowering
-from im2win.registry.backends import backend_for
 from im2win.registry.schedules import SCHEDULES, schedule_of
-from im2win.schedules.cuda.kernels.output_parts import InParts
-from im2win.schedules.cuda.space.multistage import products, space
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.families.multistage import OutputParts
+from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
+from im2win.schedules.cuda.space.multistage import products
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
 # MCFA with parts so small that the problems of tests have several: rows of an image, or some small images.
-SMALL_PARTS = InParts("ncuvmx", workspace_bytes=20 << 10, least_outputs=1)
-ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=SMALL_PARTS)}
+SMALL_PARTS = WindowsInParts("ncuvmx", wanted_bytes=20 << 10, least_outputs=1)
+ROWS = {**SCHEDULES, "mcfa/tiled": replace(schedule_of("mcfa/tiled"), cuda=OutputParts(SMALL_PARTS))}
 MARK = 'extern "C"'  # the kernels begin here; before it are the device functions
 OWN = (
     "direct/persistent", "direct/warp_specialized", "implicit_gemm/split_k", "winograd/tiled", "winograd/tensor_cores",
 )  # with tests of their own
 POISON = 4096  # bytes before and behind every input that no sum may see
-Kernel = tuple[str, CudaTile | TensorCoreTile | PersistentTile]
+Kernel = tuple[str, MultistageTile | TensorCoreTile | PersistentTile]
 """(algorithm, tile)"""
 
 
@@ -57,7 +57,7 @@ _INPUT = re.compile(r"\b(?!output_ptr)(\w+_ptr(?:_\d+)?)(?:,|$)")
 
 
 @functools.lru_cache(maxsize=512)
-def generated(conv: Conv2d, algorithm: str, tile: CudaTile | TensorCoreTile | PersistentTile) -> Generated:
+def generated(conv: Conv2d, algorithm: str, tile: MultistageTile | TensorCoreTile | PersistentTile) -> Generated:
     """Source and launches for an H200."""
     return cuda_codegen.generate_source(cuda_lowering.lower(conv, ROWS[algorithm], tile, H200), H200)
 
@@ -68,10 +68,14 @@ def cuda_algorithms(conv: Conv2d) -> list[str]:
 
 
 @functools.lru_cache(maxsize=512)
-def tiles(conv: Conv2d, algorithm: str, product: str) -> tuple[CudaTile, ...]:
+def _space(conv: Conv2d, algorithm: str) -> list[MultistageTile]:
+    return ROWS[algorithm].on_gpu.space(conv, H200, "winograd")
+
+
+@functools.lru_cache(maxsize=512)
+def tiles(conv: Conv2d, algorithm: str, product: str) -> tuple[MultistageTile, ...]:
     """The tiles that a tuner would sample."""
-    plan = ROWS[algorithm].cuda
-    return tuple(space(conv, H200, plan, [product])) if plan else ()
+    return tuple(tile for tile in _space(conv, algorithm) if tile.product == product)
 
 
 def sampled(conv: Conv2d, algorithm: str, product: str, count: int = 1) -> list[Kernel]:
@@ -100,9 +104,9 @@ def made(conv: Conv2d, kernel: Kernel | Made) -> Made:
     if isinstance(kernel, Made):
         return kernel
     algorithm, tile = kernel
-    plan = ROWS[algorithm].cuda
-    lowered = plan.made_bytes(conv, tile) // conv.itemsize if plan else 0
-    return Made(f"{algorithm} {tile}", generated(conv, algorithm, tile), backend_for(H200).pack(conv, tile), lowered)
+    schedule = ROWS[algorithm].on_gpu
+    lowered = schedule.workspace_bytes(conv, tile) // conv.itemsize
+    return Made(f"{algorithm} {tile}", generated(conv, algorithm, tile), schedule.pack(conv, tile), lowered)
 
 
 def combined(conv: Conv2d, kernels: Sequence[Kernel | Made], edit: Callable[[str], str] = str) -> tuple[str, list[Launch]]:

@@ -280,7 +280,7 @@ def test_two_tuners_share_a_log(tmp_path: Path, machine: Machine) -> None:
         ({"seed": -1}, r"`seed` \(=-1\) must be an integer of at least 0"),
         ({"threads": 0}, r"`threads` \(=0\) must be an integer from 1"),
         ({"threads": 10_000}, r"`threads` \(=10000\) must be an integer from 1 to the CPUs this process may use"),
-        ({"algorithm": "fft"}, r"`algorithm` \(='fft'\) must be auto or one of direct"),
+        ({"algorithm": "fft"}, r"`algorithm` \(='fft'\) must be auto, one of direct"),
         ({"target": "tpu"}, r"`target` \(='tpu'\) must be one of cpu"),
     ],
 )

@@ -10,10 +10,10 @@ import itertools
 from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.epilogue.lane_exchange import PatchEpilogue
-from im2win.schedules.cuda.mma.wgmma_shared_rows import StreamedProduct
+from im2win.schedules.cuda.mma.wgmma_shared_rows import StagedProduct
 from im2win.schedules.cuda.primitives import WORD, Arena, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT, PHASES, M
-from im2win.schedules.cuda.tiles.warp_specialized import WARP, StreamedField
+from im2win.schedules.cuda.tiles.warp_specialized import WARP, StagedHaloTile
 
 FOUR = 4  # sums that a thread holds of 64 channels and eight columns
 
@@ -26,7 +26,7 @@ class SharedSums:
         again: whether a block computes several patches.
     """
 
-    def __init__(self, arena: Arena, field: StreamedField, tid: Expr, rank: Expr, *, again: bool) -> None:
+    def __init__(self, arena: Arena, field: StagedHaloTile, tid: Expr, rank: Expr, *, again: bool) -> None:
         self._again = again
         self._field, self._tid, self._rank, self._blocks = field, tid, rank, field.tile.sum_blocks
         self._received = arena.take("received", field.received, field.tile.sum_dtype)
@@ -37,7 +37,7 @@ class SharedSums:
         call("start_phases", pointer(self._landed, 0))
         call(f"start_slot<{self._blocks * self._field.tile.multipliers // WARP}>", pointer(self._read, 0))
 
-    def write(self, product: StreamedProduct, epilogue: PatchEpilogue, turn: Expr) -> None:
+    def write(self, product: StagedProduct, epilogue: PatchEpilogue, turn: Expr) -> None:
         """Exchanges the sums of a patch, and emits the stores of those columns that are this block's."""
         self._await_read(turn)
         for rank, columns in enumerate(self._field.written):
@@ -62,12 +62,12 @@ class SharedSums:
         rows, tile = self._field.tile.warp_m // M, self._field.tile
         return pointer(self._received, sender, ((j * rows + i) * tile.multipliers + self._tid) * FOUR)
 
-    def _send(self, product: StreamedProduct, rank: int, columns: list[int]) -> None:
+    def _send(self, product: StagedProduct, rank: int, columns: list[int]) -> None:
         sender = self._rank - (self._rank > rank).astype("int32")
         for (j, column), i in itertools.product(enumerate(columns), range(product.rows)):
             call(f"send_four<{self._blocks}>", self._place(sender, i, j), product.four(i, column), rank, pointer(self._landed, 0))
 
-    def _add(self, product: StreamedProduct, columns: list[int], turn: Expr) -> None:
+    def _add(self, product: StagedProduct, columns: list[int], turn: Expr) -> None:
         tile = self._field.tile
         with T.If(self._tid == 0), T.Then():
             size = (self._blocks - 1) * len(columns) * tile.block_m * EIGHT * WORD

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tvm import tirx
 
 from im2win.schedules.cuda.primitives import Expr
-from im2win.schedules.cuda.tiles.persistent import Field
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedField
+from im2win.schedules.cuda.tiles.persistent import HaloTile
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile
 
 
 class Outputs:
     """Where the columns of a patch's product lie in the output."""
 
-    def __init__(self, field: Field, patch: Expr) -> None:
+    def __init__(self, field: HaloTile, patch: Expr) -> None:
         self._field, (down, across) = field, field.counts
         self._corner = patch // (down * across), patch // across % down * field.tile.rows, patch % across * field.tile.cols
 
@@ -48,12 +48,12 @@ class Outputs:
         return n, m, x, [*conditions, *inside]
 
 
-class StreamedOutputs(Outputs):
+class StagedOutputs(Outputs):
     """Where the columns of a patch's product lie in the output."""
 
-    _field: StreamedField
+    _field: StagedHaloTile
 
-    def __init__(self, field: StreamedField, patch: Expr) -> None:
+    def __init__(self, field: StagedHaloTile, patch: Expr) -> None:
         super().__init__(field, patch)
         n, top, left = self._corner
         self._corner = n * field.tile.images, top, left

@@ -11,13 +11,13 @@ from tvm.tirx.script import builder as T
 from im2win.schedules.cuda.epilogue.requantise import added, scaled, store_int8
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import CHUNK, Expr, local
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 
-def run_length(conv: Conv2d, tile: CudaTile, neighbours: int) -> int:
+def run_length(conv: Conv2d, tile: MultistageTile, neighbours: int) -> int:
     """Outputs that one store takes, at most 16 bytes; `neighbours`: windows that lie side by side, aligned to their number."""
     most = CHUNK // conv.out_itemsize
     if tile.product == "fma":
@@ -94,7 +94,7 @@ class Epilogue:
         first, group: the block's first channel in its group, and the group.
     """
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
         self._first, self._group = first, group
         self._run = run_length(conv, tile, operand.run(conv, tile))

@@ -1,43 +1,63 @@
-"""CUDA schedules with tiles of their own: what ranks, tunes, builds and looks up asks the plan, not `schedules.cuda`."""
+"""The one protocol of CUDA schedules: whoever ranks, tunes, builds or looks up asks it, and knows no family."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.schedules.cuda.model.multistage import Estimate
-from im2win.schedules.cuda.plan import CudaPlan
+from im2win.schedules.cuda.tiles.base import CudaTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.symbols import SYMBOL
 
 
 @dataclass(frozen=True)
-class CudaFamily(CudaPlan):
-    """A plan whose tiles are no `CudaTile`.
+class Reconstruction:
+    """How the reconstructor makes of generated kernels what a tile says.
 
-    Tiles have `as_dict` and the properties of `schedules.cuda.tiles.multistage.CudaTile` that tell tiles apart.
+    rules: rule sets of `reconstruct.rulesets`, in order; one that does not match is an error. wave: see there.
+    pipeline: TVM's passes that generate the source.
+    """
+
+    rules: tuple[str, ...]
+    wave: int
+    pipeline: str
+
+
+@dataclass(frozen=True)
+class CudaSchedule(ABC):
+    """How an algorithm runs on GPUs: its tiles, which of them are legal and worth a trial, what they cost, and their kernels.
+
+    Tiles are values of the schedule's own type, all of them a `CudaTile`.
     """
 
     @abstractmethod
-    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+    def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a convolution with that accuracy; None if one does."""
 
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Least bytes that any tile stores between its kernels; 0 where there is one kernel."""
+        return 0
+
+    def workspace_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes beside its tensors that a call with this tile needs."""
+        return 0
+
     @abstractmethod
-    def tile(self, values: Mapping[str, Any]) -> Any:
+    def tile(self, values: Mapping[str, Any]) -> CudaTile:
         """A tile from its plain values; ValueError if they are none."""
 
     @abstractmethod
-    def space(self, conv: Conv2d, gpu: Gpu) -> list[Any]:
-        """Every tile worth a trial, legal all of them."""
+    def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[Any]:
+        """Every tile worth a trial, legal all of them, in a fixed order. Those of less accuracy may be among them."""
 
     @abstractmethod
-    def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+    def violations(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks; empty if it is legal."""
 
     @abstractmethod
     def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
@@ -49,63 +69,8 @@ class CudaFamily(CudaPlan):
 
     @abstractmethod
     def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
-        """The kernels of a legal tile by name, scheduled."""
+        """The kernels of a legal tile by name: see `registry.cuda_lowering.lower`."""
 
-    @abstractmethod
-    def shape(self, tile: Any) -> tuple[Any, ...]:
-        """What makes two tiles alike enough that one of them is enough to begin with."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a plan of one kernel is made of: the class of its tiles, and functions as in `CudaFamily`."""
-
-    tile: type[Any]
-    unable: Callable[[Conv2d], str | None]
-    problems: Callable[[Conv2d, Any, Gpu], list[str]]
-    space: Callable[[Conv2d, Gpu], list[Any]]
-    estimate: Callable[[Conv2d, Any, Gpu], Estimate]
-    kernel: Callable[[Conv2d, Any, Gpu, str], Any]
-    """kernel(conv, tile, gpu, name) over the tensors of `conv.arguments`"""
-
-
-@dataclass(frozen=True)
-class OneKernel(CudaFamily):
-    """A plan whose tiles are of one kernel, between which and the next nothing is made, with one accuracy."""
-
-    @abstractmethod
-    def parts(self) -> Parts:
-        """What it is made of."""
-
-    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
-        """None."""
-        return 0
-
-    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution; None if one does."""
-        return self.parts().unable(conv)
-
-    def tile(self, values: Mapping[str, Any]) -> Any:
-        """A tile from its plain values; ValueError if they are none."""
-        return self.parts().tile.from_dict(values)
-
-    def space(self, conv: Conv2d, gpu: Gpu) -> list[Any]:
-        """Every tile worth a trial."""
-        return self.parts().space(conv, gpu)
-
-    def problems(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
-        return self.parts().problems(conv, tile, gpu)
-
-    def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
-        return self.parts().estimate(conv, tile, gpu)
-
-    def pack(self, conv: Conv2d, tile: Any) -> Pack:
-        """How filters are packed for a tile."""
-        pack: Pack = tile.pack(conv)
-        return pack
-
-    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
-        """The kernel, by its name."""
-        return {SYMBOL: self.parts().kernel(conv, tile, gpu, SYMBOL)}
+    def reconstruction(self, tile: Any) -> Reconstruction | None:
+        """What the reconstructor makes of these kernels; None where they are final."""
+        return None

@@ -14,18 +14,17 @@ from im2win.numerics.winograd_tiling import row_problem, tiles_of
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.packing.mma_fragments import CudaPack
 from im2win.schedules.cuda.epilogue.store import Epilogue, run_length
-from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps, multicast
+from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps
 from im2win.schedules.cuda.loaders.channel_planes import Planes
 from im2win.schedules.cuda.loaders.filters import BulkFilters, Filters
 from im2win.schedules.cuda.loaders.halo_tile import Patch
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
-from im2win.schedules.cuda.loaders.multicast import SharedFilters, block_place
 from im2win.schedules.cuda.mma.fma import FmaProduct
 from im2win.schedules.cuda.mma.mma_sync import MatrixProduct
 from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, named
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.cuda.winograd.rows import RowProduct, TileRows
 from im2win.spec.conv2d import Conv2d
 
@@ -33,31 +32,31 @@ Place = Callable[[Any], tuple[Conv2d, Any]]
 """operand of a part -> (the whole convolution, what says where its windows lie in the output)"""
 
 
-def filters_of(tile: CudaTile) -> type[Filters]:
+def filters_of(tile: MultistageTile) -> type[Filters]:
     """How filters come to shared memory."""
-    return SharedFilters if tile.cluster > 1 else BulkFilters if tile.warpgroup else Filters
+    return BulkFilters if tile.warpgroup else Filters
 
 
-def operand_of(tile: CudaTile) -> type[Gather] | type[Patch] | type[Planes]:
+def operand_of(tile: MultistageTile) -> type[Gather] | type[Patch] | type[Planes]:
     """Where a tile takes its windows from, in shared memory."""
     if tile.in_rows:
         return TileRows
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
-def windows_of(conv: Conv2d, tile: CudaTile) -> Conv2d:
+def windows_of(conv: Conv2d, tile: MultistageTile) -> Conv2d:
     """The problem whose windows one launch takes: of Winograd's form along rows those of whole tiles."""
     return row_problem(conv, tile.outputs) if tile.in_rows else conv
 
 
-def product_of(conv: Conv2d, tile: CudaTile) -> tuple[Conv2d, CudaTile]:
+def product_of(conv: Conv2d, tile: MultistageTile) -> tuple[Conv2d, MultistageTile]:
     """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form in bands."""
     if not tile.outputs or tile.in_rows:
         return conv, tile
     return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
 
 
-def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
+def pack_of(conv: Conv2d, tile: MultistageTile) -> CudaPack | FilterPack:
     """How filters are packed for a tile."""
     if tile.outputs:
         one = (row_problem(conv, tile.outputs), replace(tile, outputs=0)) if tile.in_rows else product_of(conv, tile)
@@ -73,15 +72,14 @@ def pack_of(conv: Conv2d, tile: CudaTile) -> CudaPack | FilterPack:
     return CudaPack(form, tile.block_m, tile.order, tile.slabs, run, parts=tile.arithmetic.parts)
 
 
-def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
     patch = halo_tile.shared_bytes
     parts = {Gather: im2col_taps.shared_bytes, Patch: patch, TileRows: patch, Planes: channel_planes.shared_bytes}
-    own = parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
-    return own + multicast.shared_bytes(tile)
+    return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
-def step_filters(conv: Conv2d, tile: CudaTile) -> int:
+def step_filters(conv: Conv2d, tile: MultistageTile) -> int:
     """Elements of a block's filters that one step of the sum takes."""
     depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
     return tile.block_m * depth * tile.positions * max(tile.arithmetic.parts, 1)
@@ -99,12 +97,12 @@ def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] |
     return {name: named(name, T.decl_buffer(flat, dtype, data=buffer.data)) for name, (buffer, flat, dtype) in views.items()}
 
 
-def thread_blocks(conv: Conv2d, tile: CudaTile) -> tuple[int, int]:
+def thread_blocks(conv: Conv2d, tile: MultistageTile) -> tuple[int, int]:
     """Thread blocks along channels, of all groups, and along windows."""
     return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(windows_of(conv, tile), tile)
 
 
-def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "conv2d") -> Any:
+def product_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowSource, name: str = "conv2d") -> Any:
     """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
@@ -112,7 +110,7 @@ def product_kernel(conv: Conv2d, tile: CudaTile, plan: CudaPlan, name: str = "co
     return builder.get()
 
 
-def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[str, Any], place: Place | None = None) -> None:
+def launch_product(conv: Conv2d, tile: MultistageTile, plan: WindowSource, tensors: dict[str, Any], place: Place | None = None) -> None:
     """Emits a launch.
 
     Args:
@@ -123,7 +121,7 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        channels, windows = bx % blocks[0], bx // blocks[0]
         group = channels // per_group
         arena = Arena(shared_bytes(source, tile, plan), tile.dtype)
         filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
@@ -134,7 +132,7 @@ def launch_product(conv: Conv2d, tile: CudaTile, plan: CudaPlan, tensors: dict[s
         Epilogue(whole, tile, tensors, outputs, channels % per_group * tile.block_m, group).write(product)
 
 
-def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
+def _product(conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, run: int) -> FmaProduct | MatrixProduct | WarpgroupProduct:
     if tile.in_rows:
         return RowProduct(conv, tile, operand, tid, run=run)
     if tile.product == "fma":
@@ -142,7 +140,7 @@ def _product(conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, run: int) ->
     return (WarpgroupProduct if tile.warpgroup else MatrixProduct)(conv, tile, operand, tid, run=run)
 
 
-def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
+def _pipeline(tile: MultistageTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
     """Copies run `ahead` steps ahead of the product.
 
     One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
@@ -178,9 +176,6 @@ def _pipeline(tile: CudaTile, steps: int, filter_: Filters, operand: Any, produc
         commit()
         filter_.wait(step)
         product.multiply(filter_.shared, step, turn)
-        if steps > ahead and tile.cluster > 1:
-            with T.If(more), T.Then():
-                filter_.follow(step + ahead, slot)
         if tile.patch:
             operand.settle(step, slot)
         elif steps > ahead:

@@ -22,9 +22,9 @@ from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.schedules.cuda.kernels.multistage import arguments, launch_product, pack_of
 from im2win.schedules.cuda.loaders.stored_windows import First, launch_transform
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import Expr, local
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 
@@ -61,27 +61,32 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class InParts(CudaPlan):
+class WindowsInParts(WindowSource):
     """Windows from a tensor with these axes that holds one part of them.
 
-    workspace_bytes: what the tensor should take; least_outputs: what a part should compute even so (the default is 128 blocks of 128 x 128,
+    wanted_bytes: what the tensor should take; least_outputs: what a part should compute even so (the default is 128 blocks of 128 x 128,
     which occupy the multiprocessors of the largest GPUs). A part is the number of whole images nearest to that, or else of rows.
     """
 
-    workspace_bytes: int = 32 << 20
+    wanted_bytes: int = 32 << 20
     least_outputs: int = 1 << 21
 
     def parts(self, conv: Conv2d) -> Parts:
         """How a problem is cut; parts of nearly the same size."""
         height, width = conv.output_size
         window_bytes = conv.in_channels * math.prod(conv.kernel) * conv.itemsize
-        windows = max(self.workspace_bytes // window_bytes, self.least_outputs // conv.out_channels, 1)
+        windows = max(self.wanted_bytes // window_bytes, self.least_outputs // conv.out_channels, 1)
         images = (2 * windows + height * width) // (2 * height * width)
         if images:
             count = -(-conv.batch // min(images, conv.batch))
             return Parts(conv, -(-conv.batch // count), height)
         bands = -(-height // max(windows // width, 1))
         return Parts(conv, 1, -(-height // bands))
+
+    def part(self, conv: Conv2d) -> tuple[Conv2d, int]:
+        """The problem that one launch of the product computes, and how many launches there are."""
+        parts = self.parts(conv)
+        return parts.problem, parts.count
 
     def source(self, conv: Conv2d) -> tuple[int, ...]:
         """Shape of a part's tensor."""
@@ -114,7 +119,7 @@ class _Placed:
     def __init__(self, parts: Parts, operand: Any, first: First) -> None:
         self._parts, self._operand, self._first = parts, operand, first()
 
-    def run(self, conv: Conv2d, tile: CudaTile) -> int:
+    def run(self, conv: Conv2d, tile: MultistageTile) -> int:
         """Neighbouring windows that are sure to lie in one image, aligned to their number in the part and in the image."""
         height, width = conv.output_size
         return math.gcd(height * width, self._parts.rows * width, tile.block_n)
@@ -132,7 +137,7 @@ def _launch_transform(parts: Parts, axes: str, data: Any, out: Any, first: First
     launch_transform(parts.conv, axes, data, out, lowered.shape(parts.problem, axes), first)
 
 
-def parts_kernel(conv: Conv2d, tile: CudaTile, plan: InParts, name: str) -> Any:
+def parts_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowsInParts, name: str) -> Any:
     """The convolution: ("input", then the tensors of `conv.arguments`); "data" is a part's tensor, flat, for it to fill."""
     parts, axes = plan.parts(conv), plan.oriented(conv)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
@@ -141,11 +146,11 @@ def parts_kernel(conv: Conv2d, tile: CudaTile, plan: InParts, name: str) -> Any:
         tensors = arguments(conv, pack_of(conv, tile), plan.source(conv))
         with parts.each() as first:
             _launch_transform(parts, axes, source, tensors["data"], first)
-            launch_product(parts.problem, tile, CudaPlan(plan.axes), tensors, lambda operand: (conv, _Placed(parts, operand, first)))
+            launch_product(parts.problem, tile, WindowSource(plan.axes), tensors, lambda operand: (conv, _Placed(parts, operand, first)))
     return builder.get()
 
 
-def parts_transform(conv: Conv2d, plan: InParts, name: str) -> Any:
+def parts_transform(conv: Conv2d, plan: WindowsInParts, name: str) -> Any:
     """The transforms of all parts by themselves, one over the other: (data, a part's tensor). For measuring what they take."""
     parts, axes = plan.parts(conv), plan.oriented(conv)
     with IRBuilder() as builder, T.prim_func(s_tir=False):

@@ -1,14 +1,13 @@
-"""A convolution as one kernel whose blocks stay: one or a few for every multiprocessor, each computing patch after patch of the output.
+"""The persistent kernel with resident filters: thread blocks that compute halo tile after halo tile.
 
-Filters are copied to shared memory once. Every warpgroup goes its own way through patches of its own: while the unit multiplies one step's
-windows, boxes bring the next ones', be they of the same patch or the next one's, and while one warpgroup writes a patch the others keep the
-unit busy. Windows are the columns of products and lie in shared memory, as filters do: a tap is another address in the same patch.
+There are one or a few thread blocks for every multiprocessor. Filters are copied to shared memory once. Every warpgroup has halo tiles of
+its own: while the tensor cores multiply one step's windows, TMA boxes bring the next step's, of the same halo tile or the next one. While
+one warpgroup writes its outputs, the others keep the tensor cores busy. Windows are the columns of products and lie in shared memory, as
+filters do: a tap is another address in the same halo tile.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any, cast
 
 from tvm import tirx
@@ -19,23 +18,12 @@ from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.epilogue.lane_exchange import patch_epilogue
 from im2win.schedules.cuda.epilogue.output_columns import Outputs
 from im2win.schedules.cuda.kernels.multistage import arguments
-from im2win.schedules.cuda.loaders.multicast import block_place
+from im2win.schedules.cuda.loaders.tma_boxes import TmaBoxes
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
-from im2win.schedules.cuda.primitives import CHUNK, Arena, Expr, barrier, call, pointer
-from im2win.schedules.cuda.tiles.persistent import KIB, LANES, PHASES, Field, PersistentTile
+from im2win.schedules.cuda.primitives import Arena, Expr, barrier, call, pointer
+from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
+from im2win.schedules.cuda.tiles.persistent import LANES, PHASES, HaloTile, PersistentTile
 from im2win.spec.conv2d import Conv2d
-
-MAP = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes what the hardware needs to copy boxes
-ORDERS = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, as it names them
-PROMOTED = 2  # level-2 cache fetches 128 bytes
-
-
-def grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
-    """Thread blocks: no more than run at once, and whole clusters for every block of channels."""
-    field, blocks = Field(conv, tile), tile.pack(conv).blocks(conv)
-    at_once = gpu.multiprocessors * max(gpu.shared // (field.shared_bytes + KIB), 1)
-    many = min(-(-field.patches // tile.groups), at_once // blocks)
-    return blocks * max(many - many % tile.cluster, tile.cluster)
 
 
 def persistent_kernel(conv: Conv2d, tile: PersistentTile, gpu: Gpu, name: str) -> Any:
@@ -43,61 +31,21 @@ def persistent_kernel(conv: Conv2d, tile: PersistentTile, gpu: Gpu, name: str) -
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         tensors = arguments(conv, cast(Any, tile.pack(conv)))
-        boxes = _Boxes(conv, tile, tensors["data"])
-        blocks = grid(conv, tile, gpu)
+        boxes = TmaBoxes(conv, HaloTile(conv, tile), tensors["data"])
+        blocks = resident_grid(conv, tile, gpu)
         with T.launch_thread("blockIdx.x", blocks) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
             _Kernel(conv, tile, tensors, boxes, blocks, bx, tid).run()
     return builder.get()
 
 
-class _Boxes:
-    """The input as the hardware copies it: a step's part of a patch, by one box for every plane, or for all of them, channels first."""
-
-    def __init__(self, conv: Conv2d, tile: PersistentTile, source: Any) -> None:
-        self._conv, self._tile, self._field = conv, tile, Field(conv, tile)
-        f, (height, width), channels = self._field, (conv.height, conv.width), tile.units * tile.unit
-        if f.boxed:
-            sizes, steps = (conv.in_channels, width, height, conv.batch), (1, conv.stride[1], conv.stride[0], 1)
-            self._box = (channels, (f.pitch - 1) * steps[1] + 1, (f.lines - 1) * steps[2] + 1, 1)
-        else:
-            sizes, steps, (_, rows, cols) = (width, height, conv.in_channels, conv.batch), (1, 1, 1, 1), f.raw
-            self._box = (cols, rows, channels, 1)
-        strides = [math.prod(sizes[:axis]) * conv.itemsize for axis in (1, 2, 3)]
-        self._map = tirx.Var("boxes", T.handle("tensormap").ty)
-        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
-        order = ORDERS[f.pixel_bytes]
-        T.evaluate(T.call_packed(MAP, self._map, conv.dtype, 4, source.data, *sizes, *strides, *self._box, *steps, 0, order, PROMOTED, 0))
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes that arrive for a step."""
-        f = self._field
-        return f.pixels * f.tile.slabs * 64 if f.boxed else math.prod(f.raw) * self._conv.itemsize
-
-    def copy(self, to: Any, at: Expr, patch: Expr, part: Expr, phases: Expr) -> None:
-        """One thread begins to copy a step of a patch to shared memory."""
-        conv, tile, f = self._conv, self._tile, self._field
-        down, across = f.counts
-        n, top, left = patch // (down * across), patch // across % down * tile.rows, patch % across * tile.cols
-        y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
-        channel = part * (tile.units * tile.unit)
-        call("expect_bytes", phases, self.step_bytes)
-        if not f.boxed:
-            call("copy_box", pointer(to, at, 0), T.address_of(self._map), x - f.lead, y, channel, n, phases)
-            return
-        for number, (row_, col) in enumerate(itertools.product(*map(range, f.planes))):
-            place = pointer(to, at, number * f.plane * tile.units * tile.unit)
-            call("copy_box", place, T.address_of(self._map), channel, x + col, y + row_, n, phases)
-
-
 class _Kernel:
     def __init__(
-        self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], boxes: _Boxes, blocks: int, block: Expr, tid: Expr
+        self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], boxes: TmaBoxes, blocks: int, block: Expr, tid: Expr
     ) -> None:
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
-        self._field, pack = Field(conv, tile), tile.pack(conv)
+        self._field, pack = HaloTile(conv, tile), tile.pack(conv)
         self._steps, channel_blocks = pack.steps(conv), pack.blocks(conv)
-        self._channel_block, place = block_place(block, channel_blocks, tile.cluster)
+        self._channel_block, place = block % channel_blocks, block // channel_blocks
         self._group = tid // LANES
         self._worker, self._workers = place * tile.groups + self._group, blocks // channel_blocks * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
@@ -140,14 +88,8 @@ class _Kernel:
         with T.If(self._tid == 0), T.Then():
             with T.unroll(self._field.landings) as i:
                 call("start_phases", pointer(self._phases, i))
-            if self._tile.cluster == 1:
-                call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
-        if self._tile.cluster == 1:
-            barrier()
-        else:
-            call("cluster_barrier")
-            with T.If(self._tid == 0), T.Then():
-                call(f"copy_shared<{self._tile.cluster}>", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
+            call("copy_bulk", pointer(self._filters, 0), from_, size, pointer(self._phases, 0))
+        barrier()
         for step in range(self._tile.stages - 1 if self._field.boxed else 1):
             self._copy(tirx.const(step, "int32"))
         call("wait_bulk", pointer(self._phases, 0), 0)
@@ -169,7 +111,7 @@ class _Kernel:
         """A thread of the warpgroup begins to copy a step, unless that lies behind the last."""
         to, at = (self._ring, self._slot(step)) if self._field.boxed else (self._raw, self._group)
         with T.If(tirx.all(self._tid % LANES == 0, self._exists(step))), T.Then():
-            self._boxes.copy(to, at, self._patch(step), step % self._steps, self._landing(step))
+            self._boxes.copy((to, at), self._patch(step), step % self._steps, self._landing(step))
 
     def _rearrange(self, step: Expr) -> None:
         """Makes of a step's box what products read; then the next may land in its place."""

@@ -7,12 +7,13 @@ kernel a part is a group of channels with filters of its own; what it stores are
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any, cast
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
-from im2win.packing.split_k import parts_problem
+from im2win.packing.split_k import SplitPack, parts_problem
 from im2win.schedules.cuda.epilogue.requantise import store_int8
 from im2win.schedules.cuda.epilogue.store import Epilogue, finished, run_length, value_type
 from im2win.schedules.cuda.kernels.multistage import (
@@ -25,22 +26,28 @@ from im2win.schedules.cuda.kernels.multistage import (
     step_filters,
     thread_blocks,
 )
-from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
-from im2win.schedules.cuda.loaders.multicast import block_place
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import Arena, Expr, local, named
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tile_scheduler.split_k import inner, partial_sums
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
 
 
+def pack_of_parts(conv: Conv2d, tile: MultistageTile) -> SplitPack:
+    """How filters are packed: those of every part by themselves."""
+    values = asdict(pack_of(parts_problem(conv, tile.split), inner(tile)))
+    values.pop("outputs")
+    return SplitPack(tile.split, **values)
+
+
 class _Sums(Epilogue):
     """Stores sums as they are."""
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
         self._first, self._group = first, group
         self._values = local("values", (run_length(conv, tile, operand.run(conv, tile)),), tile.sum_dtype)
@@ -57,27 +64,27 @@ class _Sums(Epilogue):
                     T.buffer_store(self._tensors["output"], self._values[start + e], [at + start + e])
 
 
-def split_kernel(conv: Conv2d, tile: SplitTile, name: str) -> Any:
+def split_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
     """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for the sums of all parts, flat."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
-        scratch = tile.sums_of(conv) * 4 // conv.itemsize
-        tensors = arguments(conv, cast(Any, tile.pack(conv)), (scratch,))
-        sums = named("products", T.decl_buffer((tile.sums_of(conv),), tile.sum_dtype, data=tensors["data"].data))
+        scratch = partial_sums(conv, tile) * 4 // conv.itemsize
+        tensors = arguments(conv, cast(Any, pack_of_parts(conv, tile)), (scratch,))
+        sums = named("products", T.decl_buffer((partial_sums(conv, tile),), tile.sum_dtype, data=tensors["data"].data))
         given = named("input", T.decl_buffer((math.prod(conv.input_shape),), conv.dtype, data=source.data))
-        _launch_parts(parts_problem(conv, tile.split), tile.inner, {"data": given, "filter": tensors["filter"], "output": sums})
+        _launch_parts(parts_problem(conv, tile.split), inner(tile), {"data": given, "filter": tensors["filter"], "output": sums})
         _launch_sum(conv, tile, sums, tensors)
     return builder.get()
 
 
-def _launch_parts(conv: Conv2d, tile: CudaTile, tensors: dict[str, Any]) -> None:
+def _launch_parts(conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any]) -> None:
     """Emits the launch of all parts; `conv`: see `parts_problem`. As `multistage.launch_product`, but for what it stores."""
-    blocks, plan = thread_blocks(conv, tile), CudaPlan()
+    blocks, plan = thread_blocks(conv, tile), WindowSource()
     steps = math.prod(pack_of(conv, tile).shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
         per_group = blocks[0] // conv.groups
-        channels, windows = block_place(bx, blocks[0], tile.cluster)
+        channels, windows = bx % blocks[0], bx // blocks[0]
         group = channels // per_group
         arena = Arena(shared_bytes(conv, tile, plan), tile.dtype)
         filter_ = filters_of(tile)(tile, arena, tensors["filter"], channels, steps, step_filters(conv, tile), tid)
@@ -87,7 +94,7 @@ def _launch_parts(conv: Conv2d, tile: CudaTile, tensors: dict[str, Any]) -> None
         _Sums(conv, tile, tensors, operand, channels % per_group * tile.block_m, group).write(product)
 
 
-def _launch_sum(conv: Conv2d, tile: SplitTile, sums: Any, tensors: dict[str, Any]) -> None:
+def _launch_sum(conv: Conv2d, tile: MultistageTile, sums: Any, tensors: dict[str, Any]) -> None:
     """Emits the launch that adds parts up, and does what follows a convolution."""
     height, width = conv.output_size
     run = conv.out_channels * (height * width if conv.layout == "NCHW" else 1)  # outputs that lie together in a part

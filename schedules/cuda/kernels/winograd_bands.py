@@ -21,9 +21,9 @@ from im2win.numerics.winograd_tiling import Tiles, tiles_of
 from im2win.schedules.cuda.kernels.multistage import arguments, launch_product, pack_of, product_of
 from im2win.schedules.cuda.kernels.output_parts import keep
 from im2win.schedules.cuda.loaders.stored_windows import First
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import named
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.cuda.winograd.transforms import launch_input_transform, launch_output_transform
 from im2win.spec.conv2d import Conv2d
 
@@ -36,7 +36,7 @@ def _each_band(tiles: Tiles) -> Iterator[First]:
         yield functools.partial(keep, n=group * tiles.images, m=band * (tiles.rows * tiles.outputs))
 
 
-def winograd_kernel(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+def winograd_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
     """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for a band's transformed tiles and products, flat."""
     tiles = tiles_of(conv, tile.outputs, tile.band)
     problem, inner = product_of(conv, tile)
@@ -49,12 +49,12 @@ def winograd_kernel(conv: Conv2d, tile: CudaTile, name: str) -> Any:
         products = named("products", T.decl_buffer((tiles.multiplied,), conv.dtype, data=made, elem_offset=tiles.before_products))
         with _each_band(tiles) as first:
             launch_input_transform(tiles, source, given, first)
-            launch_product(problem, inner, CudaPlan(), {"data": given, "filter": tensors["filter"], "output": products})
+            launch_product(problem, inner, WindowSource(), {"data": given, "filter": tensors["filter"], "output": products})
             launch_output_transform(tiles, products, tensors, first)
     return builder.get()
 
 
-def winograd_transform(conv: Conv2d, tile: CudaTile, name: str) -> Any:
+def winograd_transform(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
     """The input's transforms by themselves, band over band: (data, a band's tensor). For measuring what they take."""
     tiles = tiles_of(conv, tile.outputs, tile.band)
     with IRBuilder() as builder, T.prim_func(s_tir=False):

@@ -1,91 +1,59 @@
-"""The one statement of which tiles are legal; sampler, user input, records and tests all ask here."""
+"""The rules that tiles of multistage kernels obey, stated once: sampler, user input, records and tests all ask here."""
 
 from __future__ import annotations
 
 from im2win.device.gpu import Gpu
-from im2win.numerics.winograd_tiling import forms, row_forms
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS
-from im2win.schedules.cuda.kernels.multistage import operand_of, product_of, shared_bytes, step_filters, windows_of
-from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.kernels.multistage import shared_bytes
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
 from im2win.schedules.cuda.loaders.halo_tile import Patch
 from im2win.schedules.cuda.mma.fma import fma_lanes
-from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda.primitives import CHUNK
-from im2win.schedules.cuda.tiles.multistage import MAX_HELD, ORDERS, PRODUCTS, CudaTile, promoted
+from im2win.schedules.cuda.tiles.multistage import MAX_HELD, ORDERS, MultistageTile, promoted
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.cuda.winograd.rows import TileRows
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 512
 MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
-CLUSTERS = (1, 2, 4)  # thread blocks: eight are the most that every GPU has room for, and share hardly more
 OTHERS = 40  # registers for addresses and the like
 
 
-def problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal. `plan`: of the algorithm."""
-    if isinstance(plan, WinogradPlan) and tile.patch:
-        return _row_form(conv, tile) or _problems(windows_of(conv, tile), tile, gpu, CudaPlan(staged="rows"))
-    if isinstance(plan, WinogradPlan):
-        known = forms(conv)
-        if tile.outputs not in known:
-            taps = f"{conv.dtype} and a kernel of {conv.kernel[0]} taps"
-            return [f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known))} for {taps}"]
-        if tile.band < 0:
-            return [f"`band` (={tile.band}) must be at least 0"]
-        return problems(*product_of(conv, tile), gpu, CudaPlan())
+def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> list[str]:
+    """Every rule that this tile breaks; empty if it is legal."""
     if tile.outputs or tile.band:
         return [f"`outputs` (={tile.outputs}) and `band` (={tile.band}) must be 0: they are for Winograd's form"]
-    return _problems(conv, tile, gpu, plan)
+    if tile.split != 1:
+        return [f"`split` (={tile.split}) must be 1: it is for split-K"]
+    return product_violations(conv, tile, gpu, windows)
 
 
-def _row_form(conv: Conv2d, tile: CudaTile) -> list[str]:
-    """Every rule of Winograd's form along rows that a tile breaks."""
-    known = row_forms(conv)
-    rules = [
-        (tile.product in PRODUCTS and tile.warpgroup, f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"),
-        (tile.outputs in known, f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known)) or 'none'} for rows of {conv}"),
-        (tile.band == 0, f"`band` (={tile.band}) must be 0 for tiles of rows"),
-        (tile.order == "Cuvc", f"`order` (={tile.order}) must be Cuvc for tiles of rows"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _row_words(conv, tile) if not holds]
-
-
-def _row_words(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
-    return [
-        (tile.halves == 2 or tile.slabs == 1, f"`slabs` (={tile.slabs}) must be 1 where registers hold one slab only"),
-        (not promoted(windows_of(conv, tile), tile), "sums of tiles of rows must not be so long that they are kept in parts"),
-    ]
-
-
-def _problems(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[str]:
+def product_violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> list[str]:
+    """Every rule that this tile of the product breaks, whatever is transformed before it or after it."""
     counts = ("block_m", "block_n", "warp_m", "warp_n", "slabs")
     rules = [
         (tile.product in PRODUCTS, f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"),
         (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
         (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
         *((getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts),
-        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
         *((getattr(tile, name) >= 0, f"`{name}` (={getattr(tile, name)}) must be at least 0") for name in ("images", "rows", "cols")),
     ]
     broken = [text for holds, text in rules if not holds]
     broken = broken or [text for holds, text in (_warpgroups(conv, tile, gpu) if tile.warpgroup else _warps(conv, tile)) if not holds]
-    broken = broken or [text for holds, text in (*_shapes(conv, tile, plan), *_shares(conv, tile, plan)) if not holds]
-    return broken or [text for holds, text in _fits(conv, tile, gpu, plan) if not holds]
+    broken = broken or [text for holds, text in _shapes(conv, tile, windows) if not holds]
+    return broken or [text for holds, text in _fits(conv, tile, gpu, windows) if not holds]
 
 
-def sum_registers(conv: Conv2d, tile: CudaTile) -> int:
+def sum_registers(conv: Conv2d, tile: MultistageTile) -> int:
     """Registers of a thread for sums."""
-    return tile.positions * tile.sums * (2 if promoted(conv, tile) else 1)
+    return tile.positions * tile.accumulators * (2 if promoted(conv, tile) else 1)
 
 
-def word_registers(tile: CudaTile) -> int:
+def word_registers(tile: MultistageTile) -> int:
     """Registers of a thread for windows that a warpgroup's products read, or that are still to be transformed."""
     return tile.halves * tile.word_registers + (4 * tile.positions if tile.in_rows else 0)
 
 
-def _warps(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
+def _warps(conv: Conv2d, tile: MultistageTile) -> list[tuple[bool, str]]:
     lanes = fma_lanes(tile) if tile.product == "fma" else (4, 8)
     across, along, sums = 4 * lanes[0], lanes[1], sum_registers(conv, tile)
     return [
@@ -95,7 +63,7 @@ def _warps(conv: Conv2d, tile: CudaTile) -> list[tuple[bool, str]]:
     ]
 
 
-def _warpgroups(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> list[tuple[bool, str]]:
+def _warpgroups(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[tuple[bool, str]]:
     multiple = MULTIPLIERS[tile.dtype].columns
     held = sum_registers(conv, tile) + word_registers(tile)
     return [
@@ -112,33 +80,21 @@ def _warpgroups(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> list[tuple[bool, str]
     ]
 
 
-def _shapes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
+def _shapes(conv: Conv2d, tile: MultistageTile, windows: WindowSource) -> list[tuple[bool, str]]:
     return [
         (tile.dtype == conv.dtype, f"`product` (={tile.product}) multiplies {tile.dtype}, not {conv.dtype}"),
         (tile.block_m % tile.warp_m == 0, f"`warp_m` (={tile.warp_m}) must divide `block_m` (={tile.block_m})"),
         (tile.block_n % tile.warp_n == 0, f"`warp_n` (={tile.warp_n}) must divide `block_n` (={tile.block_n})"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         ((tile.images > 0) == (tile.rows > 0) == (tile.cols > 0), "`images`, `rows` and `cols` must all be 0 or none"),
-        (tile.patch == plan.patched, f"windows staged by {plan.staged} {'need a' if plan.patched else 'have no'} patch"),
+        (tile.patch == windows.patched, f"windows staged by {windows.staged} {'need a' if windows.patched else 'have no'} patch"),
         ((tile.order == "Cuvc") <= tile.patch, "`order` Cuvc is for patches"),
         ((tile.order == "uvc") <= (not tile.patch), "`order` uvc is not for patches"),
     ]
 
 
-def _shares(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> list[tuple[bool, str]]:
-    if tile.cluster == 1:
-        return []
-    part = plan.parts(conv).problem if isinstance(plan, InParts) else conv
-    blocks, size = operand_of(tile).blocks(part, tile), step_filters(conv, tile) * conv.itemsize
-    return [
-        (tile.warpgroup, f"`cluster` (={tile.cluster}) must be 1 but for a warpgroup's `product`"),
-        (blocks % tile.cluster == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along windows"),
-        (size % (CHUNK * tile.cluster) == 0, f"`cluster` (={tile.cluster}) must cut a step's {size} bytes of filters in parts of {CHUNK}"),
-    ]
-
-
-def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[bool, str]]:
-    rows, needed = channel_planes.rows(conv), shared_bytes(conv, tile, plan)
+def _fits(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> list[tuple[bool, str]]:
+    rows, needed = channel_planes.rows(conv), shared_bytes(conv, tile, windows)
     rules = [
         (needed <= gpu.block_shared, f"the block's {needed} bytes of shared memory must be at most {gpu.block_shared}"),
         (
@@ -147,13 +103,13 @@ def _fits(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> list[tuple[
         ),
     ]
     if not tile.patch:
-        lanes = im2col_taps.lanes_along_sum(conv, tile, plan)
+        lanes = im2col_taps.lanes_along_sum(conv, tile, windows)
         even = tile.block_n * lanes % tile.threads == 0
         return [*rules, (even, f"`block_n` (={tile.block_n}) must be a multiple of the {tile.threads // lanes} windows copied at a time")]
     sizes = zip(("images", "rows", "cols"), (tile.images, tile.rows, tile.cols), (conv.batch, *conv.output_size), strict=True)
-    windows = tile.images * tile.rows * tile.cols
+    many = tile.images * tile.rows * tile.cols
     rules += [(size <= most, f"`{name}` (={size}) must be at most the output's {most}") for name, size, most in sizes]
-    rules += [(windows <= tile.block_n, f"the patch's {windows} windows must be at most `block_n` (={tile.block_n})")]
+    rules += [(many <= tile.block_n, f"the patch's {many} windows must be at most `block_n` (={tile.block_n})")]
     if tile.planes:
         return [
             *rules,

@@ -6,9 +6,9 @@ import math
 
 from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE
-from im2win.schedules.cuda.legality.multistage import CLUSTERS, MAX_THREADS
+from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
-from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
@@ -21,7 +21,7 @@ SMALLEST = 8  # outputs across a patch, in the least one; channels first they ar
 OPERANDS = 56  # registers of a thread for addresses and outputs on their way
 
 
-def unable(conv: Conv2d) -> str | None:
+def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a convolution; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"blocks that stay multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
@@ -34,7 +34,7 @@ def unable(conv: Conv2d) -> str | None:
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
-    needed = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    needed = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
         return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
@@ -42,9 +42,9 @@ def unable(conv: Conv2d) -> str | None:
     return None
 
 
-def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
-    reason = unable(conv)
+    reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
     height, width = conv.output_size
@@ -58,13 +58,12 @@ def problems(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
         (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
-        (tile.cluster in CLUSTERS, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, CLUSTERS))}"),
     ]
     broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _fits(Field(conv, tile), gpu) if not holds]
+    return broken or [text for holds, text in _fits(HaloTile(conv, tile), gpu) if not holds]
 
 
-def _fits(field: Field, gpu: Gpu) -> list[tuple[bool, str]]:
+def _fits(field: HaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
     tile, conv = field.tile, field.conv
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     held = field.sum_registers + OPERANDS

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.kernels.warp_specialized import begins_with, needed, registers
-from im2win.schedules.cuda.legality.multistage import CLUSTERS
 from im2win.schedules.cuda.legality.persistent import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
+from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import M
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four warpgroups and those that copy for them
 MAX_PRODUCTS = 512  # of a step: they are written one after the other
 SHARED = ("windows", "filters", "sums")
 BOXES = ("patches", "taps")
+CLUSTERS = (1, 2, 4)  # thread blocks
 SUM_CLUSTERS = (*CLUSTERS, 8)
 
 
-def unable(conv: Conv2d) -> str | None:
+def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a convolution; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
@@ -35,9 +35,9 @@ def unable(conv: Conv2d) -> str | None:
     return None
 
 
-def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
-    reason = unable(conv)
+    reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
     clusters = SUM_CLUSTERS if tile.shared == "sums" else CLUSTERS
@@ -56,7 +56,7 @@ def problems(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> list[str]:
     return broken or [text for holds, text in _fits(tile.field(conv), gpu) if not holds]
 
 
-def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
+def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
     one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.boxes == "taps"
     (height, width), share = one.output_size, M * tile.groups
     blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
@@ -83,9 +83,9 @@ def _shapes(conv: Conv2d, tile: StreamedTile) -> list[tuple[bool, str]]:
     ]
 
 
-def _fits(field: StreamedField, gpu: Gpu) -> list[tuple[bool, str]]:
+def _fits(field: StagedHaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
     tile, conv = field.tile, field.conv
-    if field.part is None:
+    if field.shared_part is None:
         return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)

@@ -16,17 +16,17 @@ from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.loaders.halo_geometry import Geometry
 from im2win.schedules.cuda.loaders.halo_tile import PatchWindows
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import WORD, Arena, Expr, call, padded, pointer
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 
-def _shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int]:
+def _shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int]:
     return conv.in_channels // conv.groups, Geometry.of(conv, tile, plan).pixels
 
 
-def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Bytes of shared memory that planes take."""
     return padded(_shape(conv, tile, plan), tile.dtype)
 
@@ -38,7 +38,7 @@ class Planes(PatchWindows):
     copies = True
 
     def __init__(
-        self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
+        self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
     ) -> None:
         super().__init__(conv, tile, plan, block)
         self._source, self._tid, self._group = source, tid, group

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from tvm.tirx.script import builder as T
 
+from im2win.schedules.cuda.arithmetic import SLAB
 from im2win.schedules.cuda.primitives import CHUNK, Arena, Expr, call, padded, pointer
-from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 
 PHASES = "int64"  # type of a barrier that counts what lands
 
 
-def shared_bytes(tile: CudaTile, run: int) -> int:
+def shared_bytes(tile: MultistageTile, run: int) -> int:
     """Bytes of shared memory that filters take."""
     return padded((tile.stages, run), tile.dtype) + (padded((tile.stages,), PHASES) if tile.warpgroup else 0)
 
@@ -21,7 +22,7 @@ def shared_bytes(tile: CudaTile, run: int) -> int:
 class Filters:
     """Copied by all threads, who wait for them as for windows."""
 
-    def __init__(self, tile: CudaTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
+    def __init__(self, tile: MultistageTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
         self._tile, self._packed, self._block, self._steps, self._run, self._tid = tile, packed, block, steps, run, tid
         self.shared = arena.take("filters", (tile.stages, run), tile.dtype)
 
@@ -46,9 +47,6 @@ class Filters:
         """Behind a barrier, when all threads have read the slot: copies a step's filters to it."""
         self.begin(step, slot)
 
-    def follow(self, step: Expr, slot: Expr) -> None:
-        """Behind the next products: where blocks share copies, only now they begin."""
-
     def wait(self, step: Expr) -> None:
         """Behind the step's barrier they have landed."""
 
@@ -56,7 +54,7 @@ class Filters:
 class BulkFilters(Filters):
     """Copied as a whole at the word of one thread: for products that read shared memory by themselves."""
 
-    def __init__(self, tile: CudaTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
+    def __init__(self, tile: MultistageTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
         super().__init__(tile, arena, packed, block, steps, run, tid)
         self._phases = arena.take("phases", (tile.stages,), PHASES)
         with T.If(tid == 0), T.Then(), T.unroll(tile.stages) as stage:

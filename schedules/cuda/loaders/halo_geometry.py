@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from im2win.schedules.cuda.plan import CudaPlan
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 Expr = Any
@@ -28,7 +28,7 @@ class Geometry:
     by_windows: bool
 
     @classmethod
-    def of(cls, conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> Geometry:
+    def of(cls, conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> Geometry:
         """The patch of a tile."""
         return cls(conv, tile.images, tile.rows, tile.cols, plan.staged == "windows")
 
@@ -94,13 +94,13 @@ class Geometry:
         return right * self.conv.kernel[0] + u if self.by_windows else self.place(0, u * self.conv.dilation[0], right)
 
 
-def patch_counts(conv: Conv2d, tile: CudaTile) -> tuple[int, int, int]:
+def patch_counts(conv: Conv2d, tile: MultistageTile) -> tuple[int, int, int]:
     """Patches along images, rows and columns of the output."""
     sizes = zip((conv.batch, *conv.output_size), (tile.images, tile.rows, tile.cols), strict=True)
     down = [-(-size // part) for size, part in sizes]
     return down[0], down[1], down[2]
 
 
-def patches_in_all(conv: Conv2d, tile: CudaTile) -> int:
+def patches_in_all(conv: Conv2d, tile: MultistageTile) -> int:
     """Patches that cover the output."""
     return math.prod(patch_counts(conv, tile))

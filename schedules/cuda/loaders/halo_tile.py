@@ -15,27 +15,28 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
+from im2win.schedules.cuda.arithmetic import SLAB
 from im2win.schedules.cuda.loaders.halo_geometry import Geometry, patch_counts, patches_in_all
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import CHUNK, WORD, Arena, Expr, barrier, call, local, padded, pointer
-from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 LANES = 4  # of a warp that copy one pixel; eight copy its neighbours
 
 
-def chunks(conv: Conv2d, tile: CudaTile) -> int:
+def chunks(conv: Conv2d, tile: MultistageTile) -> int:
     """Chunks of channels, each a patch."""
     return -(-(conv.in_channels // conv.groups) // tile.block_k)
 
 
-def _shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int, int]:
+def _shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int, int]:
     """[patches held, slabs, elements of a slab]; a thread that reads 16 bytes of eight pixels needs them 80 bytes apart."""
     pitch = (SLAB + CHUNK if tile.product == "fma" else SLAB) // conv.itemsize
     return min(chunks(conv, tile), 2), tile.slabs, Geometry.of(conv, tile, plan).pixels * pitch
 
 
-def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Bytes of shared memory that patches take."""
     return padded(_shape(conv, tile, plan), tile.dtype) + padded((Geometry.of(conv, tile, plan).pixels,), "int32")
 
@@ -51,19 +52,19 @@ def unit_elements(conv: Conv2d) -> int:
 class PatchWindows:
     """Where the windows of a patch lie in the output."""
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, block: Expr) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, block: Expr) -> None:
         self._conv, self._tile = conv, tile
         self._geometry = Geometry.of(conv, tile, plan)
         _, down, across = patch_counts(conv, tile)
         self._corner = block // (down * across) * tile.images, block // across % down * tile.rows, block % across * tile.cols
 
     @staticmethod
-    def blocks(conv: Conv2d, tile: CudaTile) -> int:
+    def blocks(conv: Conv2d, tile: MultistageTile) -> int:
         """Blocks of windows."""
         return patches_in_all(conv, tile)
 
     @staticmethod
-    def run(conv: Conv2d, tile: CudaTile) -> int:
+    def run(conv: Conv2d, tile: MultistageTile) -> int:
         """Neighbouring windows that are sure to lie in one output row, aligned to their number."""
         return math.gcd(conv.output_size[1], tile.cols)
 
@@ -104,7 +105,7 @@ class Patch(PatchWindows):
     """The input under a patch of windows, one chunk of channels after the other."""
 
     def __init__(
-        self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
+        self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
     ) -> None:
         super().__init__(conv, tile, plan, block)
         self._source, self._tid, self._group = source, tid, group

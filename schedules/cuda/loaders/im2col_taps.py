@@ -15,18 +15,18 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script import builder as T
 
-from im2win.schedules.cuda.plan import CudaPlan
 from im2win.schedules.cuda.primitives import CHUNK, WORD, Arena, Expr, barrier, call, local, padded, pointer
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 
-def taps_are_whole(conv: Conv2d, tile: CudaTile) -> bool:
+def taps_are_whole(conv: Conv2d, tile: MultistageTile) -> bool:
     """Whether every step of the sum stays within one kernel row and column, so that its offset needs no table."""
     return tile.order == "uvc" and (conv.in_channels // conv.groups) % tile.block_k == 0
 
 
-def unit_elements(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def unit_elements(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Elements of the widest copy (16, 8 or 4 bytes) that the source allows; 0 if not even a word can be copied at once."""
     strides = plan.strides(conv)
     for size in (CHUNK, 8, WORD):
@@ -39,13 +39,13 @@ def unit_elements(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
     return 0
 
 
-def lanes_along_sum(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def lanes_along_sum(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Lanes of a warp that copy one window: a whole slab where it is contiguous, else 4, and 8 neighbouring windows side by side."""
     unit = unit_elements(conv, tile, plan)
     return tile.slab // unit if unit and plan.strides(conv).c == 1 and tile.order == "uvc" else 4
 
 
-def _table_shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int]:
+def _table_shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int]:
     """Numbers a unit of the sum, and units; nothing where no table is needed."""
     if taps_are_whole(conv, tile):
         return 0, 0
@@ -53,11 +53,11 @@ def _table_shape(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> tuple[int, int
     return 2 if plan.strides(conv).padded else 1, -(-depth // tile.block_k) * tile.block_k // unit
 
 
-def _shape(tile: CudaTile) -> tuple[int, int, int, int]:
+def _shape(tile: MultistageTile) -> tuple[int, int, int, int]:
     return tile.stages, tile.slabs, tile.block_n, tile.slab
 
 
-def shared_bytes(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> int:
+def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Bytes of shared memory that windows take."""
     return padded(_shape(tile), tile.dtype) + padded(_table_shape(conv, tile, plan), "int32")
 
@@ -71,7 +71,7 @@ class Gather:
     """
 
     def __init__(
-        self, conv: Conv2d, tile: CudaTile, plan: CudaPlan, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
+        self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
     ) -> None:
         self._conv, self._tile, self._strides, self._source = conv, tile, plan.strides(conv), source
         self._group, self._first = group, block * tile.block_n
@@ -89,13 +89,13 @@ class Gather:
         self._fetched: Any = None if self._unit else local("fetched", (tile.slabs * tile.slab // self._lanes * self._rows,), conv.dtype)
 
     @staticmethod
-    def blocks(conv: Conv2d, tile: CudaTile) -> int:
+    def blocks(conv: Conv2d, tile: MultistageTile) -> int:
         """Blocks of windows."""
         out_h, out_w = conv.output_size
         return -(-conv.batch * out_h * out_w // tile.block_n)
 
     @staticmethod
-    def run(conv: Conv2d, tile: CudaTile) -> int:
+    def run(conv: Conv2d, tile: MultistageTile) -> int:
         """Neighbouring windows that are sure to lie in one image, aligned to their number."""
         return math.gcd(math.prod(conv.output_size), tile.block_n)
 
@@ -111,7 +111,7 @@ class Gather:
     def _offset(self, c: Expr, u: Expr, v: Expr) -> Expr:
         return c * self._strides.c + u * self._strides.u + v * self._strides.v
 
-    def _fill_table(self, arena: Arena, plan: CudaPlan, tid: Expr) -> Any:
+    def _fill_table(self, arena: Arena, plan: WindowSource, tid: Expr) -> Any:
         """Offsets of the sum's units (and their places in the window, where padding asks), so that no copy divides; -1 past the end."""
         conv, tile = self._conv, self._tile
         width, entries = _table_shape(conv, tile, plan)

@@ -14,13 +14,13 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.primitives import Expr, local
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 
 Run = Callable[[Expr, list[Any]], None]
 """(channel, sums): takes the sums of neighbours in the output: windows (NCHW) or channels (NHWC), from this channel on."""
 
 
-def fma_lanes(tile: CudaTile) -> tuple[int, int]:
+def fma_lanes(tile: MultistageTile) -> tuple[int, int]:
     """Threads of a warp along channels and along windows, on CUDA cores."""
     return (1, 32) if tile.planes else (4, 8)
 
@@ -32,7 +32,7 @@ class FmaProduct:
         run: neighbouring channels that one store takes, 1 or 4.
     """
 
-    def __init__(self, tile: CudaTile, operand: Any, tid: Expr, *, run: int) -> None:
+    def __init__(self, tile: MultistageTile, operand: Any, tid: Expr, *, run: int) -> None:
         self._tile, self._operand, self._run = tile, operand, run
         warp, lane = tid // 32, tid % 32
         self._across, self._along = fma_lanes(tile)

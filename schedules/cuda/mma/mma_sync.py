@@ -13,10 +13,10 @@ from tvm import tirx
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import column, row
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
-from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile, promoted
+from im2win.schedules.cuda.tiles.multistage import MultistageTile, promoted
 from im2win.spec.conv2d import Conv2d
 
 STEPS = 2  # products that a slab is long
@@ -34,7 +34,7 @@ class TensorProduct:
         run: neighbouring outputs that one store takes: of windows, or `along_channels`; see `row` and `column`.
     """
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, rows: int, cols: int, *, channels_are_rows: bool, run: int) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, rows: int, cols: int, *, channels_are_rows: bool, run: int) -> None:
         self._tile, self._rows, self._cols = tile, rows, cols
         self._channels_are_rows, self._along_channels, self._run = channels_are_rows, conv.layout == "NHWC", run
         self._every = -(-PROMOTED // tile.block_k) if promoted(conv, tile) else 0
@@ -122,7 +122,7 @@ class TensorProduct:
 class MatrixProduct(TensorProduct):
     """The products of a warp: 16 channels and 8 windows each."""
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, *, run: int) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, *, run: int) -> None:
         self._operand = operand
         warp, self._lane = tid // 32, tid % 32
         self._g, self._t = self._lane // 4, self._lane % 4
@@ -169,7 +169,7 @@ SPLIT_PRODUCTS = ([(0, 0)], [(1, 0), (0, 1), (0, 0)])
 """By parts less one: which parts of the two operands are multiplied, smallest first. What two low parts would give is lost."""
 
 
-def split(tile: CudaTile, words: list[Any], *at: Expr) -> None:
+def split(tile: MultistageTile, words: list[Any], *at: Expr) -> None:
     """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32, as filters are packed."""
 
     def place(w: Expr) -> tuple[Expr, ...]:

@@ -12,10 +12,10 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from im2win.packing.mma_fragments import column, row
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.mma.mma_sync import SPLIT_PRODUCTS, STEPS, Place, TensorProduct, split
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
-from im2win.schedules.cuda.tiles.multistage import SLAB, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
 CHUNKS = 4  # of 16 bytes, that a slab has of a channel
@@ -24,7 +24,7 @@ CHUNKS = 4  # of 16 bytes, that a slab has of a channel
 class WarpgroupProduct(TensorProduct):
     """The products of a warpgroup."""
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, operand: Any, tid: Expr, *, run: int) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, *, run: int) -> None:
         self._operand = operand
         group, warp, lane = tid // 128, tid // 32 % 4, tid % 32
         self._g, self._t = lane // 4, lane % 4

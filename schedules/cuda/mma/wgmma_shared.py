@@ -13,7 +13,7 @@ from im2win.packing.mma_fragments import row
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
-from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile, channel_run, window_run
+from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile, channel_run, window_run
 from im2win.spec.conv2d import Conv2d
 
 
@@ -23,7 +23,7 @@ class SharedProduct(TensorProduct):
     _tile: Any
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, filters: Any, ring: Any, tid: Expr) -> None:
-        self._conv, self._field, self._filters, self._ring = conv, Field(conv, tile), filters, ring
+        self._conv, self._field, self._filters, self._ring = conv, HaloTile(conv, tile), filters, ring
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels = channel_run(conv)

@@ -12,17 +12,17 @@ from im2win.schedules.cuda.mma.mma_sync import Place, TensorProduct
 from im2win.schedules.cuda.mma.wgmma_shared import SharedProduct
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import LANES, M, channel_run
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 
-class StreamedProduct(SharedProduct):
+class StagedProduct(SharedProduct):
     """The products of a warpgroup with its channels of a block's filters."""
 
-    _field: StreamedField
+    _field: StagedHaloTile
 
-    def __init__(self, conv: Conv2d, tile: StreamedTile, filters: Any, ring: Any, tid: Expr) -> None:
-        self._conv, self._field, self._filters, self._ring = conv, StreamedField(conv, tile), filters, ring
+    def __init__(self, conv: Conv2d, tile: WarpSpecializedTile, filters: Any, ring: Any, tid: Expr) -> None:
+        self._conv, self._field, self._filters, self._ring = conv, StagedHaloTile(conv, tile), filters, ring
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels, self._kept = channel_run(conv), self._field.kept

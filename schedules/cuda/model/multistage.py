@@ -8,19 +8,17 @@ cache and memory set floors. Constants are fitted to measurements on an H200.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from im2win.device.gpu import Gpu
-from im2win.numerics.winograd_tiling import tiles_of
 from im2win.schedules.cuda.epilogue.store import run_length
-from im2win.schedules.cuda.kernels.multistage import operand_of, pack_of, product_of, shared_bytes, step_filters, windows_of
-from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.kernels.multistage import operand_of, pack_of, shared_bytes, step_filters, windows_of
 from im2win.schedules.cuda.legality.multistage import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.loaders import im2col_taps
 from im2win.schedules.cuda.loaders.halo_geometry import Geometry
 from im2win.schedules.cuda.mma.fma import fma_lanes
-from im2win.schedules.cuda.plan import CudaPlan
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
@@ -60,7 +58,7 @@ class Estimate:
         return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
 
 
-def _registers(conv: Conv2d, tile: CudaTile) -> int:
+def _registers(conv: Conv2d, tile: MultistageTile) -> int:
     if tile.product == "fma":
         across, along = fma_lanes(tile)
         rows, cols = tile.warp_m // across, tile.warp_n // along
@@ -73,12 +71,12 @@ def _registers(conv: Conv2d, tile: CudaTile) -> int:
     return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
-def _blocks_at_once(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> int:
+def _blocks_at_once(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> int:
     registers = min(_registers(conv, tile), 255) * tile.threads
     return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
 
 
-def _copies(conv: Conv2d, tile: CudaTile, plan: CudaPlan, steps: int) -> tuple[float, float]:
+def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float]:
     """(instructions with which a thread copies the windows of a block, bytes copied)."""
     if not tile.patch:
         unit = im2col_taps.unit_elements(conv, tile, plan)
@@ -91,7 +89,7 @@ def _copies(conv: Conv2d, tile: CudaTile, plan: CudaPlan, steps: int) -> tuple[f
     return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
 
 
-def _sector_waste(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> float:
+def _sector_waste(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> float:
     """How many times over level 1 reads what it copies by single elements of a stored tensor: a sector holds neighbours of one step only
     where they are close, as windows of a row or as taps.
     """
@@ -103,7 +101,7 @@ def _sector_waste(conv: Conv2d, tile: CudaTile, plan: CudaPlan) -> float:
     return max(1.0, min(windows, taps))
 
 
-def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
+def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
     """(cycles that a warp holds its scheduler for a step's products, other instructions of the step)."""
     if tile.product == "fma":
         across, along = fma_lanes(tile)
@@ -124,35 +122,12 @@ def _step_issues(conv: Conv2d, tile: CudaTile) -> tuple[float, float]:
     return count * PRODUCT_CYCLES, 2 * loads + 40
 
 
-def _parts(conv: Conv2d, plan: CudaPlan) -> tuple[Conv2d, int]:
-    """The problem that one launch of the product computes, and how many there are."""
-    if not isinstance(plan, InParts):
-        return conv, 1
-    parts = plan.parts(conv)
-    return parts.problem, parts.count
-
-
-def _winograd_estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu) -> Estimate:
-    """The products of all bands, and the transforms: both pass a band's tensors through level-2 cache if they fit there."""
-    tiles = tiles_of(conv, tile.outputs, tile.band)
-    one, bands = estimate(*product_of(conv, tile), gpu, CudaPlan()), math.prod(tiles.bands)
-    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
-    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
-    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
-    return replace(
-        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.made_bytes / speed,
-        transform=transforms + bands * LAUNCH_S,
-    )  # fmt: skip
-
-
-def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate:
+def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
     """The model's estimate of a legal tile."""
-    if tile.outputs and not tile.in_rows:
-        return _winograd_estimate(conv, tile, gpu)
     pack, whole = pack_of(conv, tile), conv
     steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
-    channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), CudaPlan(staged="rows") if tile.in_rows else plan
-    part, parts = _parts(conv, plan)
+    channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), WindowSource(staged="rows") if tile.in_rows else plan
+    part, parts = plan.part(conv)
     blocks = channel_blocks * operand_of(tile).blocks(part, tile)
     at_once = _blocks_at_once(conv, tile, gpu, plan)
     warps = tile.threads // 32
@@ -165,7 +140,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     per_scheduler = at_once * warps / SCHEDULERS
     step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1), COPY_LATENCY / tile.ahead)
     run = run_length(conv, tile, operand_of(tile).run(conv, tile))
-    stores = tile.positions * tile.sums / run * (6 if run == 1 else 4)
+    stores = tile.positions * tile.accumulators / run * (6 if run == 1 else 4)
     block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
@@ -173,7 +148,7 @@ def estimate(conv: Conv2d, tile: CudaTile, gpu: Gpu, plan: CudaPlan) -> Estimate
     stored = parts * plan.transform_bytes(conv)
     given = math.prod(conv.input_shape) * conv.itemsize
     waste = _sector_waste(conv, tile, plan)
-    passed = CACHE_SHARE * (filters / tile.cluster + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
+    passed = CACHE_SHARE * (filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.kernels.persistent import grid
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, Estimate
-from im2win.schedules.cuda.tiles.persistent import LANES, Field, M, PersistentTile
+from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
+from im2win.schedules.cuda.tiles.persistent import LANES, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 SMALL_COLUMNS = 12  # of a product, that reading its filters costs beside those it has
@@ -21,8 +21,8 @@ TAKE_CYCLES = 250  # to rearrange 16 bytes in each of 32 threads
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
-    field, pack = Field(conv, tile), tile.pack(conv)
-    blocks = grid(conv, tile, gpu)
+    field, pack = HaloTile(conv, tile), tile.pack(conv)
+    blocks = resident_grid(conv, tile, gpu)
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
     turns = -(-field.patches // (blocks // pack.blocks(conv) * tile.groups))
     products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
@@ -33,7 +33,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
     cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
-    filters = blocks // tile.cluster * field.filters * conv.itemsize
+    filters = blocks * field.filters * conv.itemsize
     windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
     return Estimate(
         compute=cycles / gpu.clock_hz,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.kernels.warp_specialized import grid
 from im2win.schedules.cuda.model.multistage import GROUP_CYCLES, Estimate
 from im2win.schedules.cuda.model.persistent import STORE_CYCLES
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 BEGIN_CYCLES = 5000  # of a block, until its first copies are on their way, and from its last store
@@ -27,9 +27,9 @@ SUM_BYTES = 4
 CACHED = 0.6  # time for what blocks ask level-2 cache for, of what its bandwidth says: they ask for the same filters side by side
 
 
-def estimate(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Estimate:
+def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile."""
-    field, blocks = tile.field(conv), grid(conv, tile, gpu)
+    field, blocks = tile.field(conv), staged_grid(conv, tile, gpu)
     work, taps = field.patches * tile.pack(conv).blocks(conv) * tile.sum_blocks, math.prod(field.conv.kernel)
     steps = tile.steps(conv) // tile.sum_blocks  # of a block
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor

@@ -1,7 +1,4 @@
-"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank.
-
-Blocks are alone in them: sharing copies in clusters was measured, and does not pay (`docs/cuda.md`).
-"""
+"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank."""
 
 from __future__ import annotations
 
@@ -9,15 +6,13 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-from im2win.compute.lowered import oriented, transform_bytes
 from im2win.device.gpu import Gpu
-from im2win.numerics.winograd_tiling import forms, row_forms, row_problem, tiles_of
-from im2win.schedules.cuda.legality.multistage import problems
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.legality.multistage import violations
 from im2win.schedules.cuda.loaders import channel_planes
-from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 # Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
@@ -63,14 +58,14 @@ def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, 
     return tuple(patch for _, patch in sorted(found, reverse=True)[:most])
 
 
-def _gathers(conv: Conv2d, plan: CudaPlan) -> list[tuple[str, tuple[int, int, int]]]:
+def _gathers(conv: Conv2d, plan: WindowSource) -> list[tuple[str, tuple[int, int, int]]]:
     """(order, no patch): ways to take windows tap by tap. Where a channel's taps lie together, they are best taken one after the other."""
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     together = bool(plan.axes) and conv.layout == "NCHW"
     return [(order, (0, 0, 0)) for order in (("cuv", "uvc") if (few or together) and conv.kernel != (1, 1) else ("uvc",))]
 
 
-def _blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+def blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
     """(block_m, block_n, warp_m, warp_n) that waste little of the channels."""
     channels = conv.out_channels // conv.groups
     least = -(-channels // 16) * 16
@@ -80,58 +75,30 @@ def _blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[in
             yield block_m, warp_n * down, warp_m, warp_n
 
 
-def _plane_tiles(conv: Conv2d) -> Iterator[CudaTile]:
+def _plane_tiles(conv: Conv2d) -> Iterator[MultistageTile]:
     """Tiles of planes: for few channels, on CUDA cores."""
     total = channel_planes.rows(conv)
     counts = [rows for rows in range(1, total + 1) if total % rows == 0 and 6 <= rows * conv.kernel[1] <= 64]
-    for block_m, block_n, warp_m, warp_n in _blocks(conv, PLANE_WARPS):
+    for block_m, block_n, warp_m, warp_n in blocks(conv, PLANE_WARPS):
         for patch, rows, stages in itertools.product(patches(conv, block_n), counts, (2, 3)):
             if rows < total or stages == 2:
-                yield CudaTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *patch)
+                yield MultistageTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *patch)
 
 
-def _tiles(conv: Conv2d, product: str, plan: CudaPlan) -> Iterator[CudaTile]:
+def _tiles(conv: Conv2d, product: str, plan: WindowSource) -> Iterator[MultistageTile]:
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     if plan.patched and few:
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
     unit = PRODUCTS[product].unit
     stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
-    for block in _blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
+    for block in blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
         forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if plan.patched else _gathers(conv, plan)
         for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
-            yield CudaTile(product, *block, slabs, stages, order, *patch)
+            yield MultistageTile(product, *block, slabs, stages, order, *patch)
 
 
-def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[CudaTile]:
-    """Tiles of rows, transformed as they are loaded: a warpgroup has sums for every column of a tile, so it takes fewer channels."""
-    few = conv.in_channels // conv.groups <= FEW_CHANNELS
-    for product, outputs in itertools.product(products, () if few else row_forms(conv)):
-        for block in _blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
-            for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
-                yield CudaTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
-
-
-def _winograd_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[CudaTile]:
-    """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
-
-    Six outputs leave no room for other errors than float32's own, and none leave any for TF32's, which the transforms multiply.
-    """
-    most = transform_bytes(conv, oriented("ncmku", conv.layout))
-    exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
-    accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
-    yield from _row_tiles(conv, products)
-    for outputs in forms(conv):
-        least = tiles_of(conv, outputs, BANDS[0])
-        bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
-        problem = next(iter(bands)).problem
-        for tile in space(problem, gpu, CudaPlan(), accurate if outputs <= 4 else exact):
-            yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())
-
-
-def space(conv: Conv2d, gpu: Gpu, plan: CudaPlan, products: Sequence[str]) -> list[CudaTile]:
+def space(conv: Conv2d, gpu: Gpu, windows: WindowSource, products: Sequence[str]) -> list[MultistageTile]:
     """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
-    if isinstance(plan, WinogradPlan):
-        return [tile for tile in _winograd_tiles(conv, gpu, products) if not tile.patch or not problems(conv, tile, gpu, plan)]
-    tiles = (tile for product in products for tile in _tiles(conv, product, plan))
-    return [tile for tile in tiles if not problems(conv, tile, gpu, plan)]
+    tiles = (tile for product in products for tile in _tiles(conv, product, windows))
+    return [tile for tile in tiles if not violations(conv, tile, gpu, windows)]

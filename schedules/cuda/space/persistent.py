@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, problems, unable
+from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, unsupported_reason, violations
 from im2win.schedules.cuda.model.persistent import SMALL_COLUMNS
 from im2win.schedules.cuda.primitives import CHUNK
-from im2win.schedules.cuda.tiles.persistent import Field, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 MOST = 6  # patches of a kind, those that cost least
@@ -28,7 +28,7 @@ def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
         if cols > max(8, step) and -(-width // cols) == -(-width // (cols - step)):
             continue  # narrower patches cover the width with as many
         for rows in range(1, height + 1):
-            field = Field(conv, PersistentTile(PRODUCTS[conv.dtype], M, rows, cols, 1, 2, 1))
+            field = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, rows, cols, 1, 2, 1))
             if field.columns > most:
                 break
             cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
@@ -46,6 +46,6 @@ def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
 
 def space(conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:
     """Every tile worth a trial, in a fixed order."""
-    if unable(conv) is not None:
+    if unsupported_reason(conv) is not None:
         return []
-    return list(dict.fromkeys(tile for tile in _tiles(conv) if not problems(conv, tile, gpu)))
+    return list(dict.fromkeys(tile for tile in _tiles(conv) if not violations(conv, tile, gpu)))

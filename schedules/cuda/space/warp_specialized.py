@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.kernels.warp_specialized import enough
 from im2win.schedules.cuda.legality.persistent import PRODUCTS
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
+from im2win.schedules.cuda.mainloop.registers import enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.persistent import KIB, M
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
@@ -38,9 +38,9 @@ def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: s
 
     Args:
         blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
-        boxes: what they bring, see `StreamedTile`.
+        boxes: what they bring, see `WarpSpecializedTile`.
     """
-    least = StreamedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
+    least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
     one = least.field(conv).conv
     height, width = one.output_size
     found = []
@@ -49,7 +49,7 @@ def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: s
         for rows in _sizes(height, most // cols):
             whole = (rows, cols) == (height, width)
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
-                field = StreamedField(one, replace(least, images=images, rows=rows, cols=cols))
+                field = StagedHaloTile(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
                     cost = field.columns + PATCH_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
                     found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
@@ -65,7 +65,7 @@ def _sizes(size: int, most: int) -> Iterator[int]:
         one -= 1
 
 
-def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]:
+def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSpecializedTile]:
     """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
     field = tile.field(conv)
     for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
@@ -76,7 +76,7 @@ def _rings(conv: Conv2d, tile: StreamedTile, gpu: Gpu) -> Iterator[StreamedTile]
             yield replace(alone, filter_stages=min(copies, COPIES))
 
 
-def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[StreamedTile]:
+def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:
     block_m, groups, turns, columns = shape
     blocks = -(-conv.out_channels // block_m)
     taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "patches" else [1]
@@ -85,20 +85,20 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
     shapes = dict.fromkeys(itertools.chain(*found))
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
         more = {"images": images, "taps": tap, "turns": turns, "shared": shared, "boxes": boxes}
-        tile = StreamedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
-        if not problems(conv, tile, gpu):
-            yield from (one for one in _rings(conv, tile, gpu) if not problems(conv, one, gpu))
+        tile = WarpSpecializedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
+        if not violations(conv, tile, gpu):
+            yield from (one for one in _rings(conv, tile, gpu) if not violations(conv, one, gpu))
 
 
-def space(conv: Conv2d, gpu: Gpu) -> list[StreamedTile]:
+def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
     """Every tile worth a trial, in a fixed order."""
-    if unable(conv) is not None:
+    if unsupported_reason(conv) is not None:
         return []
 
-    def seconds(tile: StreamedTile) -> float:
+    def seconds(tile: WarpSpecializedTile) -> float:
         return estimate(conv, tile, gpu).seconds
 
-    found: list[StreamedTile] = []
+    found: list[WarpSpecializedTile] = []
     for shape, boxes in itertools.product(SHAPES, BOXES if math.prod(conv.kernel) > 1 else BOXES[:1]):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from im2win.numerics.tolerance import trusted
 from im2win.numerics.winograd_tiling import ROW_TAPS
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS, NATIVE
-from im2win.schedules.plain import PlainTile
+from im2win.schedules.cuda.tiles.base import BaseTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -16,47 +16,9 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 ORDERS = ("cuv", "uvc", "Cuvc")
 PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
 MAX_HELD = 208  # registers for sums and the words that products of a warpgroup still read
-SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
-
-Unit = Literal["core", "warp", "warpgroup"]
-
 
 @dataclass(frozen=True)
-class Product:
-    """A kind of arithmetic, and what carries it out.
-
-    dtype, sum_dtype: of the tensors and of the sums. slab: elements in a slab.
-    unit: CUDA cores, or tensor cores that a warp (`mma`) or a warpgroup of four warps (`wgmma`, compute capability 9.0) gives work to.
-    accuracy: what of a float32 comes out; everything but float32 is exact in its products.
-    parts: TF32 numbers that a packed filter's float32 becomes; 0 where it stays what it is.
-    """
-
-    dtype: str
-    sum_dtype: str
-    slab: int
-    unit: Unit = "warp"
-    accuracy: Accuracy = "exact"
-    parts: int = 0
-
-
-def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
-    """Every product of a warp, by a warpgroup, too."""
-    groups = {f"wg_{name}": replace(product, unit="warpgroup") for name, product in products.items() if product.unit == "warp"}
-    return products | groups
-
-
-PRODUCTS = _with_warpgroups(
-    {
-        "fma": Product("float32", "float32", MULTIPLIERS["float32"].slab, "core"),
-        "tf32": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="tf32", parts=1),
-        "tf32x3": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="float32", parts=2),
-        **{row.kind: Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab) for dtype, row in NATIVE.items()},
-    }
-)
-
-
-@dataclass(frozen=True)
-class CudaTile(PlainTile):
+class MultistageTile(BaseTile):
     """Tiles of the product of filters [channels, K] and windows [K, windows], and how they reach the multipliers.
 
     product: the arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32 products),
@@ -76,10 +38,10 @@ class CudaTile(PlainTile):
         1x1 convolution. With a patch, tiles are so many outputs of a row, and windows are transformed on their way to the product: see
         `winograd_rows`. 0 without.
     band: MiB that transformed tiles and their products may take at a time.
-    cluster: thread blocks, neighbours along windows, that need the same filters and copy a part of them each, for all: see `cluster`.
+    split: with split-K, parts of the sum, neighbouring channels each; the rest then says how each part is computed.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("cluster",)
+    LATER: ClassVar[tuple[str, ...]] = ("split",)
 
     product: str
     block_m: int
@@ -94,7 +56,7 @@ class CudaTile(PlainTile):
     cols: int = 0
     outputs: int = 0
     band: int = 0
-    cluster: int = 1
+    split: int = 1
 
     @property
     def patch(self) -> bool:
@@ -115,11 +77,6 @@ class CudaTile(PlainTile):
     def planes(self) -> bool:
         """Whether the patch holds all channels, plane by plane."""
         return self.patch and self.order == "cuv"
-
-    @property
-    def arithmetic(self) -> Product:
-        """What `product` names."""
-        return PRODUCTS[self.product]
 
     @property
     def warpgroup(self) -> bool:
@@ -147,8 +104,8 @@ class CudaTile(PlainTile):
         return self.lanes * self.warps[0] * self.warps[1]
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread."""
         return self.warp_m * self.warp_n // self.lanes
 
     @property
@@ -159,17 +116,7 @@ class CudaTile(PlainTile):
     @property
     def halves(self) -> int:
         """Slabs whose windows a warpgroup's thread holds: two, where they fit beside the sums, so that products of one run on meanwhile."""
-        return 1 if self.positions * self.sums + 2 * self.word_registers > MAX_HELD else 2
-
-    @property
-    def dtype(self) -> str:
-        """Element type of input and filter."""
-        return self.arithmetic.dtype
-
-    @property
-    def sum_dtype(self) -> str:
-        """Type of the sums."""
-        return self.arithmetic.sum_dtype
+        return 1 if self.positions * self.accumulators + 2 * self.word_registers > MAX_HELD else 2
 
     @property
     def slab(self) -> int:
@@ -177,11 +124,37 @@ class CudaTile(PlainTile):
         return self.arithmetic.slab
 
     @property
+    def accuracy(self) -> Accuracy:
+        """What of a float32 comes out; "winograd" where tiles are transformed in another type."""
+        return "winograd" if self.outputs and not self.in_rows and self.dtype != "float32" else self.arithmetic.accuracy
+
+    def proven(self, conv: Conv2d) -> bool:
+        """Whether a tile that nobody tuned for this problem may be used.
+
+        Not Winograd's form where its errors are near the tolerance, nor float32 along rows, which is still to be measured.
+        """
+        if self.outputs == 0 or self.in_rows:
+            return self.outputs == 0 or ELEMENT_TYPES[self.dtype].narrow
+        return self.outputs <= 4 and trusted(conv, self.outputs, self.accuracy)
+
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.split, self.product, self.warp_m, self.warp_n, self.patch
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {
+            "slabs": self.slabs, "stages": self.stages, "images": self.images, "rows": self.rows, "cols": self.cols,
+            "channel_planes": self.order == "cuv", "outputs": self.outputs,
+        }  # fmt: skip
+
+    @property
     def block_k(self) -> int:
         """Elements of the sum that one step takes."""
         return self.slabs * self.slab
 
 
-def promoted(conv: Conv2d, tile: CudaTile) -> bool:
+def promoted(conv: Conv2d, tile: MultistageTile) -> bool:
     """Whether sums are too long for tensor cores alone, which cut off what a float32 sum loses: see `matrix`."""
     return tile.arithmetic.parts == 2 and math.prod(conv.filter_shape[1:]) // tile.positions > PROVEN_DEPTH

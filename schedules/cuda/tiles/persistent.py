@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from im2win.packing.wgmma_smem import ChunkPack
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, SLAB, Product
-from im2win.schedules.plain import PlainTile
+from im2win.schedules.cuda.tiles.base import BaseTile
 from im2win.spec.conv2d import Conv2d
 
 PHASES = "int64"  # type of a barrier that counts what lands
@@ -21,7 +20,7 @@ KIB = 1024  # the unit's order of banks begins anew at every one
 
 
 @dataclass(frozen=True)
-class PersistentTile(PlainTile):
+class PersistentTile(BaseTile):
     """Patches of the output that warpgroups compute one after the other, each by itself, with filters that they share.
 
     product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
@@ -30,10 +29,7 @@ class PersistentTile(PlainTile):
     slabs: slabs of 64 bytes of every pixel of the input that one step takes to shared memory, for all taps.
     stages: steps that shared memory holds at a time for each warpgroup.
     groups: warpgroups of a block.
-    cluster: thread blocks with the same filters that copy a part of them each, for all: see `schedules.cuda.loaders.multicast`.
     """
-
-    LATER: ClassVar[tuple[str, ...]] = ("cluster",)
 
     product: str
     block_m: int
@@ -42,22 +38,6 @@ class PersistentTile(PlainTile):
     slabs: int
     stages: int
     groups: int
-    cluster: int = 1
-
-    @property
-    def arithmetic(self) -> Product:
-        """What `product` names."""
-        return PRODUCTS[self.product]
-
-    @property
-    def dtype(self) -> str:
-        """Element type of input and filter."""
-        return self.arithmetic.dtype
-
-    @property
-    def sum_dtype(self) -> str:
-        """Type of the sums."""
-        return self.arithmetic.sum_dtype
 
     @property
     def unit(self) -> int:
@@ -73,8 +53,6 @@ class PersistentTile(PlainTile):
     def threads(self) -> int:
         """Threads of a block."""
         return LANES * self.groups
-
-    # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
 
     @property
     def block_n(self) -> int:
@@ -92,11 +70,18 @@ class PersistentTile(PlainTile):
         return self.rows * self.cols
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds, those between patch rows not counted."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread, those between patch rows not counted."""
         return -(-self.block_m * self.warp_n // LANES)
 
-    images, order, outputs, patch, in_rows = 1, "Cuvc", 0, True, False
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.block_m, self.groups, -(-self.warp_n // 64)
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {"slabs": self.slabs, "stages": self.stages, "images": 1, "rows": self.rows, "cols": self.cols}
 
     def pack(self, conv: Conv2d) -> ChunkPack:
         """How filters are packed."""
@@ -109,7 +94,7 @@ def channel_run(conv: Conv2d) -> int:
 
 
 @dataclass(frozen=True)
-class Field:
+class HaloTile:
     """The input under a patch, in shared memory.
 
     The columns of a product are pixels side by side there, so patch rows follow one another without a gap, and outputs between them, for
@@ -123,10 +108,19 @@ class Field:
     conv: Conv2d
     tile: PersistentTile
 
+    images = 1  # of the output
+    sharing = 1  # blocks of a cluster that copy parts of it for each other
+    single_taps = False  # whether a step brings what one tap reads only
+
     @property
     def boxed(self) -> bool:
         """Whether products read what boxes bring."""
         return self.conv.layout == "NHWC"
+
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """(images, rows, pixels of a row) of a plane that one block copies."""
+        return 1, self.lines, self.pitch
 
     @property
     def planes(self) -> tuple[int, int]:
@@ -250,5 +244,5 @@ class Field:
 
 def window_run(conv: Conv2d, tile: PersistentTile) -> int:
     """Neighbouring outputs that one store takes, with channels first: two that a thread holds, where they are aligned."""
-    even = all(size % 2 == 0 for size in (Field(conv, tile).pitch, tile.cols, conv.output_size[1]))
+    even = all(size % 2 == 0 for size in (HaloTile(conv, tile).pitch, tile.cols, conv.output_size[1]))
     return 2 if even else 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
-from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, Field, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 WARP = 32  # threads
@@ -17,7 +17,7 @@ ROWS_OF_BANKS = 8  # pixels, after which the unit's order of banks repeats
 
 
 @dataclass(frozen=True)
-class StreamedTile(PersistentTile):
+class WarpSpecializedTile(PersistentTile):
     """Output channels of a patch of the output, computed by some warpgroups, to which other warps copy filters and windows.
 
     product: the arithmetic, of a warpgroup: "wg_f16" or "wg_s8".
@@ -38,6 +38,7 @@ class StreamedTile(PersistentTile):
 
     LATER: ClassVar[tuple[str, ...]] = ("shared", "boxes")
 
+    cluster: int = 1
     images: int = 1
     taps: int = 1
     filter_stages: int = 2
@@ -45,9 +46,9 @@ class StreamedTile(PersistentTile):
     shared: str = "windows"
     boxes: str = "patches"
 
-    def field(self, conv: Conv2d) -> StreamedField:
+    def field(self, conv: Conv2d) -> StagedHaloTile:
         """The input under a patch."""
-        return StreamedField(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
+        return StagedHaloTile(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of a patch: of channels, and of taps where each has boxes of its own."""
@@ -99,9 +100,19 @@ class StreamedTile(PersistentTile):
         return self.images * self.rows * self.cols
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds, those between patch rows not counted."""
+    def accumulators(self) -> int:
+        """Accumulators of a thread, those between patch rows not counted."""
         return -(-self.warp_m * self.warp_n // LANES)
+
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.block_m, self.groups, self.turns, -(-self.warp_n // 64), self.filter_blocks > 1, self.sum_blocks, self.boxes
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        more = {"images": self.images, "turns": self.turns, "taps": self.taps, "filter_stages": self.filter_stages}
+        return super().features() | more | {"cluster": self.cluster, "filter_blocks": self.filter_blocks}
 
 
 def flat(conv: Conv2d) -> Conv2d:
@@ -118,14 +129,14 @@ def of_a_tap(conv: Conv2d) -> Conv2d:
 
 
 @dataclass(frozen=True)
-class StreamedField(Field):
-    """The input under a patch, in shared memory: see `Field`. The problem is that of `StreamedTile.field`.
+class StagedHaloTile(HaloTile):
+    """The input under a patch, in shared memory: see `HaloTile`. The problem is that of `WarpSpecializedTile.field`.
 
     Where a patch has whole rows, the zeros on the right of one row are those on the left of the next; where it has whole images, the
     zeros below one are those above the next. Behind the last there are zeros that no box brings.
     """
 
-    tile: StreamedTile
+    tile: WarpSpecializedTile
 
     @property
     def _halo(self) -> tuple[int, int]:
@@ -149,8 +160,30 @@ class StreamedField(Field):
         return self.tile.cols + self._halo[1] - self._shared_zeros(1)
 
     @property
-    def part(self) -> tuple[int, int, int] | None:
-        """(images, rows, pixels of a row) of a plane that one block of a cluster copies; None where a cluster cannot share it."""
+    def images(self) -> int:  # type: ignore[override]
+        """Of the output."""
+        return self.tile.images
+
+    @property
+    def sharing(self) -> int:  # type: ignore[override]
+        """Blocks of a cluster that copy parts of it for each other."""
+        return self.tile.window_blocks
+
+    @property
+    def single_taps(self) -> bool:  # type: ignore[override]
+        """Whether a step brings what one tap reads only."""
+        return self.tile.boxes == "taps"
+
+    @property
+    def part(self) -> tuple[int, int, int]:
+        """(images, rows, pixels of a row) of a plane that one block of a cluster copies; of a halo tile that a cluster can share."""
+        part = self.shared_part
+        assert part is not None, "see `legality`"
+        return part
+
+    @property
+    def shared_part(self) -> tuple[int, int, int] | None:
+        """The same; None where a cluster cannot share it."""
         cluster, images = self.tile.window_blocks, self.tile.images
         if cluster == 1:
             return images, self.lines, self.pitch
@@ -165,9 +198,7 @@ class StreamedField(Field):
     @property
     def copied(self) -> int:
         """Pixels of a plane that boxes bring."""
-        part = self.part
-        assert part is not None, "see `legality`"
-        return self.tile.window_blocks * math.prod(part)
+        return self.tile.window_blocks * math.prod(self.part)
 
     @property
     def reach(self) -> int:

@@ -23,7 +23,7 @@ from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.mma.mma_sync import Place, split
 from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
 from im2win.schedules.cuda.primitives import Expr, call, local, pointer
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -50,7 +50,7 @@ class TileRows(Patch):
 class RowOutputs:
     """Outputs of a block's tiles: output e of tile p is window p * m + e."""
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, tiles: TileRows) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, tiles: TileRows) -> None:
         self._conv, self._outputs, self._tiles = conv, tile.outputs, tiles
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
@@ -60,7 +60,7 @@ class RowOutputs:
         return n, m, x, [*conditions, *([x < width] if width % self._outputs else [])]
 
     @staticmethod
-    def run(conv: Conv2d, tile: CudaTile) -> int:
+    def run(conv: Conv2d, tile: MultistageTile) -> int:
         """Neighbouring windows that are sure to lie in one output row, aligned to their number."""
         return math.gcd(conv.output_size[1], tile.cols * tile.outputs)
 
@@ -79,7 +79,7 @@ class RowProduct(WarpgroupProduct):
         run: neighbouring outputs that one store takes: of a row, several tiles' where it is longer than a tile, or along channels.
     """
 
-    def __init__(self, conv: Conv2d, tile: CudaTile, operand: TileRows, tid: Expr, *, run: int) -> None:
+    def __init__(self, conv: Conv2d, tile: MultistageTile, operand: TileRows, tid: Expr, *, run: int) -> None:
         self._outputs, self._whole = tile.outputs, conv.layout == "NHWC" or run > 1
         self._form = transform(tile.outputs, ROW_TAPS)
         self._inputs = local("inputs", (tile.positions, 4), "uint32")

@@ -6,13 +6,12 @@ from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_error import quantised_forms
 from im2win.numerics.winograd_tiling import forms
 from im2win.schedules.cuda.legality.multistage import MAX_SUMS, MAX_THREADS
-from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, SLAB, WHOLE, Sizes, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUSIONS, MAPPINGS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 STATIC_BYTES = 49152  # of shared memory that a kernel may declare
 TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number
-OTHER_REGISTERS = 24  # of a thread that holds sums of all positions, beside them
 LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
 
 
@@ -21,14 +20,13 @@ def forms_of(conv: Conv2d) -> tuple[int, ...]:
     return quantised_forms(conv) if ELEMENT_TYPES[conv.dtype].integer else forms(conv)
 
 
-def problems(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
+def violations(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
     """Every rule that this tile breaks; empty if it is legal."""
     counts = ("block_m", "block_n", "block_k", "groups")
-    whole = ELEMENT_TYPES[conv.dtype].integer  # one kernel does everything
     words = (
-        ("fragment", tuple(WHOLE if whole and tile.mapping == "whole" else FRAGMENTS)),
-        ("mapping", MAPPINGS if whole else MAPPINGS[:-1]),
-        ("fusion", FUSIONS if whole else FUSIONS[:-1]),
+        ("fragment", tuple(FRAGMENTS)),
+        ("mapping", MAPPINGS),
+        ("fusion", FUSIONS),
         ("outputs", forms_of(conv)),
         ("product", (ARITHMETIC[conv.dtype],)),
     )
@@ -55,11 +53,6 @@ def _shapes(conv: Conv2d, tile: TensorCoreTile) -> list[tuple[bool, str]]:
             "`fusion` shmem is for `mapping` sync_free: a block must need all positions",
         ),
         (
-            (tile.fusion == "whole") == (tile.mapping == "whole"),
-            f"`fusion` (={tile.fusion}) and `mapping` (={tile.mapping}) must both be whole, or none of them",
-        ),
-        (tile.mapping != "whole" or tile.block_k == SLAB, f"`block_k` (={tile.block_k}) must be {SLAB} with `mapping` whole"),
-        (
             tile.size % tile.groups == 0 if tile.mapping == "sync_free" else tile.groups == 1,
             f"`groups` (={tile.groups}) must divide the tile's {tile.size} rows, and be 1 but with `mapping` sync_free",
         ),
@@ -77,21 +70,17 @@ def _shapes(conv: Conv2d, tile: TensorCoreTile) -> list[tuple[bool, str]]:
 
 def _fits(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[tuple[bool, str]]:
     sizes = Sizes(conv, tile)
-    stored = 0 if tile.fusion in ("shmem", "whole") else sizes.transformed
-    multiplied = 0 if tile.fusion == "whole" else sizes.multiplied
+    stored, multiplied = 0 if tile.fusion == "shmem" else sizes.transformed, sizes.multiplied
     declared = STATIC_BYTES - (TICKET_BYTES if tile.fusion == "llc" else 0)
     rules = [
         (tile.wave < sizes.blocks, f"`wave` (={tile.wave}) must be less than the {sizes.blocks} blocks of tiles"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
-        (tile.sums <= MAX_SUMS, f"the {tile.sums} sums of a thread must be at most {MAX_SUMS}"),
+        (tile.accumulators <= MAX_SUMS, f"the {tile.accumulators} sums of a thread must be at most {MAX_SUMS}"),
         (sizes.staged_bytes <= declared, f"the block's {sizes.staged_bytes} bytes of operands must be at most {declared}"),
         (stored <= MAX_ELEMENTS, f"the {stored} elements of transformed tiles must be at most {MAX_ELEMENTS}"),
         (multiplied <= MAX_ELEMENTS, f"the {multiplied} elements of products must be at most {MAX_ELEMENTS}"),
     ]
-    if tile.mapping == "whole":
-        needed = (tile.sums + OTHER_REGISTERS) * tile.threads
-        rules.append((needed <= gpu.registers, f"the block's {needed} registers must be at most {gpu.registers}"))
-    if tile.fusion in ("shmem", "whole"):
+    if tile.fusion == "shmem":
         needed = sizes.held_bytes + sizes.staged_bytes
         what = f"a block's {sizes.held_bytes} bytes of transformed tiles and {sizes.staged_bytes} of filters"
         rules.append((needed <= gpu.block_shared, f"{what} must be at most {gpu.block_shared} of shared memory"))

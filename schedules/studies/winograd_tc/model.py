@@ -9,8 +9,8 @@ import math
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.model.multistage import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
-from im2win.schedules.studies.winograd_tc.legality import LAST_LEVEL_BYTES, OTHER_REGISTERS
-from im2win.schedules.studies.winograd_tc.tile import SLAB, THREADS, WARP, WORD, Sizes, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.legality import LAST_LEVEL_BYTES
+from im2win.schedules.studies.winograd_tc.tile import THREADS, WARP, WORD, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCT = 16 * 8 * 16  # products of one number with another that `PRODUCT_CYCLES` are for
@@ -47,31 +47,6 @@ def _at_once(sizes: Sizes, gpu: Gpu) -> int:
     return max(1, min(gpu.registers // (min(registers, 255) * tile.threads), gpu.shared // (shared + 1024), gpu.threads // tile.threads))
 
 
-def _whole(conv: Conv2d, sizes: Sizes, gpu: Gpu) -> Estimate:
-    """Of one kernel that does everything: a block transforms its tiles, and its warps multiply what all of them have made."""
-    tile, (tiles, filters, _) = sizes.tile, sizes.tile.shape
-    registers = min(tile.sums + OTHER_REGISTERS, 255)
-    at_once = min(gpu.registers // (registers * tile.threads), gpu.shared // (sizes.held_bytes + 1024), gpu.threads // tile.threads)
-    at_once = max(at_once, 1)
-    products = tile.positions * sizes.depth * tiles * filters / PRODUCT * PRODUCT_CYCLES / 2  # int8 is twice as fast as float16
-    loads = tile.positions * sizes.depth / SLAB * (2 + filters / 8) * LOAD_CYCLES / 2
-    made = sizes.block_transformed / tile.threads * TRANSFORM_CYCLES
-    alone = products + loads + made + WAIT_CYCLES + tile.positions * tile.sums / 8
-    busy = at_once * tile.warps / SCHEDULERS
-    waves = sizes.blocks * sizes.filter_blocks / (gpu.multiprocessors * at_once)
-    rounds = math.ceil(waves) if waves < 4 else waves + 0.5
-    given, output = _tensor_bytes(conv)
-    filter_bytes = math.prod(tile.pack(conv).shape(conv))
-    return Estimate(
-        compute=rounds * max(busy * (max(products, loads) + made), alone) / gpu.clock_hz,
-        cache=(2 * given * sizes.filter_blocks + filter_bytes * sizes.blocks) / gpu.l2_bytes_s,
-        memory=(given + output) / gpu.dram_bytes_s,
-        transform=0.0,
-        occupancy=at_once * tile.warps,
-        shared_bytes=sizes.held_bytes,
-    )
-
-
 def _tensor_bytes(conv: Conv2d) -> tuple[int, int]:
     """Of the input and of the output."""
     return math.prod(conv.input_shape) * conv.itemsize, conv.output_bytes
@@ -80,8 +55,6 @@ def _tensor_bytes(conv: Conv2d) -> tuple[int, int]:
 def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
     """The model's estimate of a legal tile: of the products and what is fused with them; other kernels are its `transform`."""
     sizes = Sizes(conv, tile)
-    if tile.mapping == "whole":
-        return _whole(conv, sizes, gpu)
     at_once, cached, given, (made, output) = _at_once(sizes, gpu), gpu.l2_bytes_s * CACHE_SHARE, _windows_bytes(sizes), _kept_bytes(sizes)
     blocks = sizes.blocks * sizes.filter_blocks * (1 if tile.mapping == "sync_free" else tile.positions)
     waves = blocks / (gpu.multiprocessors * at_once)
@@ -130,4 +103,4 @@ def _products_cycles(sizes: Sizes, at_once: int) -> float:
     copies = (sizes.staged_filters + (sizes.staged_tiles if tile.staged else 0)) * tile.itemsize / 16 / WARP / warps
     busy = at_once * tile.warps / SCHEDULERS
     cycles = steps * max(busy * _step_cycles(tile), STEP_CYCLES + CHUNK_CYCLES * copies)
-    return cycles * (SPILLING if (tile.sums + PRODUCT_REGISTERS) * tile.threads > REGISTERS else 1)
+    return cycles * (SPILLING if (tile.accumulators + PRODUCT_REGISTERS) * tile.threads > REGISTERS else 1)

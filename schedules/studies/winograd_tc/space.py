@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.studies.winograd_tc.legality import forms_of, problems
-from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, SLAB, WHOLE, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.legality import forms_of, violations
+from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.dtypes import ELEMENT_TYPES
 
 BLOCKS_M, BLOCKS_N, BLOCKS_K = (16, 32, 64), (16, 32, 64, 128), (16, 32, 64)
 WAVES = (0, 16, 32)
@@ -25,9 +24,6 @@ def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
     ):
         for groups in GROUPS[outputs] if mapping == "sync_free" else (1,):
             yield TensorCoreTile(outputs, *block, fragment, mapping, fusion, wave, ARITHMETIC[conv.dtype], groups)
-    if ELEMENT_TYPES[conv.dtype].integer:
-        for outputs, block_m, block_n, fragment in itertools.product(forms_of(conv), BLOCKS_M, BLOCKS_N, WHOLE):
-            yield TensorCoreTile(outputs, block_m, block_n, SLAB, fragment, "whole", "whole", 0, ARITHMETIC[conv.dtype])
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
@@ -37,4 +33,4 @@ def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
         filters = tile.pack(conv).blocks(conv) * tile.block_n
         return filters > max(MAX_WASTE * conv.out_channels, -(-conv.out_channels // 16) * 16)
 
-    return [tile for tile in _tiles(conv) if not problems(conv, tile, gpu) and not wasteful(tile)]
+    return [tile for tile in _tiles(conv) if not violations(conv, tile, gpu) and not wasteful(tile)]

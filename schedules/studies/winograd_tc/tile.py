@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from im2win.numerics.tolerance import trusted
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.schedules.cuda.arithmetic import NATIVE
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, Product
-from im2win.schedules.plain import PlainTile
+from im2win.schedules.cuda.tiles.base import BaseTile
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-Mapped = Literal["bgemm", "sync_free", "whole"]
-Fusion = Literal["none", "shmem", "llc", "whole"]
+Mapped = Literal["bgemm", "sync_free"]
+Fusion = Literal["none", "shmem", "llc"]
 MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
 FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
 """Tiles, filters and channels of WMMA's products of float16 and of int8."""
-WHOLE = {"16x8x32": (16, 8, 32), "16x16x32": (16, 16, 32)}
-"""The same of a warp's products of int8 (`mma.sync`), for one position, where one kernel does everything."""
-SLAB = 64  # channels of int8 that it takes at a time
 ARITHMETIC = {dtype: row.kind for dtype, row in NATIVE.items()}
 """By a problem's element type: the arithmetic of its products."""
 WARP = 32
@@ -31,17 +29,16 @@ SPARE = 16  # bytes between rows in shared memory: those that a fragment takes a
 
 
 @dataclass(frozen=True)
-class TensorCoreTile(PlainTile):
+class TensorCoreTile(BaseTile):
     """Tiles of the batched products M[position] = V[position] U[position], and which kernels are one.
 
     outputs: along each side of a tile of the output, m of F(m x m, 3x3).
     block_m, block_n, block_k: tiles of the input and filters of a thread block, and channels of a step: TB_M, TB_N, TB_K of the document.
-    fragment: one product of a warp, a name in `FRAGMENTS`; with mapping "whole" all that it has of a position, a name in `WHOLE`.
+    fragment: one product of a warp, a name in `FRAGMENTS`.
     mapping: "bgemm" gives a thread block one position, and its warps a fragment each of what they load together; with "sync_free" a thread
-        block has all positions and a warp some, one after the other, and loads itself what it multiplies; with "whole" a warp has all
-        positions of its tiles and filters at once, in registers.
+        block has all positions and a warp some, one after the other, and loads itself what it multiplies.
     fusion: of input transform and products: "none"; "shmem", the transformed tiles stay in shared memory; "llc", they pass through the
-        last-level cache, in one launch. "whole": of these and of the output transform, see `whole`.
+        last-level cache, in one launch.
     wave: with "llc", so many blocks of transformed tiles are multiplied before the next are made; 0 without.
     product: the arithmetic: "f16", or "s8": transformed tiles and filters are rounded to int8 (`packing.winograd_int8`), sums are int32.
     groups: with "sync_free", rows of the tile whose positions are multiplied at the same time, by as many warps as a row has columns each.
@@ -71,7 +68,7 @@ class TensorCoreTile(PlainTile):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Tiles, filters and channels of a fragment."""
-        return (FRAGMENTS | WHOLE)[self.fragment]
+        return FRAGMENTS[self.fragment]
 
     @property
     def fragments(self) -> tuple[int, int]:
@@ -91,7 +88,7 @@ class TensorCoreTile(PlainTile):
     @property
     def staged(self) -> bool:
         """Whether transformed tiles are copied to shared memory before they are multiplied: not those that are there already."""
-        return self.fusion not in ("shmem", "whole")
+        return self.fusion != "shmem"
 
     @property
     def turned(self) -> bool:
@@ -106,30 +103,22 @@ class TensorCoreTile(PlainTile):
     @property
     def rules(self) -> tuple[str, ...]:
         """The reconstructor's rule sets that make the kernels, in order."""
-        fusion = () if self.fusion in ("none", "whole") else (f"pkf-{self.fusion}",)
+        fusion = () if self.fusion == "none" else (f"pkf-{self.fusion}",)
         return (("barriers",) if self.mapping == "sync_free" else ()) + fusion
-
-    @property
-    def arithmetic(self) -> Product:
-        """Products by warps: of float16, summed in float32, or of int8, summed in int32."""
-        return PRODUCTS[self.product]
-
-    @property
-    def dtype(self) -> str:
-        """Element type of input and filter."""
-        return self.arithmetic.dtype
 
     @property
     def itemsize(self) -> int:
         """Bytes of one of them."""
         return ELEMENT_TYPES[self.dtype].itemsize
 
-    # What `schedules.cuda.tiles.multistage.CudaTile` calls these, for whoever compares tiles of all algorithms.
-
     @property
-    def in_rows(self) -> bool:
-        """Tiles are square."""
-        return False
+    def accuracy(self) -> Accuracy:
+        """Transformed tiles are rounded."""
+        return "winograd"
+
+    def proven(self, conv: Conv2d) -> bool:
+        """Whether errors are far enough from the tolerance for a problem that nobody tuned."""
+        return self.outputs <= 4 and trusted(conv, self.outputs, self.accuracy)
 
     @property
     def warp_m(self) -> int:
@@ -142,16 +131,26 @@ class TensorCoreTile(PlainTile):
         return self.block_n if self.mapping == "sync_free" else self.shape[1]
 
     @property
-    def sums(self) -> int:
-        """Sums that a thread holds."""
-        return self.warp_m * self.warp_n // WARP * (self.positions if self.mapping == "whole" else 1)
+    def accumulators(self) -> int:
+        """Accumulators of a thread."""
+        return self.warp_m * self.warp_n // WARP
 
     @property
     def slabs(self) -> int:
         """Slabs of 64 bytes of a step, a part of one counted as one."""
         return -(-self.block_k // self.arithmetic.slab)
 
-    stages, images, rows, cols, order, patch = 1, 0, 0, 0, "uvc", False
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        return self.outputs, self.mapping, self.fusion
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {
+            "slabs": self.slabs, "stages": 1, "sync_free": self.mapping == "sync_free", "shmem": self.fusion == "shmem",
+            "llc": self.fusion == "llc", "wave": self.wave, "outputs": self.outputs,
+        }  # fmt: skip
 
     def pack(self, conv: Conv2d) -> WinogradPack | QuantisedPack:
         """How filters are packed: what a block needs of a position is contiguous."""
@@ -225,8 +224,6 @@ class Sizes:
     @property
     def staged_bytes(self) -> int:
         """Bytes of shared memory that a block's copies of operands take."""
-        if self.tile.mapping == "whole":
-            return 0
         many = self.tile.warps if self.tile.mapping == "sync_free" else 1
         return self.tile.itemsize * many * (self.staged_filters + (self.staged_tiles if self.tile.staged else 0))
 
@@ -249,8 +246,6 @@ class Sizes:
     @property
     def made_bytes(self) -> int:
         """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
-        if self.tile.fusion == "whole":
-            return 0
         counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
         spaces = (self.tile.itemsize * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)
         return sum(map(aligned, spaces))

@@ -89,8 +89,8 @@ class TileRecipe:
         else:
             name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
-        made = backend.build(self.conv, schedule_of(name), tile, path).extra_bytes
-        pack = backend.pack(self.conv, tile)
+        row = schedule_of(name)
+        made, pack = backend.build(self.conv, row, tile, path).extra_bytes, backend.pack(self.conv, row, tile)
         return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
 
 

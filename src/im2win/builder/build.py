@@ -47,10 +47,10 @@ def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: boo
 
 
 def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op:
-    row, backend = schedule_of(name), backend_for(gpu)
+    row = schedule_of(name)
     compiled = cuda_codegen.compile_module(cuda_lowering.lower(conv, row, tile, gpu), gpu)
-    made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
-    manifest = cuda_manifest(conv, name, tile.as_dict(), backend.pack(conv, tile), gpu, threads=tile.threads, made=made, tuned=tuned)
+    pack, made = row.on_gpu.pack(conv, tile), row.on_gpu.workspace_bytes(conv, tile)
+    manifest = cuda_manifest(conv, name, tile.as_dict(), pack, gpu, threads=tile.threads, made=made, tuned=tuned)
     return _in_library(compiled, lambda path: CudaOp(manifest, path))
 
 

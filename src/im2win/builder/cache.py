@@ -130,7 +130,7 @@ class Artefacts:
             tile = backend.tile(row, values["tile"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return None if backend.problems(conv, row, tile) else (row.key, tile)
+        return None if backend.violations(conv, row, tile) else (row.key, tile)
 
     def _default(self, conv: Conv2d, device: Any, accuracy: Any) -> Path:
         path: Path = self.folder / device.name / "defaults" / f"{conv}.{accuracy}.{_package()}.json"

@@ -23,12 +23,11 @@ from im2win.device.gpu import Gpu
 from im2win.reconstruct import Rule, reconstruct
 from im2win.schedules.cuda import primitives
 from im2win.schedules.cuda.epilogue.requantise import requantisation
-from im2win.schedules.cuda.loaders.multicast import cluster_functions, with_clusters
 from im2win.schedules.cuda.mainloop.barriers import slot_functions, with_residents
+from im2win.schedules.cuda.mainloop.clusters import cluster_functions, with_clusters
 from im2win.schedules.cuda.mma.instructions import warpgroup_products
 from im2win.schedules.cuda.mma.shared_instructions import shared_products
 from im2win.schedules.cuda.passes import CONFIG, PIPELINE
-from im2win.schedules.studies.winograd_tc.instructions import tile_transforms
 
 SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
@@ -63,7 +62,7 @@ def device_functions() -> str:
 
 def _called(kernels: str) -> str:
     """Device functions that are there only for kernels that call them."""
-    parts = (warpgroup_products, shared_products, tile_transforms, requantisation, cluster_functions, slot_functions)
+    parts = (warpgroup_products, shared_products, requantisation, cluster_functions, slot_functions)
     return "".join(part(kernels) for part in parts)
 
 

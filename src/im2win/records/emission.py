@@ -55,7 +55,7 @@ def _of_cuda(conv: Conv2d, algorithm: str, values: Mapping[str, TileValue], gpu:
     if row.cuda is None:
         raise EmissionError(f"{algorithm} has no CUDA schedule")
     tile = backend_for(gpu).tile(row, values)
-    module = cuda_lowering.emit(conv, row.cuda, tile, gpu)
+    module = cuda_lowering.emit(conv, row, tile, gpu)
     return cuda.fingerprint(cuda.generate_source(module, gpu))
 
 

@@ -78,13 +78,13 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
     return verdict(record).reason
 
 
-def tile_problems(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
+def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
     """What is wrong with a recorded tile for a problem on a device."""
     row, backend = schedule_of(algorithm), backend_for(device, accuracy)
     if (reason := row.supports(conv, backend.target, accuracy)) is not None:
         return [reason]
     try:
-        return backend.problems(conv, row, backend.tile(row, tile))
+        return backend.violations(conv, row, backend.tile(row, tile))
     except ValueError as error:
         return [str(error)]
 
@@ -196,12 +196,12 @@ def search(
             return reason
         if record.method not in names:
             return f"{methods.shown(record.method)} was not asked for"
-        if backend.target == "cuda" and (broken := tile_problems(parse_key(record.conv), record.method, record.tile, device, accuracy)):
+        if backend.target == "cuda" and (broken := tile_violations(parse_key(record.conv), record.method, record.tile, device, accuracy)):
             return "; ".join(broken)
         return None
 
     def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
-        broken = tile_problems(problem, name, tile, device, accuracy)
+        broken = tile_violations(problem, name, tile, device, accuracy)
         if broken or backend.proven(problem, backend.tile(schedule_of(name), tile)):
             return broken
         return ["its errors may be above the tolerance: only tuning, which measures them, takes it"]

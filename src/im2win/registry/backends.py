@@ -14,24 +14,17 @@ from im2win.codegen import cuda as codegen_cuda
 from im2win.codegen import llvm
 from im2win.device.cpu import Machine
 from im2win.device.gpu import Gpu, alike_gpus, device_gpu
-from im2win.numerics.tolerance import trusted
 from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.schedules import SCHEDULES, Schedule
-from im2win.schedules.cuda.families.base import CudaFamily
-from im2win.schedules.cuda.kernels.multistage import pack_of
-from im2win.schedules.cuda.legality.multistage import problems
-from im2win.schedules.cuda.model.multistage import estimate
-from im2win.schedules.cuda.space.multistage import products, space
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
-from im2win.spec.dtypes import ELEMENT_TYPES
 
 Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.cpu.tile.Tile`, `schedules.cpu_winograd.tile.WinogradTile`, `CudaTile`, or what a `CudaFamily` has."""
+"""`schedules.cpu.tile.Tile`, `schedules.cpu_winograd.tile.WinogradTile`, or a `schedules.cuda.tiles.base.CudaTile`."""
 
 
 def check_target(target: str) -> None:
@@ -84,8 +77,9 @@ class Backend(Protocol):
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float: ...
     def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]: ...
     def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]: ...
-    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]: ...
-    def pack(self, conv: Conv2d, tile: Tile) -> Any: ...
+    def violations(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]: ...
+    def pack(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any: ...
+    def workspace_bytes(self, conv: Conv2d, row: Schedule, tile: Tile) -> int: ...
     def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel: ...
     def accuracy(self, tile: Tile) -> Accuracy: ...
     def proven(self, conv: Conv2d, tile: Tile) -> bool: ...
@@ -144,13 +138,17 @@ class CpuBackend:
         """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
         return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
 
-    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
+    def violations(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
         """Every rule that a tile breaks."""
-        return row.scheduler.problems(conv, tile, self.machine)
+        return row.scheduler.violations(conv, tile, self.machine)
 
-    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+    def pack(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any:
         """How filters are packed for a tile."""
         return tile.pack
+
+    def workspace_bytes(self, conv: Conv2d, row: Schedule, tile: Tile) -> int:
+        """None: a call allocates what it needs."""
+        return 0
 
     def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
@@ -172,6 +170,11 @@ class CpuBackend:
 
 
 _MANY_WINDOWS = 1 << 15
+TILE_FEATURES = (
+    "slabs", "stages", "images", "rows", "cols", "channel_planes", "outputs", "sync_free", "shmem", "llc", "wave", "cluster", "turns",
+    "taps", "filter_stages", "filter_blocks",
+)  # fmt: skip
+"""What a `CudaTile` may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
 
 
 class CudaBackend:
@@ -203,91 +206,70 @@ class CudaBackend:
 
     def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile:
         """A tile from its plain values."""
-        return row.cuda.tile(values) if isinstance(row.cuda, CudaFamily) else CudaTile.from_dict(values)
-
-    def _products(self, conv: Conv2d) -> list[str]:
-        return [name for name in products(conv, self.gpu) if allows(self._accuracy, PRODUCTS[name].accuracy)]
-
-    def _estimate(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any:
-        assert row.cuda is not None
-        if isinstance(row.cuda, CudaFamily):
-            return row.cuda.estimate(conv, tile, self.gpu)
-        return estimate(conv, tile, self.gpu, row.cuda)
+        return row.on_gpu.tile(values)
 
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
         """The model's estimate of a tile, in seconds."""
-        return float(self._estimate(conv, row, tile).seconds)
+        return float(row.on_gpu.estimate(conv, tile, self.gpu).seconds)
 
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
-        """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
-        assert row.cuda is not None
-        if isinstance(row.cuda, CudaFamily):
-            tiles: list[Tile] = list(row.cuda.space(conv, self.gpu))
-        else:
-            tiles = list(space(conv, self.gpu, row.cuda, self._products(conv)))
-        allowed = (tile for tile in tiles if allows(self._accuracy, self.accuracy(tile)))
+        """A schedule's space with the model's estimates, best first; ties keep the space's order."""
+        tiles = row.on_gpu.space(conv, self.gpu, self._accuracy)
+        allowed = (tile for tile in tiles if allows(self._accuracy, tile.accuracy))
         return sorted(((self.cost(conv, row, tile), tile) for tile in allowed), key=lambda pair: pair[0])
 
     def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]:
         """Numbers that tell tiles apart, most of them shares and logarithms, so that layers can learn from each other."""
-        parts = self._estimate(conv, row, tile)
+        parts, known = row.on_gpu.estimate(conv, tile, self.gpu), tile.features()
         shares = [parts.compute / parts.seconds, parts.cache / parts.seconds, parts.memory / parts.seconds]
         sizes = [
             math.prod(conv.filter_shape[1:]), *conv.output_size, conv.out_channels, conv.batch, tile.block_m, tile.block_n, tile.warp_m,
-            tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.sums,
+            tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.accumulators,
         ]  # fmt: skip
-        plain = [tile.slabs, tile.stages, tile.images, tile.rows, tile.cols, conv.stride[1], conv.layout == "NHWC", tile.order == "cuv"]
+        plain = [conv.stride[1], conv.layout == "NHWC", *(known.get(name, 0) for name in TILE_FEATURES)]
         kinds = [tile.product == product for product in PRODUCTS] + [row.key == name for name in SCHEDULES]
-        fused = [getattr(tile, name, "") == value for name, value in (("mapping", "sync_free"), ("fusion", "shmem"), ("fusion", "llc"))]
-        plain += [*fused, getattr(tile, "wave", 0), tile.outputs, getattr(tile, "cluster", 1)]
-        plain += [getattr(tile, name, 0) for name in ("turns", "taps", "filter_stages", "filter_blocks")]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 
     def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]:
-        """What makes two tiles alike enough that one of them is enough to begin with."""
-        if isinstance(row.cuda, CudaFamily):
-            return row.cuda.shape(tile)
-        return tile.product, tile.warp_m, tile.warp_n, tile.patch
+        """Deduplication key of the first population."""
+        key: tuple[Any, ...] = tile.deduplication_key
+        return key
 
-    def problems(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
+    def violations(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
         """Every rule that a tile breaks, this device's accuracy among them."""
-        assert row.cuda is not None
-        if isinstance(row.cuda, CudaFamily):
-            if (reason := row.cuda.unable(conv, self._accuracy)) is not None:
-                return [reason]
-            if not allows(self._accuracy, self.accuracy(tile)):
-                return [f"`product` (={tile.product}) needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
-            return row.cuda.problems(conv, tile, self.gpu)
-        allowed = self._products(conv)
-        if tile.product not in allowed:
-            return [f"`product` (={tile.product}) must be one of {', '.join(allowed)} for `accuracy` {self._accuracy}"]
-        if not allows(self._accuracy, self.accuracy(tile)):
-            return [f"`outputs` (={tile.outputs}) of {tile.dtype} needs `accuracy` {self.accuracy(tile)}, not {self._accuracy}"]
-        return problems(conv, tile, self.gpu, row.cuda)
+        schedule = row.on_gpu
+        if (reason := schedule.unsupported_reason(conv, self._accuracy)) is not None:
+            return [reason]
+        if broken := schedule.violations(conv, tile, self.gpu):
+            return broken
+        if not allows(self._accuracy, tile.arithmetic.accuracy):
+            return [f"`product` (={tile.product}) needs `accuracy` {tile.arithmetic.accuracy}, not {self._accuracy}"]
+        if not allows(self._accuracy, tile.accuracy):
+            return [f"`outputs` (={tile.outputs}) of {tile.dtype} needs `accuracy` {tile.accuracy}, not {self._accuracy}"]
+        return []
 
-    def pack(self, conv: Conv2d, tile: Tile) -> Any:
+    def pack(self, conv: Conv2d, row: Schedule, tile: Tile) -> Any:
         """How filters are packed for a tile."""
-        return pack_of(conv, tile) if type(tile) is CudaTile else tile.pack(conv)
+        return row.on_gpu.pack(conv, tile)
+
+    def workspace_bytes(self, conv: Conv2d, row: Schedule, tile: Tile) -> int:
+        """Bytes beside its tensors that a call is given."""
+        return row.on_gpu.workspace_bytes(conv, tile)
 
     def build(self, conv: Conv2d, row: Schedule, tile: Tile, path: Path) -> Kernel:
         """Compiles into the library `path`."""
-        assert row.cuda is not None
         compiled = codegen_cuda.compile_module(cuda_lowering.lower(conv, row, tile, self.gpu), self.gpu)
         compiled.export(path)
-        return Kernel(row.cuda.made_bytes(conv, tile), compiled.fingerprint)
+        return Kernel(self.workspace_bytes(conv, row, tile), compiled.fingerprint)
 
     def accuracy(self, tile: Tile) -> Accuracy:
         """The arithmetic of a tile's kernel."""
-        accuracy: Accuracy = "winograd" if tile.outputs and not tile.in_rows and tile.dtype != "float32" else tile.arithmetic.accuracy
+        accuracy: Accuracy = tile.accuracy
         return accuracy
 
     def proven(self, conv: Conv2d, tile: Tile) -> bool:
-        """Whether a tile that nobody tuned for this problem may be used: not Winograd's form where its errors are near the tolerance, nor
-        float32 along rows, which is still to be measured.
-        """
-        if tile.outputs == 0 or tile.in_rows:
-            return bool(tile.outputs == 0 or ELEMENT_TYPES[tile.dtype].narrow)
-        return bool(tile.outputs <= 4 and trusted(conv, tile.outputs, self.accuracy(tile)))
+        """Whether a tile that nobody tuned for this problem may be used."""
+        return bool(tile.proven(conv))
 
     def alike(self, conv: Conv2d, other: Conv2d) -> bool:
         """Whether a tile that was tuned for the other layer, of the same family, is expected to do better than the model's.

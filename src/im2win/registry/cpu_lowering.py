@@ -18,7 +18,7 @@ def lower(conv: Conv2d, algorithm: Schedule, tile: Any, machine: Machine) -> tvm
     Raises:
         TileError: the tile is not legal.
     """
-    broken = algorithm.scheduler.problems(conv, tile, machine)
+    broken = algorithm.scheduler.violations(conv, tile, machine)
     if broken:
         raise TileError(f"{algorithm.key} on {conv}: " + "; ".join(broken) + ".")
     module: tvm.IRModule = algorithm.scheduler.module(conv, algorithm, tile)

@@ -37,10 +37,10 @@ class Scheduler(Protocol):
     def family(self) -> str: ...
     @property
     def exact(self) -> bool: ...
-    def unable(self, conv: Conv2d) -> str | None: ...
+    def unsupported_reason(self, conv: Conv2d) -> str | None: ...
     def tile(self, values: Mapping[str, Any]) -> Any: ...
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]: ...
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]: ...
+    def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]: ...
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any: ...
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any: ...
     def held_bytes(self, conv: Conv2d, tile: Any) -> int: ...
@@ -59,7 +59,7 @@ class Windows:
     family = "windows"
     exact = True
 
-    def unable(self, conv: Conv2d) -> str | None:
+    def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem: there is always one."""
         return None
 
@@ -71,9 +71,9 @@ class Windows:
         """Every tile worth a trial."""
         return list(windows_space.space(conv, machine, matrix=self.plan(conv).matrix))
 
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
+    def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
         """Every rule that a tile breaks."""
-        return legality.problems(conv, tile, machine, matrix=self.plan(conv).matrix)
+        return legality.violations(conv, tile, machine, matrix=self.plan(conv).matrix)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
@@ -92,19 +92,19 @@ class Windows:
 
 @dataclass(frozen=True)
 class CudaOnly:
-    """No schedule on CPUs: `unable` says so for every problem, and the rest is never asked for."""
+    """No schedule on CPUs: `unsupported_reason` says so for every problem, and the rest is never asked for."""
 
     family = "none"
     exact = False
 
-    def unable(self, conv: Conv2d) -> str | None:
+    def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem: there is none."""
         return "no CPU schedule"
 
     def _refused(self, *arguments: Any) -> Any:
         raise ValueError("the algorithm has no CPU schedule.")
 
-    tile = space = problems = estimate = module = held_bytes = _refused
+    tile = space = violations = estimate = module = held_bytes = _refused
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Winograd:
     family = "winograd"
     exact = False
 
-    def unable(self, conv: Conv2d) -> str | None:
+    def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem; None if one does."""
-        return winograd_legality.unable(conv)
+        return winograd_legality.unsupported_reason(conv)
 
     def tile(self, values: Mapping[str, Any]) -> Any:
         """A tile from its plain values; ValueError if they are none."""
@@ -126,9 +126,9 @@ class Winograd:
         """Every tile worth a trial."""
         return list(winograd_space.space(conv, machine))
 
-    def problems(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
+    def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
         """Every rule that a tile breaks."""
-        return winograd_legality.problems(conv, tile, machine)
+        return winograd_legality.violations(conv, tile, machine)
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`."""

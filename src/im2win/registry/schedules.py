@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from im2win.compute import direct, im2col, im2win, mcfa, mec
-from im2win.numerics.winograd_tiling import refusal
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
 from im2win.registry.cpu_schedules import CudaOnly, Scheduler, Windows, Winograd
 from im2win.schedules.cpu.kernel import Plan, Where
-from im2win.schedules.cuda.families.base import CudaFamily
-from im2win.schedules.cuda.families.persistent import PersistentPlan
-from im2win.schedules.cuda.families.split_k import SplitPlan
-from im2win.schedules.cuda.families.warp_specialized import StreamedPlan
-from im2win.schedules.cuda.kernels.output_parts import InParts
-from im2win.schedules.cuda.plan import CudaPlan, WinogradPlan
-from im2win.schedules.studies.winograd_tc.plan import TensorCorePlan
+from im2win.schedules.cuda.families import tma
+from im2win.schedules.cuda.families.base import CudaSchedule
+from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
+from im2win.schedules.cuda.families.split_k import SplitK
+from im2win.schedules.cuda.families.winograd import WinogradBands
+from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
+from im2win.schedules.cuda.windows import WindowSource
+from im2win.schedules.studies.winograd_tc.family import TensorCores
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of
@@ -33,7 +33,7 @@ class Schedule:
     """How an algorithm runs.
 
     algorithm: the mathematics. name: of the schedule. title: what it does, in a few words.
-    cuda: how CUDA kernels take the algorithm's windows; None where they do not.
+    cuda: how it runs on GPUs; None where it does not.
     scheduler: how it is scheduled on CPUs.
     formula: bytes of what it stores, where that is not the algorithm's whole transformed tensor.
     """
@@ -41,7 +41,7 @@ class Schedule:
     algorithm: Algorithm
     name: str
     title: str
-    cuda: CudaPlan | None = None
+    cuda: CudaSchedule | None = None
     scheduler: Scheduler = CudaOnly()  # noqa: RUF009 - frozen, and without fields
     formula: Callable[[Conv2d], int] | None = None
 
@@ -63,6 +63,13 @@ class Schedule:
         """Bytes of the transformed tensor on a target, of a part of it where only parts are ever stored; for what it supports."""
         return self.transform_bytes(conv) if target == "cpu" or self.cuda is None else self.cuda.transform_bytes(conv)
 
+    @property
+    def on_gpu(self) -> CudaSchedule:
+        """How it runs on GPUs; TypeError where it does not."""
+        if self.cuda is None:
+            raise TypeError(f"{self.key} has no CUDA schedule.")
+        return self.cuda
+
     def plan(self, conv: Conv2d) -> Plan:
         """How a CPU schedule of windows treats the algorithm's transform; TypeError for other CPU schedules."""
         if not isinstance(self.scheduler, Windows):
@@ -79,19 +86,15 @@ class Schedule:
             return f"no schedule for target {target!r}"
         if conv.dtype != "float32":
             return f"CPU schedules compute float32, not {conv.dtype}"
-        return self.scheduler.unable(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
+        return self.scheduler.unsupported_reason(conv) or _too_large(self.stored_bytes(conv) // conv.itemsize)
 
     def _supports_cuda(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         if self.cuda is None:
             return "no CUDA schedule"
         if ELEMENT_TYPES[conv.out_dtype].integer and not conv.requantised and not activation_of(conv.activation).integers:
             return f"int8 sums are integers, which have no {conv.activation}"
-        if isinstance(self.cuda, CudaFamily) and (reason := self.cuda.unable(conv, accuracy)) is not None:
+        if (reason := self.cuda.unsupported_reason(conv, accuracy)) is not None:
             return reason
-        if isinstance(self.cuda, WinogradPlan) and (reason := refusal(conv, accuracy)) is not None:
-            return reason
-        if self.cuda.staged != "taps" and math.prod(conv.kernel) == 1:
-            return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
         return _too_large(self.stored_bytes(conv, "cuda") // conv.itemsize)
 
 
@@ -147,26 +150,35 @@ def _implicit_panel(conv: Conv2d, rows: int) -> int:
 
 
 _ROWS = (
-    Schedule(ALGORITHMS["direct"], "tiled", "block and register tiles", CudaPlan(staged="rows"), Windows(_direct, _pad_rows)),
-    Schedule(ALGORITHMS["direct"], "persistent", "persistent thread blocks, resident filters", PersistentPlan()),
-    Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", StreamedPlan()),
-    Schedule(ALGORITHMS["im2win"], "stored", "the whole tensor stored", CudaPlan("ncmku"), Windows(_im2win("root"), _nothing)),
     Schedule(
-        ALGORITHMS["im2win"], "fused", "the tensor made row by row inside the product", CudaPlan(staged="windows"),
+        ALGORITHMS["direct"], "tiled", "block and register tiles", Multistage(WindowSource(staged="rows")), Windows(_direct, _pad_rows),
+    ),
+    Schedule(ALGORITHMS["direct"], "persistent", "persistent thread blocks, resident filters", tma.PERSISTENT),
+    Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", tma.WARP_SPECIALIZED),
+    Schedule(
+        ALGORITHMS["im2win"], "stored", "the whole tensor stored", Multistage(WindowSource("ncmku")), Windows(_im2win("root"), _nothing),
+    ),
+    Schedule(
+        ALGORITHMS["im2win"], "fused", "the tensor made row by row inside the product", Multistage(WindowSource(staged="windows")),
         Windows(_im2win("strip"), _im2win_rows), formula=direct.transform_bytes,
     ),
-    Schedule(ALGORITHMS["im2col"], "tiled", "the whole matrix stored", CudaPlan("ncuvmx"), Windows(_im2col("root"), _nothing)),
-    Schedule(ALGORITHMS["implicit_gemm"], "tiled", "block and register tiles", CudaPlan(), Windows(_implicit, _implicit_panel)),
     Schedule(
-        ALGORITHMS["implicit_gemm"], "split_k", "the sum in parts, added up by a second kernel", SplitPlan(),
-        formula=SplitPlan().transform_bytes,
+        ALGORITHMS["im2col"], "tiled", "the whole matrix stored", Multistage(WindowSource("ncuvmx")), Windows(_im2col("root"), _nothing),
     ),
-    Schedule(ALGORITHMS["mec"], "tiled", "the lowered tensor stored", CudaPlan("ncxyv"), Windows(_mec, _nothing)),
-    Schedule(ALGORITHMS["mcfa"], "tiled", "the matrix stored block by block", InParts("ncuvmx"), Windows(_mcfa, _im2col_rows)),
-    Schedule(ALGORITHMS["winograd"], "tiled", "bands of transformed tiles", WinogradPlan(), Winograd()),
+    Schedule(ALGORITHMS["implicit_gemm"], "tiled", "block and register tiles", Multistage(), Windows(_implicit, _implicit_panel)),
     Schedule(
-        ALGORITHMS["winograd"], "tensor_cores", "transform and product fused, on tensor cores", TensorCorePlan(),
-        formula=TensorCorePlan().transform_bytes,
+        ALGORITHMS["implicit_gemm"], "split_k", "the sum in parts, added up by a second kernel", SplitK(),
+        formula=SplitK().transform_bytes,
+    ),
+    Schedule(ALGORITHMS["mec"], "tiled", "the lowered tensor stored", Multistage(WindowSource("ncxyv")), Windows(_mec, _nothing)),
+    Schedule(
+        ALGORITHMS["mcfa"], "tiled", "the matrix stored block by block", OutputParts(WindowsInParts("ncuvmx")),
+        Windows(_mcfa, _im2col_rows),
+    ),
+    Schedule(ALGORITHMS["winograd"], "tiled", "bands of transformed tiles", WinogradBands(), Winograd()),
+    Schedule(
+        ALGORITHMS["winograd"], "tensor_cores", "transform and product fused, on tensor cores", TensorCores(),
+        formula=TensorCores().transform_bytes,
     ),
 )  # fmt: skip
 SCHEDULES: dict[str, Schedule] = {row.key: row for row in _ROWS}

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win.reports import clusters as cluster_report
 from im2win.reports import deploy as deploy_report
 from im2win.reports import search as search_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import winograd_tc as fused_report
-from im2win.studies.entries import CLUSTERS, SLIDING, WINOGRAD_TC
+from im2win.studies.entries import SLIDING, WINOGRAD_TC
 
 Study = Mapping[str, Any]
 
@@ -24,7 +23,6 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     search_report.STUDY: search_report.table,
     SLIDING: sliding_report.table,
     WINOGRAD_TC: fused_report.table,
-    CLUSTERS: cluster_report.table,
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,

@@ -18,7 +18,10 @@ _STAGES = {PROTOTYPE: "unfused", "pkf-shmem-16": "PKF-Shmem-16", "pkf-shmem-32":
 _NAMES = {"winograd": "cuDNN Winograd", "cudnn": "cuDNN best", SYNCHRONOUS: "synchronous", **_STAGES, OTHERS: "our best", TVM: "TVM"}
 _LINES = {
     "float16": {**_STAGES, OTHERS: "our best", TVM: "TVM"},
-    "int8": {**{f"{INTEGERS}-{form}": name for form, name in _STAGES.items()}, INTEGERS: "our best", REQUANTISED: "our best, int8 to int8"},
+    "int8": {
+        **{f"{INTEGERS}-{form}": name for form, name in _STAGES.items() if form != WHOLE},
+        INTEGERS: "our best", REQUANTISED: "our best, int8 to int8",
+    },
 }
 """What the panels of a type show: labels by form."""
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -123,7 +126,7 @@ def _integers(entries: Sequence[Entry]) -> list[str]:
         cells = _cells(entries, problem, {form: found[form] for form in (INTEGERS, *INT8)})
         rows.append([problem[0], str(problem[1]), f"{problem[2]}x{problem[2]}", *cells, _ratio(found[INTEGERS], best), error])
     columns = ["layout", "images", "map", "int8 without Winograd ms", "unfused ms", *(f"{_STAGES[form]} ms" for form in FUSED),
-               "one kernel ms", "best Winograd over without", "its error"]  # fmt: skip
+               "best Winograd over without", "its error"]  # fmt: skip
     return ["In int8:", markdown.table(columns, rows, words=3)]
 
 

@@ -13,7 +13,6 @@ def last_rung(names: Sequence[str], rungs: Container[str]) -> str:
     return next((name for name in reversed(names) if name in rungs), names[-1])
 
 
-CLUSTERS = "clusters"
 TAPS, ROWS, STAYS = "taps", "rows", "stays"  # kinds of tiles
 
 SLIDING = "sliding-window"
@@ -24,4 +23,4 @@ PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous
 FUSED = ("pkf-shmem-16", "pkf-shmem-32", "pkf-llc-16", "pkf-llc-32")
 REQUANTISED = "requantised"  # int8 to int8, without Winograd's form
 REQUANTISED_PEER = f"{REQUANTISED}-cudnn_"  # and so on: cuDNN's algorithms by name on the same problem
-INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED, WHOLE))  # Winograd's form in int8
+INT8 = tuple(f"{INTEGERS}-{form}" for form in (PROTOTYPE, *FUSED))  # Winograd's form in int8

@@ -77,7 +77,7 @@ class SlidingRecipe:
         Raises:
             TileError: it could not be launched.
         """
-        broken = sliding.problems(self.conv, self.form, self.block, self.gpu)
+        broken = sliding.violations(self.conv, self.form, self.block, self.gpu)
         if broken:
             raise TileError("; ".join(broken) + ".")
         kernel = sliding.sliding_kernel(self.conv, self.form, self.block, SYMBOL)

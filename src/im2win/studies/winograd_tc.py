@@ -49,9 +49,8 @@ The prototype's warps each load what they multiply; in the synchronous one a thr
 """
 INT8_FORMS: dict[str, dict[str, Any]] = {
     **{f"{INTEGERS}-{form}": common for form, common in FORMS.items() if form != SYNCHRONOUS},
-    f"{INTEGERS}-{WHOLE}": {"mapping": "whole", "fusion": "whole"},
 }
-"""The same in int8, and one kernel that does everything."""
+"""The same in int8."""
 
 Try = tuple[str, int]
 """(form, place of the tile in the model's order)"""

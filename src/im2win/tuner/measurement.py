@@ -59,8 +59,8 @@ class Measurement:
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
         backend, row = self.session.backend, schedule_of(choice.algorithm)
-        made = row.cuda.made_bytes(self.session.conv, choice.tile) if backend.target == "cuda" and row.cuda else 0
-        return backend.pack(self.session.conv, choice.tile), backend.accuracy(choice.tile), made
+        conv, tile = self.session.conv, choice.tile
+        return backend.pack(conv, row, tile), backend.accuracy(tile), backend.workspace_bytes(conv, row, tile)
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         """Checks and times built candidates in the measuring process."""

@@ -14,7 +14,7 @@ import tvm
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
-from im2win.records.lookup import stale, tile_problems
+from im2win.records.lookup import stale, tile_violations
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for
 from im2win.registry.schedules import schedule_of
@@ -88,7 +88,7 @@ class Session:
         legal = (
             record
             for record in sorted(old.values(), key=lambda record: record.cost)
-            if not tile_problems(self.conv, record.method, record.tile, self.device, accuracy)
+            if not tile_violations(self.conv, record.method, record.tile, self.device, accuracy)
         )
         return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
 
@@ -111,7 +111,7 @@ class Session:
         for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.method in names:
                 choice = self._choice(self.conv, record)
-                if self.backend.problems(self.conv, schedule_of(record.method), choice.tile):
+                if self.backend.violations(self.conv, schedule_of(record.method), choice.tile):
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
                 self.seconds[choice.key] = record.seconds

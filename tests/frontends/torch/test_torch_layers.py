@@ -164,8 +164,8 @@ def test_a_gpus_layer_runs_and_packs_in_place(algorithm: str, monkeypatch: pytes
     row, backend = schedule_of(algorithm), backend_for(H200)
     _, tile = backend.ranked(conv, row)[0]
     seen: list[Any] = []
-    made = row.cuda.made_bytes(conv, tile) // conv.itemsize if row.cuda else 0
-    manifest = SimpleNamespace(pack=backend.pack(conv, tile), made=made)
+    made = row.on_gpu.workspace_bytes(conv, tile) // conv.itemsize
+    manifest = SimpleNamespace(pack=row.on_gpu.pack(conv, tile), made=made)
     op: Any = SimpleNamespace(conv=conv, manifest=manifest, kernels=lambda *tensors: seen.extend(tensors))
     monkeypatch.setattr(cuda_runtime, "_upload", lambda array, device: torch.from_numpy(array).clone())
     w, bias = integers(*conv.filter_shape).half(), integers(64).half()

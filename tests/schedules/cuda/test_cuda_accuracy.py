@@ -15,8 +15,9 @@ from oracle import Array, normal_tensors
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error, reference
 from im2win.numerics.tolerance import tolerance
+from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.space.multistage import products
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile, promoted
+from im2win.schedules.cuda.tiles.multistage import MultistageTile, promoted
 from im2win.spec.conv2d import Conv2d
 
 # Sums of 576 products, the everyday depth, and of 2304, where float32 itself has drifted.
@@ -29,8 +30,8 @@ def kernels(conv: Conv2d) -> list[Kernel]:
     patch, made = (1, *conv.output_size), []
     for product in products(conv, H200):
         windows, stages = (64, 3) if PRODUCTS[product].unit == "warpgroup" else (32, 2)
-        made.append(("implicit_gemm/tiled", CudaTile(product, 16, 64, 16, windows, 1, stages, "uvc")))
-        made.append(("direct/tiled", CudaTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *patch)))
+        made.append(("implicit_gemm/tiled", MultistageTile(product, 16, 64, 16, windows, 1, stages, "uvc")))
+        made.append(("direct/tiled", MultistageTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *patch)))
     return made
 
 

@@ -17,11 +17,12 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error
 from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.epilogue.store import run_length
 from im2win.schedules.cuda.kernels.multistage import operand_of
 from im2win.schedules.cuda.loaders.halo_tile import chunks
 from im2win.schedules.cuda.space.multistage import products
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.activations import ACTIVATIONS
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.dtypes import DTYPES
@@ -86,8 +87,8 @@ def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
 # --- tiles by hand
 
 
-def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *patch: int) -> CudaTile:
-    return CudaTile(product, *block, *warp, slabs, stages, order, *patch)
+def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *patch: int) -> MultistageTile:
+    return MultistageTile(product, *block, *warp, slabs, stages, order, *patch)
 
 
 DEPTHS = {

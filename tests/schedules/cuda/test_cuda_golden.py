@@ -11,7 +11,7 @@ import pytest
 from emulated import MARK, Kernel, generated
 from paths import ROOT
 
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
@@ -20,14 +20,14 @@ UPDATE = "--update-golden"
 
 # One kernel of each kind, and among them every arithmetic on float32, tensor cores, a transform, and an epilogue.
 KERNELS: dict[str, tuple[str, Kernel]] = {
-    "gather": ("n8-c64x28x28-k64x3x3-p1", ("implicit_gemm/tiled", CudaTile("tf32x3", 64, 64, 32, 32, 1, 3, "uvc"))),
-    "gather_fetched": ("n8-c64x28x28-k64x3x3-p1-float16-bias-relu", ("im2win/stored", CudaTile("f16", 64, 64, 32, 32, 1, 3, "uvc"))),
-    "patch": ("n8-c64x28x28-k64x3x3-p1-NHWC", ("im2win/fused", CudaTile("tf32", 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 14))),
+    "gather": ("n8-c64x28x28-k64x3x3-p1", ("implicit_gemm/tiled", MultistageTile("tf32x3", 64, 64, 32, 32, 1, 3, "uvc"))),
+    "gather_fetched": ("n8-c64x28x28-k64x3x3-p1-float16-bias-relu", ("im2win/stored", MultistageTile("f16", 64, 64, 32, 32, 1, 3, "uvc"))),
+    "patch": ("n8-c64x28x28-k64x3x3-p1-NHWC", ("im2win/fused", MultistageTile("tf32", 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 14))),
     "fused": (
         "n1-c32x56x56-k32x3x3-p1-float16-NHWC-bias-relu",
         ("winograd/tensor_cores", TensorCoreTile(2, 16, 32, 16, "16x16x16", "sync_free", "shmem")),
     ),
-    "planes": ("n8-c3x224x224-k64x7x7-s2-p3", ("direct/tiled", CudaTile("fma", 16, 128, 16, 128, 1, 3, "cuv", 1, 8, 16))),
+    "planes": ("n8-c3x224x224-k64x7x7-s2-p3", ("direct/tiled", MultistageTile("fma", 16, 128, 16, 128, 1, 3, "cuv", 1, 8, 16))),
 }
 
 

@@ -15,21 +15,23 @@ from oracle import exact_tensors
 from im2win.device.gpu import H200
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import Kernels
-from im2win.schedules.cuda.kernels.output_parts import InParts
+from im2win.schedules.cuda.families.multistage import OutputParts
+from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
 from im2win.schedules.cuda.model.multistage import estimate
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 
-PLAN = schedule_of("mcfa/tiled").cuda
-assert isinstance(PLAN, InParts)
+SCHEDULE = schedule_of("mcfa/tiled").on_gpu
+assert isinstance(SCHEDULE, OutputParts)
+PLAN = SCHEDULE.windows
 CONVS = [Conv2d.parse(key) for key, _ in REGIMES]
 LARGE = [layer.conv for name in ("papers12", "resnet50") for batch in (1, 128) for layer in suite(name, batch)]
 
 
 @pytest.mark.parametrize("plan", [PLAN, SMALL_PARTS], ids=["default", "small"])
 @pytest.mark.parametrize("conv", [*CONVS, *LARGE], ids=str)
-def test_parts_cover_the_output_and_keep_to_their_size(conv: Conv2d, plan: InParts) -> None:
+def test_parts_cover_the_output_and_keep_to_their_size(conv: Conv2d, plan: WindowsInParts) -> None:
     parts, (height, width) = plan.parts(conv), conv.output_size
     assert parts.images == 1 or parts.rows == height, "whole images, or rows of one"
     images, bands = parts.count // parts.bands, parts.bands
@@ -37,7 +39,7 @@ def test_parts_cover_the_output_and_keep_to_their_size(conv: Conv2d, plan: InPar
     assert (parts.problem.batch, *parts.problem.output_size) == (parts.images, parts.rows, width)
     depth = conv.in_channels * math.prod(conv.kernel)
     assert plan.transform_bytes(conv) == parts.images * parts.rows * width * depth * conv.itemsize
-    wanted = max(plan.workspace_bytes, plan.least_outputs // conv.out_channels * depth * conv.itemsize)
+    wanted = max(plan.wanted_bytes, plan.least_outputs // conv.out_channels * depth * conv.itemsize)
     row_bytes = width * depth * conv.itemsize
     assert plan.transform_bytes(conv) <= max(2 * wanted, row_bytes)
     assert plan.parts(parts.problem).count == 1, "a part is not cut again"
@@ -63,7 +65,7 @@ def test_small_parts_are_of_every_kind() -> None:
 
 def test_a_transform_and_a_product_in_turn() -> None:
     conv = Conv2d.parse("n2-c20x9x10-k24x3x3-p1")
-    launches = generated(conv, "mcfa/tiled", CudaTile("fma", 32, 64, 16, 32, 1, 2, "uvc")).launches
+    launches = generated(conv, "mcfa/tiled", MultistageTile("fma", 32, 64, 16, 32, 1, 2, "uvc")).launches
     both, alone = launches[:-10], launches[-10:]
     assert [launch.kernel for launch in both] == ["conv2d_kernel", "conv2d_kernel_1"] * SMALL_PARTS.parts(conv).count
     assert {launch.kernel for launch in alone} == {"transform_parts_kernel"}
@@ -74,7 +76,7 @@ def test_a_transform_and_a_product_in_turn() -> None:
 def test_loads_of_a_part_are_wide() -> None:
     """Where input and output are alike, launches share products of a part's number; a kernel must still see what they are multiples of."""
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype="float16", layout="NHWC")
-    source = generated(conv, "mcfa/tiled", CudaTile("f16", 64, 64, 32, 32, 1, 2, "uvc")).source
+    source = generated(conv, "mcfa/tiled", MultistageTile("f16", 64, 64, 32, 32, 1, 2, "uvc")).source
     assert "= *(uint4*)(input_ptr + " in source and "make_uint4(input_ptr" not in source
 
 
@@ -85,10 +87,10 @@ def test_loads_of_a_part_are_wide() -> None:
 def test_stores_of_parts_of_any_height(rows: int, run: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = Conv2d.parse("n2-c8x8x6-k24x3x3-p1-bias-add").with_(layout=layout)
     name = f"mcfa, {rows} rows"
-    plan = InParts("ncuvmx", workspace_bytes=rows * 6 * 72 * 4, least_outputs=1)
-    monkeypatch.setitem(ROWS, name, replace(ROWS["mcfa/tiled"], cuda=plan))
+    plan = WindowsInParts("ncuvmx", wanted_bytes=rows * 6 * 72 * 4, least_outputs=1)
+    monkeypatch.setitem(ROWS, name, replace(ROWS["mcfa/tiled"], cuda=OutputParts(plan)))
     assert (plan.parts(conv).rows, plan.parts(conv).images) == (rows, 1)
-    kernels = [(name, CudaTile(product, 32, 64, 16, 32, 1, 2, "uvc")) for product in ("tf32", "fma")]
+    kernels = [(name, MultistageTile(product, 32, 64, 16, 32, 1, 2, "uvc")) for product in ("tf32", "fma")]
     tensors = typed(conv, exact_tensors(conv))
     assert not differences(conv, kernels, Emulated(conv, kernels)(tensors), expected(conv, tensors))
     source = generated(conv, *kernels[0]).source
@@ -98,8 +100,8 @@ def test_stores_of_parts_of_any_height(rows: int, run: int, layout: str, monkeyp
 
 def test_the_model_prices_launches_and_empty_places() -> None:
     """More parts cost more time, and less memory."""
-    conv, tile = Conv2d(128, 64, 56, 56, 64, 3), CudaTile("tf32x3", 64, 128, 32, 64, 1, 3, "uvc")
-    plans = [replace(PLAN, workspace_bytes=32 << shift, least_outputs=1) for shift in (16, 18, 20, 23)]
+    conv, tile = Conv2d(128, 64, 56, 56, 64, 3), MultistageTile("tf32x3", 64, 128, 32, 64, 1, 3, "uvc")
+    plans = [replace(PLAN, wanted_bytes=32 << shift, least_outputs=1) for shift in (16, 18, 20, 23)]
     seconds = [estimate(conv, tile, H200, plan).seconds for plan in plans]
     assert seconds == sorted(seconds, reverse=True) and seconds[0] > 3 * seconds[-1]
     bytes_ = [plan.transform_bytes(conv) for plan in plans]

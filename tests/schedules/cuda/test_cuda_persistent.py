@@ -16,10 +16,10 @@ from im2win.packing import codec as packs
 from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.kernels.persistent import grid
-from im2win.schedules.cuda.legality.persistent import problems, unable
+from im2win.schedules.cuda.legality.persistent import unsupported_reason, violations
 from im2win.schedules.cuda.space.persistent import patches, space
-from im2win.schedules.cuda.tiles.persistent import Field, PersistentTile
+from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
+from im2win.schedules.cuda.tiles.persistent import HaloTile, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 ROW = schedule_of("direct/persistent")
@@ -32,7 +32,7 @@ def tile(*numbers: int, product: str = "wg_f16") -> PersistentTile:
 
 
 def made(conv: Conv2d, one: PersistentTile) -> Made:
-    assert ROW.cuda is not None and problems(conv, one, SMALL) == []
+    assert ROW.cuda is not None and violations(conv, one, SMALL) == []
     source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))
 
@@ -106,13 +106,14 @@ def test_boxes() -> None:
 
 def test_a_patch_in_shared_memory() -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-float16-NHWC")
-    field = Field(conv, tile(64, 4, 56, 1, 2, 2))
+    field = HaloTile(conv, tile(64, 4, 56, 1, 2, 2))
     assert (field.pitch, field.lines, field.pixels, field.columns) == (58, 6, 348, 232)
     assert field.patches == 14 and [field.shift(1, 2), field.shift(0, 1)] == [60, 1]
-    strided = Field(conv.with_(stride=2), tile(64, 4, 14, 1, 2, 2))
+    strided = HaloTile(conv.with_(stride=2), tile(64, 4, 14, 1, 2, 2))
     assert (strided.planes, strided.pitch, strided.lines, strided.plane) == ((2, 2), 15, 5, 80)
     assert [strided.shift(u, v) for u, v in ((0, 1), (1, 0), (2, 2))] == [80, 160, 16]
-    assert grid(conv, tile(64, 4, 56, 1, 2, 2), H200) == 7 and grid(conv.with_(batch=99), tile(64, 4, 56, 1, 2, 2), H200) == 132
+    one = tile(64, 4, 56, 1, 2, 2)
+    assert resident_grid(conv, one, H200) == 7 and resident_grid(conv.with_(batch=99), one, H200) == 132
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_a_patch_in_shared_memory() -> None:
     ],
 )
 def test_rules(key: str, change: dict[str, object], message: str) -> None:
-    found = problems(Conv2d.parse(key), replace(GOOD, **change), H200)  # type: ignore[arg-type]
+    found = violations(Conv2d.parse(key), replace(GOOD, **change), H200)  # type: ignore[arg-type]
     assert any(message in one for one in found), found
 
 
@@ -154,7 +155,7 @@ def test_rules(key: str, change: dict[str, object], message: str) -> None:
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
     conv = Conv2d.parse(key)
-    assert reason in str(unable(conv)) and reason in str(ROW.supports(conv, "cuda"))
+    assert reason in str(unsupported_reason(conv)) and reason in str(ROW.supports(conv, "cuda"))
     assert space(conv, H200) == []
 
 
@@ -162,10 +163,10 @@ def test_the_space() -> None:
     """Legal tiles only; patches that divide the output first; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n16-c64x224x224-k64x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert len(found) > 50 and all(problems(conv, one, H200) == [] for one in found) and patches(conv, 256)[0] == (4, 56)
+    assert len(found) > 50 and all(violations(conv, one, H200) == [] for one in found) and patches(conv, 256)[0] == (4, 56)
     backend = backend_for(H200, "exact")
     assert backend.tile(ROW, found[0].as_dict()) == found[0] and backend.accuracy(found[0]) == "exact"
-    pack = backend.pack(conv, found[0])
+    pack = backend.pack(conv, ROW, found[0])
     assert packs.from_dict(packs.as_dict(pack)) == pack and pack.shape(conv)[1:] == (18, 2048)
     cost, best = backend.ranked(conv, ROW)[0]
     assert best.groups == 2 and 50e-6 < cost < 150e-6 and backend.proven(conv, best)

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 from emulated import Emulated, differences, expected, generated, typed
-from im2win.schedules.cuda.tile_scheduler.split_k import SplitTile
 from oracle import exact_tensors
 
 from im2win.device.gpu import H200
@@ -16,17 +15,17 @@ from im2win.packing.split_k import parts_problem
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.families.split_k import SplitPlan
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.families.split_k import SplitK
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
-NAME, PLAN = "implicit_gemm/split_k", SplitPlan()
+NAME, PLAN = "implicit_gemm/split_k", SplitK()
 LAST = "n1-c512x7x7-k512x3x3-p1"  # of a network for one image: 49 windows, and sums of 4608 products
 
 
-def tile(product: str, split: int, windows: int = 32, channels: int = 32) -> SplitTile:
+def tile(product: str, split: int, windows: int = 32, channels: int = 32) -> MultistageTile:
     stages = 3 if product.startswith("wg_") else 2
-    return SplitTile(product, 64, 64, channels, windows, 1, stages, "uvc", split=split)
+    return MultistageTile(product, 64, 64, channels, windows, 1, stages, "uvc", split=split)
 
 
 EXACT = {
@@ -43,7 +42,7 @@ EXACT = {
 def test_outputs_are_exact(name: str) -> None:
     key, one = EXACT[name]
     conv = Conv2d.parse(key)
-    assert PLAN.problems(conv, one, H200) == []
+    assert PLAN.violations(conv, one, H200) == []
     kernels = [(NAME, one)]
     tensors = typed(conv, exact_tensors(conv))
     right, emulated = expected(conv, tensors), Emulated(conv, kernels)
@@ -65,14 +64,14 @@ def test_bytes_between_the_kernels() -> None:
     for dtype in ("float32", "float16", "int8"):
         conv = Conv2d.parse(LAST).with_(dtype=dtype)
         one = tile({"float32": "tf32x3", "float16": "f16", "int8": "s8"}[dtype], 4)
-        assert PLAN.made_bytes(conv, one) == 4 * 4 * math.prod(conv.output_shape)
+        assert PLAN.workspace_bytes(conv, one) == 4 * 4 * math.prod(conv.output_shape)
         assert schedule_of(NAME).stored_bytes(conv, "cuda") == 2 * 4 * math.prod(conv.output_shape)
 
 
 def test_filters_of_a_part_are_its_channels() -> None:
     conv = Conv2d.parse("n1-c64x8x8-k40x1x1-NHWC")
     w = np.arange(40 * 64, dtype=np.float32).reshape(conv.filter_shape)
-    pack = tile("fma", 2, 64).pack(conv)
+    pack = PLAN.pack(conv, tile("fma", 2, 64))
     packed = pack.filter(conv, w).reshape(pack.shape(conv))
     assert (packed[1].reshape(-1, 64)[:32, :40] == w[:, 32:, 0, 0].T).all()
     assert packs.from_dict(packs.as_dict(pack)) == pack
@@ -88,8 +87,8 @@ def test_filters_of_a_part_are_its_channels() -> None:
         ("n1-c128x8x8-k64x3x3", tile("f16", 2), "multiplies float16, not float32"),
     ],
 )
-def test_rules(key: str, one: SplitTile, reason: str) -> None:
-    assert reason in "; ".join(PLAN.problems(Conv2d.parse(key), one, H200))
+def test_rules(key: str, one: MultistageTile, reason: str) -> None:
+    assert reason in "; ".join(PLAN.violations(Conv2d.parse(key), one, H200))
 
 
 @pytest.mark.slow
@@ -100,8 +99,8 @@ def test_who_takes_them() -> None:
     assert cost < 0.5 * backend.ranked(conv, schedule_of("implicit_gemm/tiled"))[0][0] and best.split > 2
     assert default_tile(conv, machine=H200)[0] == NAME != default_tile(conv.with_(batch=64), machine=H200)[0]
     assert {one.product for _, one in backend_for(H200, "exact").ranked(conv, schedule_of(NAME))} == {"fma"}
-    [refused] = backend_for(H200, "exact").problems(conv, schedule_of(NAME), best)
+    [refused] = backend_for(H200, "exact").violations(conv, schedule_of(NAME), best)
     assert refused == f"`product` (={best.product}) needs `accuracy` float32, not exact"
-    assert backend.tile(schedule_of(NAME), best.as_dict()) == best and type(best.inner) is CudaTile
+    assert backend.tile(schedule_of(NAME), best.as_dict()) == best and best.split > 1
     large = Conv2d.parse("n128-c256x56x56-k256x3x3-p1")
     assert backend.ranked(large, schedule_of(NAME))[0][0] > backend.ranked(large, schedule_of("implicit_gemm/tiled"))[0][0]

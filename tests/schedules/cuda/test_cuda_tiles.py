@@ -19,34 +19,32 @@ from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import FORMS, CudaPack, column, row
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
-from im2win.schedules.cuda.kernels.output_parts import InParts
-from im2win.schedules.cuda.legality.multistage import problems
-from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products, space
-from im2win.schedules.cuda.tiles.multistage import ORDERS, PRODUCTS, CudaTile
+from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products
+from im2win.schedules.cuda.tiles.multistage import ORDERS, MultistageTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.dtypes import DTYPES
 from im2win.spec.suites import SUITES
 
 CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 FEW = Conv2d.parse("n8-c3x32x32-k64x7x7-s2-p3")
-GATHER = CudaTile("fma", 64, 128, 32, 64, 1, 3, "uvc")
-GROUPS = CudaTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")
-GROUPS_PATCH = CudaTile("wg_tf32", 64, 128, 64, 64, 1, 3, "Cuvc", 1, 8, 14)
+GATHER = MultistageTile("fma", 64, 128, 32, 64, 1, 3, "uvc")
+GROUPS = MultistageTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")
+GROUPS_PATCH = MultistageTile("wg_tf32", 64, 128, 64, 64, 1, 3, "Cuvc", 1, 8, 14)
 LONG = Conv2d.parse("n8-c512x7x7-k512x3x3")
 MATRIX = replace(GATHER, product="tf32x3")
-PATCH = CudaTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
-PLANES = CudaTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
+PATCH = MultistageTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
+PLANES = MultistageTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
 PLANS = {"gather": (CONV, GATHER, "implicit_gemm/tiled"), "matrix": (CONV, MATRIX, "implicit_gemm/tiled"),
          "patch": (CONV, PATCH, "direct/tiled"),
          "planes": (FEW, PLANES, "direct/tiled"), "warpgroups": (LONG, GROUPS, "implicit_gemm/tiled"),
          "patch of warpgroups": (CONV, GROUPS_PATCH, "direct/tiled")}  # fmt: skip
 
 
-def broken(conv: Conv2d, tile: CudaTile, algorithm: str) -> list[str]:
-    plan = schedule_of(algorithm).cuda
-    assert plan is not None
-    return problems(conv, tile, H200, plan)
+def broken(conv: Conv2d, tile: MultistageTile, algorithm: str) -> list[str]:
+    return schedule_of(algorithm).on_gpu.violations(conv, tile, H200)
 
 
 # --- what is legal
@@ -110,11 +108,10 @@ def test_every_rule_by_itself(kind: str, changes: dict[str, Any], message: str) 
 
 def test_warpgroups_need_a_gpu_that_has_them() -> None:
     older = replace(H200, arch="sm_80")
-    plan = schedule_of("implicit_gemm/tiled").cuda
-    assert plan is not None
-    assert problems(LONG, GROUPS, older, plan) == ["`product` (=wg_tf32x3) needs compute capability 9.0, not sm_80"]
+    schedule = schedule_of("implicit_gemm/tiled").on_gpu
+    assert schedule.violations(LONG, GROUPS, older) == ["`product` (=wg_tf32x3) needs compute capability 9.0, not sm_80"]
     assert products(LONG, older) == ["fma", "tf32", "tf32x3"]
-    assert not any(tile.warpgroup for tile in space(LONG, older, plan, products(LONG, older)))
+    assert not any(tile.warpgroup for tile in schedule.space(LONG, older, "winograd"))
 
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
@@ -125,18 +122,18 @@ def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
 
 
 @st.composite
-def any_tiles(draw: st.DrawFn) -> CudaTile:
+def any_tiles(draw: st.DrawFn) -> MultistageTile:
     """Tiles of any numbers, more of them near legal ones."""
     count, size = st.integers(-1, 12), st.sampled_from((0, 4, 8, 16, 24, 32, 48, 64, 128, 512))
     patch = draw(st.sampled_from(((0, 0, 0), (1, 4, 4), (1, 8, 14)))) if draw(st.booleans()) else (draw(count), draw(count), draw(count))
     sizes = [draw(size) for _ in range(4)]
     product, order = draw(st.sampled_from((*PRODUCTS, "bf16"))), draw(st.sampled_from((*ORDERS, "vuc")))
-    return CudaTile(product, *sizes, draw(count), draw(count), order, *patch)
+    return MultistageTile(product, *sizes, draw(count), draw(count), order, *patch)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(any_tiles(), st.sampled_from(("implicit_gemm/tiled", "direct/tiled", "im2win/stored")), st.sampled_from((CONV, FEW)))
-def test_no_other_rule(tile: CudaTile, algorithm: str, conv: Conv2d) -> None:
+def test_no_other_rule(tile: MultistageTile, algorithm: str, conv: Conv2d) -> None:
     """Whatever the numbers are, the answer is a list of messages, and all of them are in the table."""
     forms = [_of_any_number(message) for _, _, message in RULES]
     for text in broken(conv, tile, algorithm):
@@ -169,11 +166,12 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     conv = Conv2d.parse(key).with_(dtype=dtype)
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
-        plan = schedule_of(algorithm).cuda
+        schedule = schedule_of(algorithm).on_gpu
+        patched = isinstance(schedule, Multistage) and schedule.windows.patched
         for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
             assert len(set(found)) == len(found)
-            assert bool(found) == (not (few and plan is not None and plan.patched and product != "fma")), (algorithm, product)
+            assert bool(found) == (not (few and patched and product != "fma")), (algorithm, product)
             assert all(tile.product == product and not broken(conv, tile, algorithm) for tile in found)
 
 
@@ -192,16 +190,17 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
     for key in ("n1-c20x9x10-k24x3x3-p1", "n1-c3x13x13-k16x5x5-s2-p2"):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
         for name in cuda_algorithms(conv):
-            plan = ROWS[name].cuda
-            assert plan is not None
-            in_parts = isinstance(plan, InParts)
+            schedule = ROWS[name].on_gpu
+            assert isinstance(schedule, Multistage)
+            windows, in_parts = schedule.windows, isinstance(schedule, OutputParts)
             for product in products(conv, H200):
                 for _, tile in sampled(conv, name, product):
                     launches = {launch.kernel: launch for launch in generated(conv, name, tile).launches}
                     launch = launches["conv2d_kernel_1" if in_parts else "conv2d_kernel"]
-                    assert launch.dynamic_bytes == shared_bytes(conv, tile, plan), tile
+                    assert launch.dynamic_bytes == shared_bytes(conv, tile, windows), tile
                     assert launch.block == (tile.threads, 1, 1)
-                    assert ("transform_kernel" in launches, "transform_parts_kernel" in launches) == (bool(plan.axes) > in_parts, in_parts)
+                    transforms = "transform_kernel" in launches, "transform_parts_kernel" in launches
+                    assert transforms == (bool(windows.axes) > in_parts, in_parts)
 
 
 # --- plain values
@@ -209,7 +208,7 @@ def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None
 
 def test_round_trip() -> None:
     for _, tile, _ in PLANS.values():
-        assert CudaTile.from_dict(tile.as_dict()) == tile
+        assert MultistageTile.from_dict(tile.as_dict()) == tile
 
 
 @pytest.mark.parametrize(
@@ -224,12 +223,12 @@ def test_round_trip() -> None:
 )
 def test_values_that_are_no_tile(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        CudaTile.from_dict({**GATHER.as_dict(), **values})
+        MultistageTile.from_dict({**GATHER.as_dict(), **values})
 
 
 def test_a_missing_field() -> None:
     with pytest.raises(ValueError, match=r"tile: fields \['block_m'\] must be \['band', 'block_m', 'block_n', "):
-        CudaTile.from_dict({"block_m": 64})
+        MultistageTile.from_dict({"block_m": 64})
 
 
 # --- filters

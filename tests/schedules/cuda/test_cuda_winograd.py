@@ -27,22 +27,21 @@ from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates
 from im2win.registry.sources import code_digest
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.multistage import pack_of, product_of
-from im2win.schedules.cuda.legality.multistage import problems
-from im2win.schedules.cuda.model.multistage import estimate
-from im2win.schedules.cuda.plan import WinogradPlan
 from im2win.schedules.cuda.space.multistage import BANDS
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 
-PLAN = WinogradPlan()
+PLAN = WinogradBands()
 
 
 def kernel(product: str, outputs: int, band: int = 0) -> Kernel:
     windows = 64 if product.startswith("wg_") else 32
-    return "winograd/tiled", CudaTile(product, 16, 64, 16, windows, 1, 3, "uvc", outputs=outputs, band=band)
+    return "winograd/tiled", MultistageTile(product, 16, 64, 16, windows, 1, 3, "uvc", outputs=outputs, band=band)
 
 
 # --- kernels
@@ -190,13 +189,12 @@ CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 )
 def test_rules(changes: dict[str, object], message: str) -> None:
     tile = replace(kernel("fma", 4, 32)[1], **changes)  # type: ignore[arg-type]
-    assert problems(CONV, tile, H200, PLAN) == [message]
+    assert PLAN.violations(CONV, tile, H200) == [message]
 
 
 def test_other_algorithms_have_no_such_tiles() -> None:
-    plan = ROWS["implicit_gemm/tiled"].cuda
-    assert plan is not None
-    [message] = problems(CONV, kernel("fma", 4)[1], H200, plan)
+    plan = ROWS["implicit_gemm/tiled"].on_gpu
+    [message] = plan.violations(CONV, kernel("fma", 4)[1], H200)
     assert message == "`outputs` (=4) and `band` (=0) must be 0: they are for Winograd's form"
 
 
@@ -207,16 +205,15 @@ def test_space(product: str) -> None:
     assert len(set(found)) == len(found) and {tile.outputs for tile in found} == ({2, 4, 6} if product == "fma" else {2, 4})
     assert any(tile.in_rows for tile in found) == product.startswith("wg_")
     for tile in found[:: max(len(found) // 50, 1)]:
-        assert problems(conv, tile, H200, PLAN) == [] and 0 < estimate(conv, tile, H200, PLAN).seconds < 1e-2
+        assert PLAN.violations(conv, tile, H200) == [] and 0 < PLAN.estimate(conv, tile, H200).seconds < 1e-2
 
 
 def test_fewer_products_are_estimated_to_be_faster() -> None:
     """Where channels are many: 36 products for 16 outputs instead of 144."""
     conv = Conv2d.parse("n128-c128x28x28-k128x3x3")
-    plan = ROWS["implicit_gemm/tiled"].cuda
-    assert plan is not None
-    winograd = min(estimate(conv, tile, H200, PLAN).seconds for tile in tiles(conv, "winograd/tiled", "fma"))
-    assert winograd < min(estimate(conv, tile, H200, plan).seconds for tile in tiles(conv, "implicit_gemm/tiled", "fma"))
+    plan = ROWS["implicit_gemm/tiled"].on_gpu
+    winograd = min(PLAN.estimate(conv, tile, H200).seconds for tile in tiles(conv, "winograd/tiled", "fma"))
+    assert winograd < min(plan.estimate(conv, tile, H200).seconds for tile in tiles(conv, "implicit_gemm/tiled", "fma"))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -224,7 +221,7 @@ def test_halves_are_estimated_to_be_faster(layout: str) -> None:
     """Half the bytes of every tensor."""
     conv = Conv2d(32, 256, 28, 28, 256, 3, padding=1, layout=layout)
     half, whole = (
-        min(estimate(one, tile, H200, PLAN).seconds for tile in tiles(one, "winograd/tiled", product))
+        min(PLAN.estimate(one, tile, H200).seconds for tile in tiles(one, "winograd/tiled", product))
         for one, product in ((conv.with_(dtype="float16"), "wg_f16"), (conv, "wg_tf32x3"))
     )
     assert 0.2 < half / whole < 0.7
@@ -257,7 +254,7 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
     for accuracy in ("exact", "float32", "tf32"):
         assert "winograd/tiled" not in [row.key for row in candidates("auto", bounded, "cuda", accuracy)]
         assert all(one.in_rows for _, one in backend_for(H200, accuracy).ranked(HALF, ROWS["winograd/tiled"]))
-        assert backend_for(H200, accuracy).problems(HALF, ROWS["winograd/tiled"], tile) == [
+        assert backend_for(H200, accuracy).violations(HALF, ROWS["winograd/tiled"], tile) == [
             f"`outputs` (=4) of float16 needs `accuracy` winograd, not {accuracy}"
         ]
     assert default_tile(HALF, "auto", H200)[0] != "winograd/tiled"
@@ -266,14 +263,14 @@ def test_halves_are_for_accuracy_winograd_only() -> None:
             candidates("winograd", bounded, "cuda", accuracy)
     lax = backend_for(H200, "winograd")
     assert [row.key for row in candidates("winograd", HALF, "cuda", "winograd")] == ["winograd/tiled", "winograd/tensor_cores"]
-    assert lax.problems(HALF, ROWS["winograd/tiled"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
+    assert lax.violations(HALF, ROWS["winograd/tiled"], tile) == [] and lax.proven(HALF, tile) and lax.accuracy(tile) == "winograd"
     assert lax.accuracy(replace(tile, outputs=0)) == "exact" and lax.accuracy(kernel("fma", 4)[1]) == "exact"
     assert ROWS["winograd/tiled"].supports(HALF, "cpu", "winograd") == "CPU schedules compute float32, not float16"
 
 
 def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> None:
     """Neither of this layer nor of its neighbour, however fast: only who asks for accuracy "winograd" gets it."""
-    direct = CudaTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
+    direct = MultistageTile("wg_f16", 128, 128, 128, 64, 1, 3, "uvc")
     facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     for algorithm, tile, seconds in (("winograd/tiled", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm/tiled", direct, 1e-3)):
         facts |= {"algorithm": algorithm, "generator": code_digest("cuda")}
@@ -293,7 +290,7 @@ def test_forms_of_halves() -> None:
     long = Conv2d(1, 8192, 9, 9, 64, 3, dtype="float16", activation="relu6")
     reason = "relu6 cuts off outputs of such long sums, but not the errors of transformed tiles in float16"
     assert forms(long) == () and ROWS["winograd/tiled"].supports(long, "cuda", "winograd") == reason
-    [message] = problems(HALF, kernel("f16", 6)[1], H200, PLAN)
+    [message] = PLAN.violations(HALF, kernel("f16", 6)[1], H200)
     assert message == "`outputs` (=6) must be one of 2, 4 for float16 and a kernel of 3 taps"
 
 

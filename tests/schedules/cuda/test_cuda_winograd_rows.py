@@ -16,17 +16,16 @@ from im2win.numerics.winograd_tiling import row_problem
 from im2win.packing.mma_fragments import CudaPack
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.multistage import pack_of, step_filters
-from im2win.schedules.cuda.legality.multistage import problems
-from im2win.schedules.cuda.plan import WinogradPlan
-from im2win.schedules.cuda.tiles.multistage import CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
-PLAN = WinogradPlan()
+PLAN = WinogradBands()
 
 
 def kernel(product: str, channels: int, windows: int, *patch: int, slabs: int = 1, stages: int = 3, across: int = 1) -> Kernel:
-    tile = CudaTile(product, channels * across, windows, channels, windows, slabs, stages, "Cuvc", *patch, outputs=2)
+    tile = MultistageTile(product, channels * across, windows, channels, windows, slabs, stages, "Cuvc", *patch, outputs=2)
     return "winograd/tiled", tile
 
 
@@ -48,7 +47,7 @@ EXACT = (
 def test_two_outputs_of_three_taps_are_exact(key: str, one: Kernel) -> None:
     """The matrices of F(2, 3) hold 0, 1 and halves: small integers stay exact."""
     conv = Conv2d.parse(key)
-    assert problems(conv, one[1], H200, PLAN) == []
+    assert PLAN.violations(conv, one[1], H200) == []
     tensors = typed(conv, exact_tensors(conv))
     right, emulated = expected(conv, tensors), Emulated(conv, [one])
     for seed in range(2):
@@ -106,7 +105,7 @@ GOOD = kernel("wg_tf32x3", 32, 64, 1, 8, 8)[1]
     ],
 )
 def test_rules(key: str, changes: dict[str, object], message: str) -> None:
-    [found] = problems(Conv2d.parse(key), replace(GOOD, **changes), H200, PLAN)  # type: ignore[arg-type]
+    [found] = PLAN.violations(Conv2d.parse(key), replace(GOOD, **changes), H200)  # type: ignore[arg-type]
     assert message in found
 
 
@@ -115,13 +114,13 @@ def test_who_takes_them() -> None:
     half = CONV.with_(dtype="float16")
     for conv, product in ((CONV, "wg_tf32x3"), (half, "wg_f16")):
         found = [tile for tile in tiles(conv, "winograd/tiled", product) if tile.in_rows]
-        assert found and all(problems(conv, tile, H200, PLAN) == [] for tile in found[::20])
+        assert found and all(PLAN.violations(conv, tile, H200) == [] for tile in found[::20])
         assert {backend_for(H200).proven(conv, tile) for tile in found[::20]} == {conv.dtype == "float16"}
     assert not default_tile(CONV, "winograd/tiled", H200)[1].in_rows
     assert not any(tile.in_rows for tile in tiles(half.with_(activation="relu6"), "winograd/tiled", "wg_f16"))
 
 
 def test_nothing_is_stored() -> None:
-    assert PLAN.made_bytes(CONV, GOOD) == 0
+    assert PLAN.workspace_bytes(CONV, GOOD) == 0
     launches = generated(CONV, "winograd/tiled", GOOD).launches
     assert len(launches) == 1

@@ -26,10 +26,10 @@ from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.cuda import CudaLayer
 from im2win.runtime.tensors import ArgumentError
+from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.epilogue.store import run_length
 from im2win.schedules.cuda.kernels.multistage import operand_of
-from im2win.schedules.cuda.kernels.split_k_tile import SplitTile
-from im2win.schedules.cuda.tiles.multistage import PRODUCTS, CudaTile
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d, ConvError
 
@@ -117,9 +117,9 @@ def test_every_algorithm(out: str, layout: str) -> None:
     check(conv, kernels)
 
 
-def _tile(product: str, warp: tuple[int, int]) -> CudaTile:
+def _tile(product: str, warp: tuple[int, int]) -> MultistageTile:
     stages = 3 if PRODUCTS[product].unit == "warpgroup" else 2
-    return CudaTile(product, warp[0], 2 * warp[1], *warp, 1, stages, "uvc")
+    return MultistageTile(product, warp[0], 2 * warp[1], *warp, 1, stages, "uvc")
 
 
 # (key, products and warps, the outputs of a store)
@@ -177,7 +177,7 @@ SPLIT = (
 
 @pytest.mark.parametrize("key", SPLIT)
 def test_sums_in_parts(key: str) -> None:
-    check(Conv2d.parse(key), [("implicit_gemm/split_k", SplitTile("s8", 32, 64, 32, 32, 1, 2, "uvc", split=2))])
+    check(Conv2d.parse(key), [("implicit_gemm/split_k", MultistageTile("s8", 32, 64, 32, 32, 1, 2, "uvc", split=2))])
 
 
 def test_roundings() -> None:
@@ -312,7 +312,7 @@ def test_records_of_the_same_sums_are_hints(tmp_path: Path) -> None:
     assert best in [choice.tile for choice in session.next_batch()]
 
 
-def _record(conv: Conv2d, tile: CudaTile) -> records.Record:
+def _record(conv: Conv2d, tile: MultistageTile) -> records.Record:
     import tvm
 
     from im2win import __version__

@@ -29,7 +29,7 @@ from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.manifest import Manifest, manifest_path
-from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
@@ -48,11 +48,6 @@ def kernels(fragment: str, block_k: int = 16) -> list[Kernel]:
     tiles = [TensorCoreTile(2, block_m, block_n, block_k, fragment, *way, "s8") for way in WAYS]
     tiles += [replace(tile, groups=2) for tile in tiles if tile.fusion == "shmem"]
     return [("winograd/tensor_cores", tile) for tile in tiles]
-
-
-def whole(block_m: int, block_n: int, fragment: str) -> TensorCoreTile:
-    """One kernel that does everything."""
-    return TensorCoreTile(2, block_m, block_n, 64, fragment, "whole", "whole", 0, "s8")
 
 
 def normal_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
@@ -83,39 +78,6 @@ def test_kernels_are_their_arithmetic_to_the_last_bit(key: str, fragment: str, b
         right = quantised.expected(conv, tensors)
         wrong = differences(conv, chosen, emulated(tensors, seed=1, resident=5), right)
         assert not wrong, f"{conv}, largest {largest}:\n" + "\n".join(wrong)
-
-
-WHOLE = (
-    ("n2-c40x9x10-k10x3x3-p1-int8", ((16, 16, "16x8x32"), (32, 16, "16x16x32")), "channels first, filters that fill no warp's"),
-    ("n2-c68x4x11-k27x3x3-p0.2.1.0-int8-NHWC-bias-add-relu", ((16, 32, "16x8x32"), (32, 32, "16x16x32")), "two slabs, the whole epilogue"),
-    ("n1-c36x5x7-k18x3x3-p1-int8-add", ((16, 32, "16x16x32"),), "rows that are no whole tiles, channels first"),
-    ("n1-c45x14x17-k20x3x3-int8-NHWC", ((16, 16, "16x16x32"), (32, 24, "16x8x32")), "channels one by one, two blocks of filters"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("key", "blocks"), [row[:2] for row in WHOLE])
-def test_one_kernel_for_everything_is_the_same_arithmetic(key: str, blocks: tuple[tuple[int, int, str], ...]) -> None:
-    conv = Conv2d.parse(key)
-    chosen: list[Kernel] = [("winograd/tensor_cores", whole(*block)) for block in blocks]
-    emulated = Emulated(conv, chosen)
-    for largest in (False, True):
-        tensors = quantised.random_tensors(conv, 0, largest)
-        wrong = differences(conv, chosen, emulated(tensors, seed=1, resident=2), quantised.expected(conv, tensors))
-        assert not wrong, f"{conv}, largest {largest}:\n" + "\n".join(wrong)
-
-
-def test_its_barrier_is_missed() -> None:
-    """Tiles are made by all warps of a block, for all of them."""
-    conv, chosen = Conv2d.parse("n1-c64x8x8-k32x3x3-p1-int8-NHWC"), [("winograd/tensor_cores", whole(16, 32, "16x16x32"))]
-    tensors = quantised.random_tensors(conv, 0)
-    right = quantised.expected(conv, tensors)
-
-    def without(text: str) -> str:
-        assert text.count("__syncthreads();") == 1
-        return text.replace("__syncthreads();", "")
-
-    emulated = Emulated(conv, chosen, without)
-    assert any(differences(conv, chosen, emulated(tensors, seed), right) for seed in range(4))
 
 
 def test_some_problems_lose_nothing() -> None:
@@ -215,10 +177,10 @@ def test_packs_refuse_what_they_are_not_for() -> None:
 
 def test_only_who_asks_for_it_gets_it() -> None:
     assert ROW in candidates("auto", CONV, "cuda", "winograd") and ROW not in candidates("auto", CONV, "cuda", "tf32")
-    [message] = backend_for(H200, "float32").problems(CONV, ROW, FUSED)
+    [message] = backend_for(H200, "float32").violations(CONV, ROW, FUSED)
     assert message == "int8 does not hold transformed tiles exactly; accuracy 'winograd' allows it"
     asked = backend_for(H200, "winograd")
-    assert asked.problems(CONV, ROW, FUSED) == [] and asked.accuracy(FUSED) == "winograd"
+    assert asked.violations(CONV, ROW, FUSED) == [] and asked.accuracy(FUSED) == "winograd"
     assert default_tile(CONV, "auto", H200, "winograd")[0] != "winograd/tensor_cores", "nobody gets it who has not tuned"
     assert default_tile(CONV, "winograd/tensor_cores", H200, "winograd")[1].product == "s8"
 
@@ -246,20 +208,13 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"product": "f16"}, "`product` (=f16) must be one of s8"),
     ({"block_k": 24}, "`block_k` (=24) must be a multiple of the fragment's 16"),
     ({"block_m": 192, "block_k": 64}, "the 192 sums of a thread must be at most 168"),
-    ({"mapping": "whole"}, "`fragment` (=16x16x16) must be one of 16x8x32, 16x16x32"),
-    ({"mapping": "whole", "fragment": "16x8x32"}, "`fusion` (=shmem) and `mapping` (=whole) must both be whole, or none of them"),
-    ({"mapping": "whole", "fragment": "16x8x32", "fusion": "whole", "block_k": 32}, "`block_k` (=32) must be 64 with `mapping` whole"),
-    (
-        {"mapping": "whole", "fragment": "16x16x32", "fusion": "whole", "block_k": 64, "block_m": 64, "block_n": 64},
-        "the block's 77824 registers must be at most 65536",
-    ),
 )
 
 
 @pytest.mark.parametrize(("changes", "message"), RULES)
 def test_rules(changes: dict[str, Any], message: str) -> None:
-    assert problems(CONV, FUSED, H200) == []
-    assert message in problems(CONV, replace(FUSED, **changes), H200)
+    assert violations(CONV, FUSED, H200) == []
+    assert message in violations(CONV, replace(FUSED, **changes), H200)
 
 
 @pytest.mark.parametrize("layer", suite("winograd64", 1)[:2] + suite("resnet50", 16)[2:4], ids=str)
@@ -269,7 +224,7 @@ def test_spaces_are_legal_and_have_every_fusion(layer: Any) -> None:
         return
     ranked = backend.ranked(conv, ROW)
     tiles = [tile for _, tile in ranked]
-    assert len(set(tiles)) == len(tiles) > 50 and {tile.fusion for tile in tiles} == {"none", "shmem", "llc", "whole"}
+    assert len(set(tiles)) == len(tiles) > 50 and {tile.fusion for tile in tiles} == {"none", "shmem", "llc"}
     assert {(tile.outputs, tile.product) for tile in tiles} == {(2, "s8")} and all(0 < cost < 0.1 for cost, _ in ranked)
 
 
@@ -280,14 +235,12 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     for _, tile in kernels("16x16x16"):
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert ROW.cuda is not None and Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile)
+        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 
-@pytest.mark.parametrize(
-    "tile", [replace(FUSED, fusion="llc", block_n=64, block_k=64), whole(32, 64, "16x16x32")], ids=lambda one: one.fusion
-)
-def test_libraries_hold_the_kernels(tile: TensorCoreTile, tmp_path: Path) -> None:
+def test_libraries_hold_the_kernels(tmp_path: Path) -> None:
+    tile = replace(FUSED, fusion="llc", block_n=64, block_k=64)
     """Machine code for sm_90a, and what `runtime.cuda.Kernels` looks for."""
     try:
         cuda_codegen.compiler()
@@ -301,7 +254,6 @@ def test_libraries_hold_the_kernels(tile: TensorCoreTile, tmp_path: Path) -> Non
 
 def test_manifests_say_how_filters_are_packed(tmp_path: Path) -> None:
     made = Sizes(CONV, FUSED).made_bytes
-    assert Sizes(CONV, whole(32, 64, "16x16x32")).made_bytes == 0, "nothing is ever in global memory"
     manifest = cuda_manifest(CONV, "winograd/tensor_cores", FUSED.as_dict(), FUSED.pack(CONV), H200, threads=FUSED.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")

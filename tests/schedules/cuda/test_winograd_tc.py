@@ -16,7 +16,6 @@ from recorded import fill, ok
 
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
-from im2win.codegen import winograd_tc as cuda_fused
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.codegen.rewritten import functions
 from im2win.device.gpu import H200
@@ -35,7 +34,7 @@ from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import Manifest, manifest_path
 from im2win.schedules.studies.winograd_tc import kernel, legality
-from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.passes import PIPELINE
 from im2win.schedules.studies.winograd_tc.tile import FRAGMENTS, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
@@ -141,15 +140,15 @@ def right_everywhere(conv: Conv2d, chosen: Kernel, edit: Any, tensors: Any, righ
 def test_rules_that_do_not_match_are_errors() -> None:
     small = replace(H200, block_shared=8192)
     with pytest.raises(ReconstructError, match=r"^pkf-shmem does not apply: tiles takes 36864 bytes of a block's shared memory"):
-        cuda_fused.lower(CONV, FUSED, small)
+        cuda_lowering.emit(CONV, ROW, FUSED, small)
     with pytest.raises(ReconstructError, match=r"^pkf-llc does not apply: `wave` \(=-1\) must be at least 0"):
-        cuda_fused.lower(CONV, replace(FUSED, fusion="llc", wave=-1), H200)
+        cuda_lowering.emit(CONV, ROW, replace(FUSED, fusion="llc", wave=-1), H200)
 
 
 def test_warps_that_share_what_they_load_are_not_free_of_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_sync_free", _shared_by_warps)
     with pytest.raises(ReconstructError, match=r"^barriers changes nothing: kernel conv2d_kernel_1, barrier 0 .* needed, "):
-        cuda_fused.lower(CONV, replace(FUSED, fusion="none"), H200)
+        cuda_lowering.emit(CONV, ROW, replace(FUSED, fusion="none"), H200)
 
 
 def _shared_by_warps(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Any, by: Any, lane: Any, warp: Any) -> None:
@@ -229,18 +228,18 @@ RULES: tuple[tuple[dict[str, Any], str], ...] = (
 def test_rules(changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legality, "LAST_LEVEL_BYTES", 20 << 20)
     conv = Conv2d.parse("n16-c64x112x112-k64x3x3-p1-float16-NHWC")
-    assert problems(conv, TILE, H200) == []
-    found = problems(conv, replace(TILE, **changes), H200)
+    assert violations(conv, TILE, H200) == []
+    found = violations(conv, replace(TILE, **changes), H200)
     assert message in found and (len(found) == 1 or {"block_m", "block_k", "wave"} & set(changes))
 
 
 def test_elements_are_indexed_by_32_bits() -> None:
     huge = Conv2d.parse("n32-c64x960x960-k64x3x3-p1-float16-NHWC")
     elements = "the 4246732800 elements of"
-    assert problems(huge, replace(TILE, fusion="none"), H200) == [
+    assert violations(huge, replace(TILE, fusion="none"), H200) == [
         f"{elements} {what} must be at most 2147483647" for what in ("transformed tiles", "products")
     ]
-    assert problems(huge, TILE, H200) == [f"{elements} products must be at most 2147483647"]
+    assert violations(huge, TILE, H200) == [f"{elements} products must be at most 2147483647"]
 
 
 @pytest.mark.parametrize(
@@ -266,8 +265,8 @@ def test_what_it_cannot_compute(key: str, accuracy: Any, reason: str) -> None:
 def test_only_who_asks_for_it_gets_it() -> None:
     assert ROW in candidates("auto", CONV, "cuda", "winograd") and ROW not in candidates("auto", CONV, "cuda", "tf32")
     strict = backend_for(H200, "tf32")
-    [message] = strict.problems(CONV, ROW, FUSED)
-    assert message.endswith("accuracy 'winograd' allows it") and backend_for(H200, "winograd").problems(CONV, ROW, FUSED) == []
+    [message] = strict.violations(CONV, ROW, FUSED)
+    assert message.endswith("accuracy 'winograd' allows it") and backend_for(H200, "winograd").violations(CONV, ROW, FUSED) == []
 
 
 LAYERS = [layer.conv.with_(dtype="float16") for name in ("papers12", "resnet50", "winograd64") for layer in suite(name, 16)]
@@ -292,7 +291,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
         tile = kernels(outputs, "16x16x16", ways=[way])[0][1]
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert Sizes(CONV, tile).made_bytes == ROW.cuda.made_bytes(CONV, tile) if ROW.cuda else 0  # type: ignore[arg-type]
+        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 

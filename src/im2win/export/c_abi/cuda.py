@@ -28,7 +28,6 @@ from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.registry import cuda_lowering
-from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -52,8 +51,7 @@ def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: s
         TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
     """
     row = schedule_of(name)
-    made = row.cuda.made_bytes(conv, tile) if row.cuda else 0
-    pack = backend_for(gpu).pack(conv, tile)
+    pack, made = row.on_gpu.pack(conv, tile), row.on_gpu.workspace_bytes(conv, tile)
     packed, workspace = math.prod(pack.shape(conv)), made + ALIGNMENT - 1 if made else 0
     interface = Interface(conv, called, f"{name} for {gpu.arch} ({gpu.brand})", packed, workspace)
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ from im2win.frontends.models import gpu_loops
 from im2win.frontends.models.host import Chosen, Made, same_name
 from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
 from im2win.registry import cuda_lowering
-from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.model import ALIGNMENT
 from im2win.spec.accuracy import Accuracy
@@ -45,7 +44,6 @@ class CudaKernels:
         """The kernels of a convolution with one tile: the product, and what makes its windows where they are stored."""
         tile, row = chosen.tile, schedule_of(chosen.algorithm)
         key = conv, chosen.algorithm, str(tile.as_dict())
-        assert row.cuda is not None
         if key not in self._names:
             symbol = self._names[key] = f"conv_{len(self._names)}"
             functions = cuda_lowering.lower(conv, row, tile, self.gpu)
@@ -54,8 +52,7 @@ class CudaKernels:
                 if variable.name_hint in wanted:
                     self.convolutions[wanted[variable.name_hint]] = function
         symbol = self._names[key]
-        pack = backend_for(self.gpu).pack(conv, tile)
-        scratch = row.cuda.made_bytes(conv, tile) // conv.itemsize
+        pack, scratch = row.on_gpu.pack(conv, tile), row.on_gpu.workspace_bytes(conv, tile) // conv.itemsize
 
         def call(program: Program, data: str, packed: list[str], residual: list[str], output: str) -> None:
             if not scratch:

@@ -1,4 +1,4 @@
-"""Winograd's form on tensor cores as a row's CUDA plan: its tiles, which are legal and worth a trial, and what they cost."""
+"""Winograd's form on tensor cores as a CUDA schedule: its tiles, which are legal and worth a trial, and what they cost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from im2win.numerics.winograd_error import quantised_forms
 from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
 from im2win.packing.codec import Pack
 from im2win.schedules.cuda.arithmetic import NATIVE
-from im2win.schedules.cuda.families.base import CudaFamily
+from im2win.schedules.cuda.families.base import CudaSchedule, Reconstruction
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.studies.winograd_tc import kernel
-from im2win.schedules.studies.winograd_tc.legality import problems
+from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.model import estimate
+from im2win.schedules.studies.winograd_tc.passes import PIPELINE
 from im2win.schedules.studies.winograd_tc.space import space
 from im2win.schedules.studies.winograd_tc.tile import Sizes, TensorCoreTile
-from im2win.schedules.studies.winograd_tc.whole import whole_kernel
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -37,8 +37,8 @@ def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
 
 
 @dataclass(frozen=True)
-class TensorCorePlan(CudaFamily):
-    """The only plan whose tiles are `TensorCoreTile`."""
+class TensorCores(CudaSchedule):
+    """Transform, products and inverse transform as kernels that the reconstructor fuses."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
@@ -46,11 +46,11 @@ class TensorCorePlan(CudaFamily):
         down, across = Tiles(conv, outputs, 1, 1).counts
         return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
-    def made_bytes(self, conv: Conv2d, tile: Any) -> int:
+    def workspace_bytes(self, conv: Conv2d, tile: TensorCoreTile) -> int:
         """Bytes between the kernels: what is not in shared memory of V, and M."""
         return Sizes(conv, tile).made_bytes
 
-    def unable(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+    def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a convolution with that accuracy; None if one does."""
         if conv.kernel != (3, 3):
             return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
@@ -66,34 +66,27 @@ class TensorCorePlan(CudaFamily):
         """A tile from its plain values; ValueError if they are none."""
         return TensorCoreTile.from_dict(values)
 
-    def space(self, conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
+    def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[TensorCoreTile]:
         """Every tile worth a trial."""
         return space(conv, gpu)
 
-    def problems(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
+    def violations(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks."""
-        reason = self.unable(conv, "winograd")
-        return problems(conv, tile, gpu) if reason is None else [reason]
+        reason = self.unsupported_reason(conv, "winograd")
+        return violations(conv, tile, gpu) if reason is None else [reason]
 
     def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
         """The model's estimate."""
         return estimate(conv, tile, gpu)
 
-    def pack(self, conv: Conv2d, tile: Any) -> Pack:
+    def pack(self, conv: Conv2d, tile: TensorCoreTile) -> Pack:
         """How filters are packed for a tile."""
-        pack: Pack = tile.pack(conv)
-        return pack
+        return tile.pack(conv)
 
-    def shape(self, tile: Any) -> tuple[Any, ...]:
-        """What makes two tiles alike enough that one of them is enough to begin with."""
-        return tile.outputs, tile.mapping, tile.fusion
+    def reconstruction(self, tile: TensorCoreTile) -> Reconstruction:
+        """What the reconstructor makes of these kernels."""
+        return Reconstruction(tile.rules, tile.wave, PIPELINE)
 
-    def reconstructed(self, tile: Any) -> bool:
-        """Whether the reconstructor makes of its kernels what the tile says; without it, one kernel computes the whole."""
-        return bool(tile.fusion != "whole")
-
-    def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
+    def kernels(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> dict[str, Any]:
         """The kernels of a legal tile by name, as they are before reconstruction."""
-        if self.reconstructed(tile):
-            return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)
-        return {SYMBOL: whole_kernel(conv, tile, SYMBOL)}
+        return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from streamed import ROW, S8, made, tile
+from warp_specialized import ROW, S8, made, tile
 
 from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
 from im2win.registry.backends import backend_for
-from im2win.schedules.cuda.kernels.warp_specialized import grid, resident
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, problems, unable
+from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
+from im2win.schedules.cuda.mainloop.registers import resident
 from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, patches, space
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedField, StreamedTile, flat
+from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
+from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 
@@ -34,15 +35,15 @@ def test_boxes() -> None:
 def test_a_patch_in_shared_memory() -> None:
     """Rows and images have the zeros between them in common."""
     conv = Conv2d.parse("n8-c64x7x7-k64x3x3-p1-float16-NHWC")
-    field = StreamedField(conv, tile(64, 4, 7, 7))
+    field = StagedHaloTile(conv, tile(64, 4, 7, 7))
     assert (field.pitch, field.lines, field.columns, field.copied, field.reach) == (8, 8, 248, 256, 265)
     assert [field.shift(1, 2), field.shift(0, 1)] == [10, 1] and field.patches == 2 and field.held == 273
-    part = StreamedField(conv, tile(64, 1, 4, 7))
+    part = StagedHaloTile(conv, tile(64, 1, 4, 7))
     assert (part.pitch, part.lines, part.columns, part.copied, part.reach) == (8, 6, 32, 48, 49)
-    strided = StreamedField(conv.with_(height=14, width=14, stride=2), tile(64, 2, 7, 7))
+    strided = StagedHaloTile(conv.with_(height=14, width=14, stride=2), tile(64, 2, 7, 7))
     assert (strided.planes, strided.pitch, strided.lines, strided.plane, strided.columns) == ((2, 2), 8, 8, 128, 120)
-    assert StreamedField(conv, tile(64, 1, 7, 7, cluster=2)).part == (1, 4, 8)
-    assert StreamedField(conv.with_(width=9), tile(64, 1, 7, 5, cluster=2)).part == (1, 8, 7)
+    assert StagedHaloTile(conv, tile(64, 1, 7, 7, cluster=2)).part == (1, 4, 8)
+    assert StagedHaloTile(conv.with_(width=9), tile(64, 1, 7, 5, cluster=2)).part == (1, 8, 7)
     assert flat(conv) == conv and flat(conv.with_(kernel=1, padding=0)).input_shape == (1, 1, 392, 64)
 
 
@@ -69,10 +70,10 @@ def test_the_grid() -> None:
     """Blocks that run at once, in whole clusters; those of four leave multiprocessors beyond sixteens idle."""
     conv = Conv2d.parse("n128-c512x28x28-k512x1x1-float16-NHWC")
     one = tile(128, 1, 1, 256, slabs=2, stages=4, filter_stages=4, groups=2)
-    assert [grid(conv, replace(one, cluster=cluster), H200) for cluster in (1, 2, 4)] == [132, 132, 128]
+    assert [staged_grid(conv, replace(one, cluster=cluster), H200) for cluster in (1, 2, 4)] == [132, 132, 128]
     small = tile(64, 1, 1, 64, slabs=1, groups=1)
-    assert resident(small.field(conv), H200) == 4 and grid(conv, small, H200) == 528
-    assert grid(conv.with_(batch=1, height=8, width=8), small, H200) == 8
+    assert resident(small.field(conv), H200) == 4 and staged_grid(conv, small, H200) == 528
+    assert staged_grid(conv.with_(batch=1, height=8, width=8), small, H200) == 8
 
 
 GOOD = tile(64, 1, 3, 5)
@@ -113,14 +114,14 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
     ],
 )
 def test_rules(change: dict[str, object], message: str) -> None:
-    found = problems(Conv2d.parse(KEY), replace(GOOD, **change), H200)  # type: ignore[arg-type]
+    found = violations(Conv2d.parse(KEY), replace(GOOD, **change), H200)  # type: ignore[arg-type]
     assert any(message in one for one in found), found
 
 
 def test_parts_of_a_cluster_begin_where_banks_do() -> None:
     flat_one = Conv2d.parse("n2-c64x12x16-k128x1x1-float16-NHWC")
-    assert problems(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
-    [message] = problems(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
+    assert violations(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
+    [message] = violations(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
     assert message == "`cluster` (=2) must cut patches in parts of whole images, rows or 8 pixels"
 
 
@@ -136,7 +137,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
     conv = Conv2d.parse(key)
-    assert reason in str(unable(conv)) and reason in str(ROW.supports(conv, "cuda"))
+    assert reason in str(unsupported_reason(conv)) and reason in str(ROW.supports(conv, "cuda"))
     assert space(conv, H200) == []
 
 
@@ -151,15 +152,15 @@ def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(problems(conv, one, H200) == [] for one in found)
+    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
     assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
     assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.turns for one in found} == {1, 2}
     assert {one.shared for one in found} == set(SHARED) and {one.boxes for one in found} == set(BOXES)
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
-    pack = backend.pack(conv, found[0])
+    pack = backend.pack(conv, ROW, found[0])
     assert packs.from_dict(packs.as_dict(pack)) == pack and np.prod(pack.shape(conv)) == 512 * 512 * 9
     cost, best = backend.ranked(conv, ROW)[0]
     assert 10e-6 < cost < 60e-6 and backend.proven(conv, best)
     with pytest.raises(ValueError, match="must be of type int"):
-        StreamedTile.from_dict(found[0].as_dict() | {"turns": True})
+        WarpSpecializedTile.from_dict(found[0].as_dict() | {"turns": True})

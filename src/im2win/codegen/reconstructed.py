@@ -1,6 +1,9 @@
-"""Winograd's form on tensor cores, compiled: scheduled with TVM, then made what its tile says by the reconstructor, or refused."""
+"""Kernels that TVM generates and the reconstructor makes what a tile says, or refuses."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import tvm
 
@@ -11,32 +14,32 @@ from im2win.device.gpu import Gpu
 from im2win.reconstruct.parse.unit import Kernel, Unit
 from im2win.reconstruct.rulesets import Applied, Settings, rewrite
 from im2win.reconstruct.text_rules import ReconstructError
-from im2win.schedules.studies.winograd_tc import kernel
-from im2win.schedules.studies.winograd_tc.passes import PIPELINE
-from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
-from im2win.spec.conv2d import Conv2d
-from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
+from im2win.schedules.cuda.families.base import Reconstruction
+from im2win.spec.symbols import SYMBOL
 
 MADE = "data"  # the kernel's tensor that holds what lies between its launches, see `runtime.cuda.Kernels`
 
 
-def lower(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> tvm.IRModule:
-    """The kernels of a legal tile, behind the reconstructor; its source is the module's attribute `codegen.cuda.SOURCE`.
+def lower(functions: Mapping[str, Any], reconstruction: Reconstruction, gpu: Gpu) -> tvm.IRModule:
+    """The kernels after reconstruction; their source is the module's attribute `codegen.cuda.SOURCE`.
+
+    Args:
+        functions: kernels by name, as the schedule makes them; the rules apply to the convolution, `SYMBOL`.
 
     Raises:
-        ReconstructError: a rule of the tile's does not match what TVM generated; the message is the rule's reason.
+        ReconstructError: a rule does not match what TVM generated; the message is the rule's reason.
     """
-    scheduled = kernel_module(kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS))
     made, applied = list[Function](), dict[str, Applied]()
-    for function in cuda_reconstruct.functions(scheduled, gpu, PIPELINE):
-        done = applied[function.name] = _rewritten(function.unit, tile, gpu) if function.name == SYMBOL else Applied(function.unit)
+    for function in cuda_reconstruct.functions(kernel_module(functions), gpu, reconstruction.pipeline):
+        done = _rewritten(function.unit, reconstruction, gpu) if function.name == SYMBOL else Applied(function.unit)
+        applied[function.name] = done
         made.append(Function(function.name, function.tensors, done.unit))
     rebuilt = cuda_reconstruct.rebuilt(made, gpu, applied, MADE)
     return rebuilt.module.with_attr(SOURCE, rebuilt.source)
 
 
-def _rewritten(unit: Unit, tile: TensorCoreTile, gpu: Gpu) -> Applied:
-    """What the tile's rules make of the convolution.
+def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
+    """What the rules make of the convolution.
 
     Barriers are looked at before kernels are fused: those that fusion adds are needed, whatever the mapping.
 
@@ -44,8 +47,8 @@ def _rewritten(unit: Unit, tile: TensorCoreTile, gpu: Gpu) -> Applied:
         ReconstructError: see `lower`; also if a barrier is left in products that are to need none.
     """
     applied = Applied(unit)
-    for name in tile.rules:
-        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=tile.wave), must=True)
+    for name in reconstruction.rules:
+        done = rewrite(applied.unit, [name], Settings(shared=gpu.block_shared, wave=reconstruction.wave), must=True)
         if name == "barriers" and (left := [kernel for kernel in done.unit.kernels.values() if _waits(kernel)]):
             raise ReconstructError(f"barriers: kernel {left[0].name} still waits for all its warps: {'; '.join(done.notes)}")
         applied = Applied(done.unit, applied.matches + done.matches, applied.notes + done.notes)

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from emulated import Emulated, differences, expected, goes_wrong, typed
 from oracle import exact_tensors
-from streamed import ROW, S8, SMALL, made, tile
+from warp_specialized import ROW, S8, SMALL, made, tile
 
 from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
-from im2win.schedules.cuda.kernels.warp_specialized import LEFT, begins_with, registers, resident
-from im2win.schedules.cuda.legality.warp_specialized import problems
+from im2win.schedules.cuda.legality.warp_specialized import violations
 from im2win.schedules.cuda.mainloop.barriers import with_residents
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile, flat
+from im2win.schedules.cuda.mainloop.registers import LEFT, begins_with, registers, resident
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile, flat
 from im2win.spec.conv2d import Conv2d
 
 
-def check(conv: Conv2d, one: StreamedTile, seeds: int = 2) -> None:
+def check(conv: Conv2d, one: WarpSpecializedTile, seeds: int = 2) -> None:
     tensors, kernel = typed(conv, exact_tensors(conv)), made(conv, one)
     right, emulated = expected(conv, tensors), Emulated(conv, [kernel])
     for seed in range(seeds):
@@ -115,7 +115,7 @@ def test_any_tile_of_any_problem(seed: int) -> None:
             product={"float16": "wg_f16", "int8": S8}[dtype], shared=draw.choice(["windows", "filters", "sums"]),
             boxes=draw.choice(["patches", "patches", "taps"]),
         )  # fmt: skip
-        if not problems(conv, one, SMALL):
+        if not violations(conv, one, SMALL):
             return check(conv, one, 1)
 
 
@@ -239,7 +239,7 @@ def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> N
     if shutil.which("nvcc") is None:
         pytest.skip("needs nvcc")
     conv, one = Conv2d.parse(COMPILED[name][0]), COMPILED[name][1]
-    assert problems(conv, one, H200) == []
+    assert violations(conv, one, H200) == []
     code = tmp_path / "kernel.cu"
     code.write_text(cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, H200), H200).source)
     command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90a", "-cubin", "-w", "-Xptxas", "-v", "-o", tmp_path / "kernel.cubin", code]

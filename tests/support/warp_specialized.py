@@ -10,8 +10,8 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.device.gpu import H200
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
-from im2win.schedules.cuda.legality.warp_specialized import problems
-from im2win.schedules.cuda.tiles.warp_specialized import StreamedTile
+from im2win.schedules.cuda.legality.warp_specialized import violations
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 ROW, S8 = schedule_of("direct/warp_specialized"), "wg_s8"
@@ -22,12 +22,12 @@ def tile(
     block_m: int, images: int, rows: int, cols: int, *, slabs: int = 1, stages: int = 2, taps: int = 1, filter_stages: int = 2,
     groups: int = 1, turns: int = 1, cluster: int = 1, product: str = "wg_f16", shared: str = "windows",
     boxes: str = "patches",
-) -> StreamedTile:  # fmt: skip
+) -> WarpSpecializedTile:  # fmt: skip
     more = {"images": images, "taps": taps, "filter_stages": filter_stages, "turns": turns, "boxes": boxes}
-    return StreamedTile(product, block_m, rows, cols, slabs, stages, groups, cluster, shared=shared, **more)
+    return WarpSpecializedTile(product, block_m, rows, cols, slabs, stages, groups, cluster, shared=shared, **more)
 
 
-def made(conv: Conv2d, one: StreamedTile) -> Made:
-    assert problems(conv, one, SMALL) == []
+def made(conv: Conv2d, one: WarpSpecializedTile) -> Made:
+    assert violations(conv, one, SMALL) == []
     source = cuda_codegen.generate_source(cuda_lowering.lower(conv, ROW, one, SMALL), SMALL)
     return Made(str(one), source, one.pack(conv))

@@ -1,4 +1,4 @@
-"""How CUDA kernels take the windows of an algorithm."""
+"""Where CUDA kernels take the windows of an algorithm from."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from typing import Literal
 
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
-from im2win.numerics.winograd_tiling import FORMS, tiles_of
-from im2win.schedules.cuda.tiles.multistage import CudaTile
 from im2win.spec.conv2d import Conv2d
 
 Staged = Literal["taps", "rows", "windows"]
 
 
 @dataclass(frozen=True)
-class CudaPlan:
-    """Where windows come from, and what of them shared memory holds.
+class WindowSource:
+    """The tensor that windows come from, and what of them shared memory holds.
 
     axes: of the tensor that a kernel of its own makes from the input, see `compute.lowered`; "" takes windows from the input itself.
     staged: "taps" copies every tap of every window by itself; "rows" the part of the input under a patch of windows, once for all taps;
@@ -47,22 +45,6 @@ class CudaPlan:
         """Bytes of that tensor, if it is not the input."""
         return lowered.transform_bytes(conv, self.oriented(conv)) if self.axes else 0
 
-    def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
-        """Bytes beside its tensors that a call with this tile needs."""
-        return self.transform_bytes(conv)
-
-
-@dataclass(frozen=True)
-class WinogradPlan(CudaPlan):
-    """Transformed tiles of the input and their products.
-
-    Some tiles at a time (`kernels.winograd_bands`), or each as it is loaded (`winograd.rows`).
-    """
-
-    def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the least band."""
-        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
-
-    def made_bytes(self, conv: Conv2d, tile: CudaTile) -> int:
-        """Bytes of a band."""
-        return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).made_bytes
+    def part(self, conv: Conv2d) -> tuple[Conv2d, int]:
+        """The problem that one launch of the product computes, and how many launches there are."""
+        return conv, 1

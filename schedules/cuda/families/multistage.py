@@ -1,0 +1,96 @@
+"""Kernels with stages in shared memory that threads fill ahead of the product: one tile a thread block, from any source of windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.device.gpu import Gpu
+from im2win.packing.codec import Pack
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.families.base import CudaSchedule
+from im2win.schedules.cuda.kernels.multistage import pack_of, product_kernel
+from im2win.schedules.cuda.kernels.output_parts import WindowsInParts, parts_kernel, parts_transform
+from im2win.schedules.cuda.legality.multistage import violations
+from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
+from im2win.schedules.cuda.model.multistage import Estimate, estimate
+from im2win.schedules.cuda.space import multistage
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
+from im2win.spec.accuracy import Accuracy, allows
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
+
+
+def products(conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[str]:
+    """The kinds of arithmetic that a problem may be computed with."""
+    return [name for name in multistage.products(conv, gpu) if allows(accuracy, PRODUCTS[name].accuracy)]
+
+
+@dataclass(frozen=True)
+class MultistageTiles(CudaSchedule):
+    """What schedules with a `MultistageTile` have in common."""
+
+    def tile(self, values: Mapping[str, Any]) -> MultistageTile:
+        """A tile from its plain values; ValueError if they are none."""
+        return MultistageTile.from_dict(values)
+
+    def pack(self, conv: Conv2d, tile: MultistageTile) -> Pack:
+        """How filters are packed for a tile."""
+        return pack_of(conv, tile)
+
+
+@dataclass(frozen=True)
+class Multistage(MultistageTiles):
+    """The product of filters and windows by one kernel; where windows are stored, a kernel before it stores them."""
+
+    windows: WindowSource = WindowSource()  # noqa: RUF009 - frozen
+
+    def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+        if self.windows.patched and math.prod(conv.kernel) == 1:
+            return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
+        return None
+
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of the stored windows."""
+        return self.windows.transform_bytes(conv)
+
+    def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
+        """Bytes of the stored windows."""
+        return self.windows.transform_bytes(conv)
+
+    def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
+        """Every tile worth a trial."""
+        return multistage.space(conv, gpu, self.windows, products(conv, gpu, accuracy))
+
+    def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        return violations(conv, tile, gpu, self.windows)
+
+    def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        return estimate(conv, tile, gpu, self.windows)
+
+    def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
+        """The product, and the transform where windows are stored."""
+        functions = {SYMBOL: product_kernel(conv, tile, self.windows, SYMBOL)}
+        if self.windows.axes:
+            functions[TRANSFORM] = transform_kernel(conv, self.windows.oriented(conv), TRANSFORM)
+        return functions
+
+
+@dataclass(frozen=True)
+class OutputParts(Multistage):
+    """Windows stored for a part of the output at a time, transform and product in turn."""
+
+    windows: WindowsInParts = WindowsInParts()  # noqa: RUF009 - frozen
+
+    def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
+        """The whole, and the transforms of all parts by themselves."""
+        return {
+            SYMBOL: parts_kernel(conv, tile, self.windows, SYMBOL),
+            TRANSFORM_PARTS: parts_transform(conv, self.windows, TRANSFORM_PARTS),
+        }

@@ -1,0 +1,79 @@
+"""Persistent thread blocks whose windows TMA copies, as halo tiles; filters stay in shared memory, or pass through stages of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from im2win.device.gpu import Gpu
+from im2win.packing.codec import Pack
+from im2win.schedules.cuda.families.base import CudaSchedule
+from im2win.schedules.cuda.kernels.persistent import persistent_kernel
+from im2win.schedules.cuda.kernels.warp_specialized import warp_specialized_kernel
+from im2win.schedules.cuda.legality import persistent as persistent_legality
+from im2win.schedules.cuda.legality import warp_specialized as warp_specialized_legality
+from im2win.schedules.cuda.model import persistent as persistent_model
+from im2win.schedules.cuda.model import warp_specialized as warp_specialized_model
+from im2win.schedules.cuda.model.multistage import Estimate
+from im2win.schedules.cuda.space import persistent as persistent_space
+from im2win.schedules.cuda.space import warp_specialized as warp_specialized_space
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.spec.accuracy import Accuracy
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL
+
+Tile = TypeVar("Tile", bound=PersistentTile)
+
+
+@dataclass(frozen=True)
+class Tma(CudaSchedule, Generic[Tile]):
+    """One kernel over tiles of one class, and what is known of them; functions as the methods of their names."""
+
+    tiles: type[Tile]
+    unsupported: Callable[[Conv2d], str | None]
+    rules_broken: Callable[[Conv2d, Tile, Gpu], list[str]]
+    worth_a_trial: Callable[[Conv2d, Gpu], list[Tile]]
+    model: Callable[[Conv2d, Tile, Gpu], Estimate]
+    kernel: Callable[[Conv2d, Tile, Gpu, str], Any]
+
+    def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution; None if one does."""
+        return self.unsupported(conv)
+
+    def tile(self, values: Mapping[str, Any]) -> Tile:
+        """A tile from its plain values; ValueError if they are none."""
+        return self.tiles.from_dict(values)
+
+    def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[Tile]:
+        """Every tile worth a trial."""
+        return self.worth_a_trial(conv, gpu)
+
+    def violations(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        return self.rules_broken(conv, tile, gpu)
+
+    def estimate(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        return self.model(conv, tile, gpu)
+
+    def pack(self, conv: Conv2d, tile: Tile) -> Pack:
+        """How filters are packed for a tile."""
+        return tile.pack(conv)
+
+    def kernels(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> dict[str, Any]:
+        """The kernel, by its name."""
+        return {SYMBOL: self.kernel(conv, tile, gpu, SYMBOL)}
+
+
+PERSISTENT = Tma(
+    PersistentTile, persistent_legality.unsupported_reason, persistent_legality.violations, persistent_space.space,
+    persistent_model.estimate, persistent_kernel,
+)  # fmt: skip
+"""Filters resident in shared memory; every warpgroup copies and multiplies halo tiles of its own."""
+WARP_SPECIALIZED = Tma(
+    WarpSpecializedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
+    warp_specialized_model.estimate, warp_specialized_kernel,
+)  # fmt: skip
+"""Filters and windows in pipeline stages, which producer warps fill and consumer warpgroups empty."""

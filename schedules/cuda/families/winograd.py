@@ -1,0 +1,55 @@
+"""Winograd's form: bands of transformed tiles and their products, or tiles of rows that are transformed as they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import FORMS, refusal, tiles_of
+from im2win.schedules.cuda.families.multistage import MultistageTiles, products
+from im2win.schedules.cuda.kernels.multistage import product_kernel
+from im2win.schedules.cuda.kernels.winograd_bands import winograd_kernel, winograd_transform
+from im2win.schedules.cuda.legality.winograd import ROWS, violations
+from im2win.schedules.cuda.model.multistage import Estimate
+from im2win.schedules.cuda.model.winograd import estimate
+from im2win.schedules.cuda.space.winograd import space
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.spec.accuracy import Accuracy
+from im2win.spec.conv2d import Conv2d
+from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
+
+
+@dataclass(frozen=True)
+class WinogradBands(MultistageTiles):
+    """Tiles with `outputs`: in bands, or with a patch along rows."""
+
+    def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
+        """Why no tile computes a convolution with that accuracy; None if one does."""
+        return refusal(conv, accuracy)
+
+    def transform_bytes(self, conv: Conv2d) -> int:
+        """Bytes of the least band."""
+        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
+
+    def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
+        """Bytes of a band; none along rows."""
+        return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).made_bytes
+
+    def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
+        """Every tile worth a trial."""
+        return space(conv, gpu, products(conv, gpu, accuracy))
+
+    def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
+        """Every rule that a tile breaks."""
+        return violations(conv, tile, gpu)
+
+    def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
+        """The model's estimate."""
+        return estimate(conv, tile, gpu)
+
+    def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
+        """One kernel along rows; in bands the whole, and the input's transforms by themselves."""
+        if tile.in_rows:
+            return {SYMBOL: product_kernel(conv, tile, ROWS, SYMBOL)}
+        return {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}

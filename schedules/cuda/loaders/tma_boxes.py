@@ -1,0 +1,87 @@
+"""Halo tiles of the input that TMA copies as boxes: one box for every plane of a step, or one part of it by each block of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
+from im2win.schedules.cuda.tiles.persistent import HaloTile
+from im2win.spec.conv2d import Conv2d
+
+ENCODE = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes a tensor map, as the CUDA driver describes it
+SWIZZLES = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, by the driver's numbers
+PROMOTED = 2  # level-2 cache fetches 128 bytes
+
+
+class TmaBoxes:
+    """The input as TMA copies it.
+
+    Channels last, a box holds the channels of a step of every stride-th pixel. Channels first, it holds rows of each channel.
+
+    Args:
+        conv: the problem that boxes are cut from.
+        halo: what a step brings of it.
+        source: the tensor.
+    """
+
+    def __init__(self, conv: Conv2d, halo: HaloTile, source: Any) -> None:
+        self._conv, self._halo, self._part = conv, halo, halo.part
+        tile, (height, width) = halo.tile, (conv.height, conv.width)
+        channels = tile.units * tile.unit
+        if halo.boxed:
+            images, lines, pitch = self._part
+            sizes, steps = (conv.in_channels, width, height, conv.batch), (1, conv.stride[1], conv.stride[0], 1)
+            box = (channels, (pitch - 1) * steps[1] + 1, (lines - 1) * steps[2] + 1, images)
+        else:
+            sizes, steps, (_, rows, cols) = (width, height, conv.in_channels, conv.batch), (1, 1, 1, 1), halo.raw
+            box = (cols, rows, channels, 1)
+        strides = [math.prod(sizes[:axis]) * conv.itemsize for axis in (1, 2, 3)]
+        self._map = tirx.Var("boxes", T.handle("tensormap").ty)
+        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=self._map)
+        swizzle = SWIZZLES[halo.pixel_bytes]
+        T.evaluate(T.call_packed(ENCODE, self._map, conv.dtype, 4, source.data, *sizes, *strides, *box, *steps, 0, swizzle, PROMOTED, 0))
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that arrive for a step."""
+        halo = self._halo
+        return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
+
+    def copy(self, stage: tuple[Any, Expr], patch: Expr, part: Expr, full: Expr, rank: Expr = 0) -> None:
+        """One thread issues the copies of a step of a halo tile.
+
+        Args:
+            stage: (buffer, which of its stages).
+            part: the step. full: the barrier that counts what arrives. rank: of the block in a cluster that shares the copies.
+        """
+        conv, halo, tile = self._conv, self._halo, self._halo.tile
+        (down, across), unit = halo.counts, tile.units * tile.unit
+        n, top, left = patch // (down * across) * halo.images, patch // across % down * tile.rows, patch % across * tile.cols
+        y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
+        if halo.single_taps:
+            part, tap = part // math.prod(conv.kernel), part % math.prod(conv.kernel)
+            y, x = y + tap // conv.kernel[1] * conv.dilation[0], x + tap % conv.kernel[1] * conv.dilation[1]
+        if not halo.boxed:
+            call("expect_bytes", full, self.step_bytes)
+            call("copy_box", pointer(*stage, 0), T.address_of(self._map), x - halo.lead, y, part * unit, n, full)
+            return
+        images, lines, pitch = self._part
+        first: Expr = 0
+        if halo.sharing > 1:
+            if images < halo.images:
+                n = n + rank * images
+            elif lines < halo.lines:
+                y = y + rank * (lines * conv.stride[0])
+            elif pitch < halo.pitch:
+                x = x + rank * (pitch * conv.stride[1])
+            first = rank * (images * lines * pitch)
+        name = "copy_box" if halo.sharing == 1 else f"copy_shared<{halo.sharing}>"
+        call("expect_bytes", full, self.step_bytes)
+        for number, (row_, col) in enumerate(itertools.product(*map(range, halo.planes))):
+            to = pointer(*stage, (number * halo.plane + first) * unit)
+            call(name, to, T.address_of(self._map), part * unit, x + col, y + row_, n, full)

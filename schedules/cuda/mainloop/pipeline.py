@@ -1,0 +1,52 @@
+"""A pipeline of stages in shared memory between producers and consumers, as CUTLASS calls them: full and empty barriers of every stage."""
+
+from __future__ import annotations
+
+from tvm.tirx.script import builder as T
+
+from im2win.schedules.cuda.primitives import Arena, Expr, call, pointer
+from im2win.schedules.cuda.tiles.persistent import PHASES
+
+
+class Pipeline:
+    """Stages of shared memory that producers fill and consumers empty, in order.
+
+    Args:
+        shape: (stages, elements of one).
+        warps: of a block, that consume a stage.
+        blocks: of a cluster, that produce the stages of all.
+    """
+
+    def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int) -> None:
+        self.stages, self._consumers, self._blocks = shape[0], warps * blocks, blocks
+        self.data = arena.take(name, shape, dtype)
+        self._full = arena.take(f"{name}_landed", (self.stages,), PHASES)
+        self._empty = arena.take(f"{name}_given", (self.stages,), PHASES)
+
+    def start(self) -> None:
+        """One thread initialises the barriers."""
+        with T.unroll(self.stages) as i:
+            call("start_phases", pointer(self._full, i))
+            call(f"start_slot<{self._consumers}>", pointer(self._empty, i))
+
+    def full_barrier(self, step: Expr) -> Expr:
+        """The barrier that counts the bytes of a step as they arrive."""
+        return pointer(self._full, step % self.stages)
+
+    def producer_acquire(self, step: Expr) -> None:
+        """Waits until the step's stage is empty."""
+        call("wait_slot", pointer(self._empty, step % self.stages), (step // self.stages + 1) % 2)
+
+    def consumer_wait(self, step: Expr) -> None:
+        """Waits until the step's stage is full."""
+        call("wait_bulk", self.full_barrier(step), step // self.stages % 2)
+
+    def consumer_release(self, step: Expr) -> None:
+        """A warp has read a step; it tells the producers, in every block of a cluster."""
+        call(f"release_slot<{self._blocks}>", pointer(self._empty, step % self.stages))
+
+    def drain(self, steps: Expr) -> None:
+        """After the last step: waits until no other block reaches for this one's stages any more."""
+        if self._blocks > 1:
+            with T.serial(self.stages) as more:
+                self.producer_acquire(steps + more)

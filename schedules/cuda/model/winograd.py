@@ -1,0 +1,33 @@
+"""How long a tile of Winograd's form will take, from the machine's numbers: where the tuner begins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import tiles_of
+from im2win.schedules.cuda.kernels.multistage import product_of
+from im2win.schedules.cuda.model import multistage
+from im2win.schedules.cuda.model.multistage import L2_SHARE, LAUNCH_S, Estimate
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
+from im2win.spec.conv2d import Conv2d
+
+
+def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
+    """The model's estimate of a legal tile.
+
+    In bands it is of the products of all bands and of the transforms. Both pass a band's tensors through level-2 cache if they fit there.
+    """
+    if tile.in_rows:
+        return multistage.estimate(conv, tile, gpu, WindowSource())
+    tiles = tiles_of(conv, tile.outputs, tile.band)
+    one, bands = multistage.estimate(*product_of(conv, tile), gpu, WindowSource()), math.prod(tiles.bands)
+    given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
+    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
+    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    return replace(
+        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.made_bytes / speed,
+        transform=transforms + bands * LAUNCH_S,
+    )  # fmt: skip

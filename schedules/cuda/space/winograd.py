@@ -1,0 +1,52 @@
+"""Which tiles of Winograd's form are worth a trial."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from im2win.compute.lowered import oriented, transform_bytes
+from im2win.device.gpu import Gpu
+from im2win.numerics.winograd_tiling import forms, row_forms, row_problem, tiles_of
+from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.legality.winograd import violations
+from im2win.schedules.cuda.space import multistage
+from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, blocks, patches
+from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
+from im2win.spec.conv2d import Conv2d
+
+ROW_WARPGROUPS = ((64, 64), (48, 64), (32, 64), (32, 128), (16, 128), (40, 64))
+BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer launches
+
+
+def space(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> list[MultistageTile]:
+    """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
+    rows = [tile for tile in _row_tiles(conv, products) if not violations(conv, tile, gpu)]
+    return [*rows, *_band_tiles(conv, gpu, products)]
+
+
+def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[MultistageTile]:
+    """Tiles of rows, transformed as they are loaded: a warpgroup has sums for every column of a tile, so it takes fewer channels."""
+    few = conv.in_channels // conv.groups <= FEW_CHANNELS
+    for product, outputs in itertools.product(products, () if few else row_forms(conv)):
+        for block in blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
+            for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
+                yield MultistageTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
+
+
+def _band_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[MultistageTile]:
+    """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
+
+    Six outputs leave no room for other errors than float32's own, and none leave any for TF32's, which the transforms multiply.
+    """
+    most = transform_bytes(conv, oriented("ncmku", conv.layout))
+    exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]
+    accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
+    for outputs in forms(conv):
+        least = tiles_of(conv, outputs, BANDS[0])
+        bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
+        problem = next(iter(bands)).problem
+        for tile in multistage.space(problem, gpu, WindowSource(), accurate if outputs <= 4 else exact):
+            yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())
