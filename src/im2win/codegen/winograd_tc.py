@@ -1,4 +1,4 @@
-"""Winograd's form on tensor cores, compiled: scheduled with TVM, then made what its tile says by the reconstructor, or refused."""
+"""Compiles Winograd kernels for tensor cores: TVM generates them, then the reconstructor applies the tile's rules or refuses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from im2win.schedules.studies.winograd_tc.tile import TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
-MADE = "data"  # the kernel's tensor that holds what lies between its launches, see `runtime.cuda.Kernels`
+MADE = "data"  # the kernel's argument that holds the workspaces between its launches, see `runtime.cuda.Kernels`
 
 
 def lower(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> tvm.IRModule:
-    """The kernels of a legal tile, behind the reconstructor; its source is the module's attribute `codegen.cuda.SOURCE`.
+    """The reconstructed kernels of a legal tile; their source is the module's attribute `codegen.cuda.SOURCE`.
 
     Raises:
-        ReconstructError: a rule of the tile's does not match what TVM generated; the message is the rule's reason.
+        ReconstructError: a rule of the tile does not match what TVM generated; the message is the rule's reason.
     """
     scheduled = kernel_module(kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS))
     made, applied = list[Function](), dict[str, Applied]()
@@ -36,12 +36,12 @@ def lower(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> tvm.IRModule:
 
 
 def _rewritten(unit: Unit, tile: TensorCoreTile, gpu: Gpu) -> Applied:
-    """What the tile's rules make of the convolution.
+    """The convolution after the tile's rules.
 
-    Barriers are looked at before kernels are fused: those that fusion adds are needed, whatever the mapping.
+    Barriers are removed before kernels are fused, since those that fusion adds are always needed.
 
     Raises:
-        ReconstructError: see `lower`; also if a barrier is left in products that are to need none.
+        ReconstructError: see `lower`; also if a block barrier remains in a kernel that is to need none.
     """
     applied = Applied(unit)
     for name in tile.rules:
@@ -53,4 +53,5 @@ def _rewritten(unit: Unit, tile: TensorCoreTile, gpu: Gpu) -> Applied:
 
 
 def _waits(kernel: Kernel) -> bool:
+    """Whether a kernel has a barrier of a whole thread block."""
     return any(barrier.scope == "block" for barrier in kernel.barriers)

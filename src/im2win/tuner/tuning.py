@@ -1,4 +1,6 @@
-"""Runs a tuning session of a problem: proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded.
+"""Runs a tuning session of a problem.
+
+Proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded at once.
 """
 
 from __future__ import annotations
