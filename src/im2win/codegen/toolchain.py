@@ -23,7 +23,9 @@ _LONGEST_S = 600.0  # seconds to wait for another process that compiles the same
 
 
 def compiler(variable: str) -> str | None:
-    """The compiler for C ("CC") or C++ ("CXX"): the value of that environment variable, else the first one on PATH; None if there is none.
+    """The compiler for C ("CC") or C++ ("CXX"); None if there is none.
+
+    It is the value of that environment variable, else the first known compiler on PATH.
     """
     return os.environ.get(variable) or next(filter(None, map(shutil.which, _NAMES[variable])), None)
 
