@@ -12,6 +12,8 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 Array = npt.NDArray[Any]
+
+
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""From the study of clusters of thread blocks (studies/clusters.py) to what people read: what they gain, by kind of tile."""
+"""Reports of the cluster study (studies/clusters.py): the gain of thread-block clusters by family of tiles."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from im2win.studies.entries import ROWS, STAYS, TAPS
 
 FAMILIES = {TAPS: "tiles of taps", ROWS: "tiles of rows", STAYS: "blocks that stay"}
 SIZES = (2, 4)  # thread blocks of a cluster
-WORTH = 1.03  # a gain that is more than the spread of a measurement
+WORTH = 1.03  # a gain that exceeds the spread of a measurement
 
 Entry = Mapping[str, Any]
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown for every device: a line a kind of tile, why some have no time, and where and with what it was measured."""
+    """Markdown for every device: one line for each family, the reasons for missing times, and where and with what it was measured."""
     return "\n\n".join("\n\n".join([_families(one["entries"]), *_failures(one["entries"]), _caption(one)]) for one in studies)
 
 
 def gains(entries: Sequence[Entry], family: str, size: int) -> dict[str, float]:
-    """By problem, the time of blocks alone over that in clusters of this size, each the better of both numbers of stages."""
+    """By problem, the time without clusters over the time in clusters of this size, each the better of both numbers of stages."""
     here = [entry for entry in entries if entry["family"] == family and entry["ms"] is not None]
     alone, shared = (_fastest(entry for entry in here if entry["cluster"] == blocks) for blocks in (1, size))
     return {conv: alone[conv] / ms for conv, ms in shared.items() if conv in alone}
@@ -58,7 +58,7 @@ def _gain(found: Mapping[str, float]) -> list[str]:
 
 
 def _failures(entries: Sequence[Entry]) -> list[str]:
-    """Reasons for which tiles have no time, and of how many."""
+    """Reasons why tiles have no time, with the number of tiles."""
     reasons = Counter(" ".join(entry["failed"].split()) for entry in entries if entry["failed"])
     lines = [f"{reason} ({count} tiles)" if count > 1 else reason for reason, count in reasons.items()]
     return ["Failed: " + "; ".join(lines)] if lines else []

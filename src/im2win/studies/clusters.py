@@ -1,8 +1,9 @@
-"""The study of clusters of thread blocks: the best recorded tiles of warpgroups, alone and in clusters of 2 and 4, in one run.
+"""The study of thread-block clusters: the best recorded wgmma tiles, without clusters and in clusters of 2 and 4, in one run.
 
-Blocks of a cluster share copies of filters (`cuda.loaders.multicast`) and wait for each other before a slot is written again. One stage
-more may hide that, and may help blocks that are alone: all are timed with the recorded tile's stages and with one more. Every variant is
-checked against the float64 reference before it is timed and again behind, as in the benchmark (cuda_harness.py).
+The blocks of a cluster share multicast copies of filters (`cuda.loaders.multicast`), and wait for each other before a pipeline stage is
+written again. One stage more may hide that wait, and may also help blocks without clusters. All tiles are therefore timed with the recorded
+number of stages and with one more. Every variant is checked against the float64 reference before it is timed and again afterwards, as in
+the benchmark (cuda_harness.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
 ROUNDS = 9
-MORE = (0, 1)  # stages beyond the recorded tile's
+MORE = (0, 1)  # pipeline stages beyond the recorded tile's
 _HALF_NHWC = {"dtype": "float16", "layout": "NHWC"}
 _MAPS = ("map224", "map320", "map512")
 _PROBLEMS: tuple[tuple[str, int, dict[str, str]], ...] = (
@@ -50,7 +51,7 @@ _PROBLEMS: tuple[tuple[str, int, dict[str, str]], ...] = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A recorded tile, alone or in a cluster. more: stages that it has beyond the record's."""
+    """A recorded tile, without clusters or with them; `more` is its number of pipeline stages beyond the record's."""
 
     family: str
     algorithm: str
@@ -63,10 +64,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Entry:
-    """One variant on one problem: milliseconds a call, or why there are none.
+    """One variant on one problem: milliseconds per call, or the reason why there is no time.
 
-    family: "taps", "rows" or "stays", see `family`. cluster: thread blocks of a cluster. more: stages beyond the recorded tile's.
-    error: against the reference, relative to the largest output.
+    Attributes:
+        family: "taps", "rows" or "stays", see the function `family`.
+        cluster: thread blocks of a cluster.
+        more: pipeline stages beyond the recorded tile's.
+        error: against the reference, relative to the largest output.
     """
 
     conv: str
@@ -84,7 +88,7 @@ class Entry:
 
 
 def problems() -> list[Layer]:
-    """What is measured: the papers' layers, ResNet-50's, and some maps of the suite `winograd64`."""
+    """The layers of the study: those of the im2win papers, of ResNet-50, and some maps of the suite `winograd64`."""
     return [
         Layer(layer.name, layer.conv.with_(**types), layer.count)
         for name, batch, types in _PROBLEMS
@@ -94,9 +98,9 @@ def problems() -> list[Layer]:
 
 
 def family(tile: Any) -> str | None:
-    """Which of those compared a tile is of: of taps, of rows in Winograd's form, of blocks that stay; None if of none.
+    """The family of a tile among those that are compared; None if it is in none.
 
-    Those of taps are a warpgroup's without Winograd's form, sums in parts left out.
+    They are wgmma kernels tap by tap without Winograd's form and without split-K, Winograd tiles of a row, and persistent kernels.
     """
     if type(tile) is PersistentTile:
         return STAYS
@@ -108,9 +112,9 @@ def family(tile: Any) -> str | None:
 
 
 def chosen(conv: Conv2d, gpu: Gpu, log: Log) -> dict[str, tuple[str, Any]]:
-    """By family, algorithm and tile of the best record (`Record.cost`) of a problem on this GPU, of those of blocks alone.
+    """By family, algorithm and tile of a problem's best record (`Record.cost`) on this GPU, among records without clusters.
 
-    Its tile must be legal today; the code may have changed since, for everything is measured anew.
+    The tile must be legal today. The code may have changed since the record, because everything is measured again.
     """
     backend, found = backend_for(gpu), dict[str, tuple[str, Any]]()
     records = log.read(conv, gpu.name)
@@ -125,7 +129,7 @@ def chosen(conv: Conv2d, gpu: Gpu, log: Log) -> dict[str, tuple[str, Any]]:
 
 
 def variants(conv: Conv2d, gpu: Gpu, log: Log) -> list[Variant]:
-    """Every legal variant of the tiles chosen for a problem; none of a tile that cannot be in a cluster."""
+    """Every legal variant of the tiles chosen for a problem; none for a tile that does not support clusters."""
     found = []
     for name, (algorithm, tile) in chosen(conv, gpu, log).items():
         made = (
@@ -138,7 +142,7 @@ def variants(conv: Conv2d, gpu: Gpu, log: Log) -> list[Variant]:
 
 
 def recipes(layers: Sequence[Layer], gpu: Gpu, log: Log) -> dict[tuple[Conv2d, Variant], TileRecipe]:
-    """How the kernels are made, by problem and variant."""
+    """Recipes of the kernels, by problem and variant."""
     convs = dict.fromkeys(layer.conv for layer in layers)
     return {(conv, one): TileRecipe(conv, one.algorithm, gpu, tile=one.tile) for conv in convs for one in variants(conv, gpu, log)}
 
@@ -151,21 +155,22 @@ def run(
     progress: Callable[[int, int, list[Entry]], None] | None = None,
     keep: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
-    """Times every variant on every layer on the first GPU; all kernels are built before the first is timed.
+    """Times every variant on every layer on the first GPU. All kernels are built before the first is timed.
 
     Args:
-        layers: problems, as `problems` gives them; those without a tile that may be in clusters have no entry.
-        log: where tiles are recorded; None: the records that ship.
-        rounds: samples of a variant.
-        progress: called with (problems done, problems in all, entries of the problem) after each.
-        keep: called with the study as it stands after each problem.
+        layers: problems, as `problems` returns them; those without a tile that supports clusters have no entry.
+        log: records of tiles; None: the records that ship with the package.
+        rounds: samples of each variant.
+        progress: called with (problems done, problems in all, entries of the problem) after each problem.
+        keep: called with the partial study after each problem.
 
     Returns:
         The study, as it is written to JSON (see `cluster_report`).
 
     Raises:
-        ValueError: `rounds` below 1, or no layer has a recorded tile that may be in clusters.
-        NoGpuError, ToolchainError: what measuring needs is not there.
+        ValueError: `rounds` below 1, or no layer has a recorded tile that supports clusters.
+        NoGpuError: there is no GPU.
+        ToolchainError: there is no CUDA compiler.
     """
     if rounds < 1:
         raise ValueError(f"clusters: `rounds` (={rounds}) must be at least 1.")
@@ -198,7 +203,7 @@ def run(
 
 
 def time_problem(conv: Conv2d, gpu: Gpu, libraries: Mapping[Variant, Library | str], rounds: int) -> list[Entry]:
-    """Checks and times variants of one problem, in interleaved rounds, and checks them again."""
+    """Checks and times the variants of one problem in interleaved rounds, and checks them again."""
     bench, backend = Bench(conv, SEED), backend_for(gpu)
     allowed = {str(one): tolerance(conv, backend.accuracy(one.tile)) for one in libraries}
     preparations = [(str(one), partial(kernel_contender, bench, library, allowed[str(one)])) for one, library in libraries.items()]
