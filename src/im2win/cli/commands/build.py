@@ -33,8 +33,7 @@ def build(
     accuracy: options.Accuracy = "float32",
     c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
-    """Compile each layer to a shared library with a manifest, which `im2win.load` runs without a compiler; or for C and C++, without TVM.
-    """
+    """Compile each layer to a shared library with a manifest, which `im2win.load` runs without a compiler; or for C and C++ without TVM."""
     wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     from im2win.builder.build import chosen
 
