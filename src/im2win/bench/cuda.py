@@ -131,7 +131,7 @@ def time_layer(
 
 
 def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
-    """And our transform by itself, where there is one."""
+    """The subjects, and im2win's transform alone where there is one."""
     transform = ready[OURS].transform if OURS in ready else None
     return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
 

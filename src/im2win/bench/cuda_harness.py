@@ -26,7 +26,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.tuner.runners.cuda import Bench, reference, sample, verify
 
-PEER_TOLERANCE = 5e-2  # for cuDNN's algorithms; its FFT and Winograd in float16 are far less accurate than direct sums
+PEER_TOLERANCE = 5e-2  # of cuDNN's algorithms; its FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
 

@@ -6,8 +6,8 @@ and 38, ONNX Runtime 5.3 and 14.7. A warm call before each timed one, a pause, a
 others at twice their time alone.
 
 Each subject therefore runs in its own worker. Only one worker runs at a time. The others are stopped (SIGSTOP), so that no pool spins on a
-core that is being measured. A turn of a worker has three steps: continue it, warm it up by time (its threads spread over the cores again),
-time it. On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each subject's time alone.
+core that is being measured. To time a worker, the harness continues it, warms it up by time (its threads spread over the cores again), and
+times it. On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each subject's time alone.
 
 One process in ten still started with two threads on one core and stayed so, at half speed. A worker whose threads got less than
 `LEAST_SHARE` of their CPUs during warm-up is therefore restarted. A sample in which that happens, or in which another process took a core,

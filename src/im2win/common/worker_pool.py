@@ -122,7 +122,7 @@ class Worker:
         """Kills the process and those that it started."""
         if self._process is not None:
             if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # the session leader's process group
+                os.killpg(self._process.pid, signal.SIGKILL)  # the worker leads a session, so its process group has its id
             self._process.wait()
         for resource in (self._jobs, self._results, self._stderr):
             if resource is not None:

@@ -8,8 +8,8 @@ from im2win.spec.conv2d import Conv2d
 
 Untuned = Literal["default", "keep"]
 """What layers get that no record of this device is about: im2win's tile, or what they had."""
-TUNED = ("exact", "other epilogue")  # a record of this very convolution, taken on this device, chose the tile
-NO_RECORD = "no record of this layer on this device"  # why `untuned="keep"` leaves a layer what it had
+TUNED = ("exact", "other epilogue")  # tiers with a record of this very convolution on this device
+NO_RECORD = "no record of this layer on this device"  # the reason why a layer is left alone with `untuned="keep"`
 
 
 def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:

@@ -49,6 +49,9 @@ class Chosen:
 class Kernels(Protocol):
     """All kernels of a model on one device.
 
+    `choose` looks up algorithm and tile of convolutions, `convolution` and `loops` compile or schedule functions, `arguments` gives the
+    shape and dtype of a kernel's tensors, and `link` writes the library.
+
     Attributes:
         alignment: bytes to which their tensors must be aligned.
     """
