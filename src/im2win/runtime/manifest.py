@@ -28,7 +28,7 @@ class Manifest:
     """What a shared library holds, as stored in the JSON file beside it.
 
     Attributes:
-        isa: the instruction set that the library needs.
+        isa: instruction set of the CPU, or architecture of the GPU, that the library was built for.
         extra_bytes: bytes that a call allocates beside input, filter and output.
         made: on a GPU, elements of the workspace for the transformed tensor, whole or a part at a time; 0 without a transform.
     """
