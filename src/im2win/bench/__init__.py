@@ -1,1 +1,1 @@
-"""Benchmarks: us and our peers on the same layers, in one run."""
+"""Benchmarks: im2win and its peers on the same layers, in one run."""

@@ -1,6 +1,6 @@
-"""What the machine could do at best, measured: FMA peak and copy bandwidth, the two sides of the roofline.
+"""Measures the machine's ceilings, the two sides of the roofline: peak of fused multiply-adds and copy bandwidth.
 
-Both run as contenders do (bench/harness.py): in a process of their own, warmed up by time, on the same number of threads.
+Both run like any subject of a benchmark (bench/harness.py): in a separate process, warmed up by time, on the same number of threads.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from im2win.bench.peers.contender import Contender, Tensors, Trial
 from im2win.device.cpu import Machine
 from im2win.spec.conv2d import Conv2d
 
-COPY_BYTES = 512 << 20  # read and written together: more than the level-3 cache of any CPU we measured on (the largest says 480 MB)
-CHAINS = 12  # independent accumulators a thread: two FMA units of latency four need eight
+COPY_BYTES = 512 << 20  # bytes read plus written; more than the level-3 cache of any CPU that was measured (the largest reports 480 MB)
+CHAINS = 12  # independent accumulators of a thread; two FMA units of latency four need eight
 STEPS = 100_000
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The machine's limits: float32 GFLOPS of fused multiply-adds, and GB/s of a copy (bytes read plus bytes written)."""
+    """The machine's ceilings: float32 GFLOPS of fused multiply-adds, and GB/s of a copy (bytes read plus bytes written)."""
 
     fma_gflops: float
     copy_gbs: float
 
     def floor_ms(self, conv: Conv2d) -> float:
-        """Least time of the direct form, ms: its arithmetic at the peak, or each tensor moved once at copy bandwidth.
+        """Least time of direct convolution in ms: its arithmetic at the peak, or each tensor moved once at copy bandwidth.
 
-        A layer whose tensors stay in a cache between calls can beat the second one.
+        A layer whose tensors stay in a cache between calls can be faster than the second bound.
         """
         return max(conv.flops / self.fma_gflops, conv.bytes_moved / self.copy_gbs) / 1e6
 
 
 @dataclass(frozen=True)
 class FmaPeak:
-    """Vector FMAs between registers and nothing else, on every thread."""
+    """Fused multiply-adds between vector registers, and nothing else, on every thread."""
 
     name: str = "fma peak"
 
@@ -55,7 +55,7 @@ class FmaPeak:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of half of `COPY_BYTES` to the other half, a slice a thread."""
+    """A copy of half of `COPY_BYTES` to the other half, one slice for each thread."""
 
     name: str = "copy"
 
@@ -72,11 +72,11 @@ class Copy:
 
 
 def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
-    """Compiled function that sets sums = sums * factors + factors `STEPS` times.
+    """A compiled function that sets sums = sums * factors + factors `STEPS` times.
 
-    Arguments: factors, float32 [threads, lanes], and sums, float32 [threads, CHAINS, lanes]. All chains have one vector of factors, so that
-    chains and factors fit the sixteen vector registers of AVX2. The recurrence keeps the compiler from taking anything out of the loop; its
-    limit is f / (1 - f), so that no value is special.
+    Its arguments are factors, float32 [threads, lanes], and sums, float32 [threads, CHAINS, lanes]. All chains share one vector of factors,
+    so that chains and factors fit the sixteen vector registers of AVX2. The recurrence prevents the compiler from removing work. Its limit
+    is f / (1 - f), so no value is special.
     """
     import tvm
     from tvm import te
@@ -101,11 +101,11 @@ def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
 
 
 def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5) -> Ceilings:
-    """Measures both; the best of `repeats`, since a ceiling is what nothing exceeds."""
+    """Measures both ceilings. Each is the best of `repeats` measurements, since a ceiling is an upper bound."""
 
     def best(contender: Contender) -> float:
         with Worker(contender, threads) as worker:
-            worker.prepare(Conv2d(1, 1, 1, 1, 1, 1), seed=0)  # the layer is not looked at
+            worker.prepare(Conv2d(1, 1, 1, 1, 1, 1), seed=0)  # the layer is not used
             worker.warm(seconds_warmup)
             return min(worker.sample(settle=0.01, calls=1) for _ in range(repeats))
 

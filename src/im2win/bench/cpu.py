@@ -1,8 +1,8 @@
-"""The benchmark: us and every peer on the same layers, in one run, in interleaved rounds.
+"""The CPU benchmark: im2win and every peer on the same layers, in one run, in interleaved rounds.
 
-Fairness: every contender has a process of its own, the same inputs, the same number of threads, and is checked against one float64
-reference before it is timed. How rounds are interleaved, and why in processes: harness.py. Filter packing, session building and layout
-changes of the input are outside the time for everyone; everything a user waits for (our transform included) is inside.
+Every subject has its own process, the same inputs and the same number of threads, and is checked against one float64 reference before it is
+timed. harness.py explains the interleaved rounds and the separate processes. Filter packing, session creation and layout conversion of the
+input are never timed. Everything that a caller waits for is timed, im2win's transform included.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Progress = Callable[[int, int, Row], None]
 
 @dataclass(frozen=True)
 class Ours:
-    """The op that `im2win.build` gives, filters bound, output preallocated.
+    """The operator that `im2win.build` returns, with filters bound and output preallocated.
 
     Args:
-        logs: folder of tuning records; None: the packaged ones.
+        logs: folder of tuning records; None for the packaged ones.
         algorithm: one name, or "auto".
-        tuned: None takes a record where there is one; True refuses a layer without; False takes the default tile always.
+        tuned: None uses a record where there is one; True refuses a layer without a record; False always uses the default tile.
         accuracy: see `im2win.build`.
     """
 
@@ -59,10 +59,10 @@ class Ours:
     accuracy: Accuracy = "float32"
 
     def build(self, conv: Conv2d, threads: int) -> Op:
-        """The op that is timed.
+        """The operator that is timed.
 
         Raises:
-            PeerError: only a tuned layer is wanted, and this one is not.
+            PeerError: `tuned` is True and the layer has no record.
         """
         if self.tuned is False:
             name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads), self.accuracy)
@@ -102,26 +102,26 @@ def run(
     keep: Callable[[Result], object] | None = None,
     contenders: Sequence[Contender] | None = None,
 ) -> Result:
-    """Times the layers; one row each.
+    """Times the layers. The result has one row for each.
 
     Args:
         layers: what to run (`im2win.spec.suites`).
         against: names in `im2win.bench.peers.cpu.PEERS`; "torch" stands for NCHW and channels-last.
-        batch: replaces every layer's; None keeps them.
-        threads: of every contender; None: all CPUs this process may use.
+        batch: replaces the batch of every layer; None keeps it.
+        threads: of every subject; None: all CPUs that this process may use.
         logs, algorithm, tuned, accuracy: see `Ours`.
-        untuned: times the default tile too, in the same rounds.
-        rounds: samples a contender; calls under 1 ms are repeated within a sample.
-        seconds_warmup: of each contender before the first round.
-        memory: measures the peak memory of ours, each layer in a process of its own (`im2win.bench.memory`).
+        untuned: time the default tile too, in the same rounds.
+        rounds: samples of each subject; calls under 1 ms are repeated within a sample.
+        seconds_warmup: of each subject before the first round.
+        memory: measure im2win's peak memory, each layer in a separate process (`im2win.bench.memory`).
         tvm_trials, tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`.
-        suite: what the result is called.
-        progress: called with (layers done, layers in all, row) after each.
-        keep: called with what there is after each, so that a run that is stopped leaves its layers.
-        contenders: in place of ours and the peers (the first one is "ours"); for tests and experiments.
+        suite: name of the result.
+        progress: called with (layers done, layers in all, row) after each layer.
+        keep: called with the partial result after each layer, so that an interrupted run keeps its layers.
+        contenders: subjects in place of im2win and the peers (the first one is "ours"); for tests and experiments.
 
     Raises:
-        ValueError: an unknown peer, no layers, or `rounds` below 1. A contender that fails is a message in its row instead.
+        ValueError: an unknown peer, no layers, or `rounds` below 1. A subject that fails is a message in its row instead.
     """
     if not layers:
         raise ValueError("bench: `layers` must name at least one layer.")
@@ -159,7 +159,7 @@ def _field(ours: Ours, untuned: bool) -> list[Contender]:
 def time_layer(
     layer: Layer, workers: Mapping[str, Worker], limits: ceilings.Ceilings, *, rounds: int, seconds_warmup: float
 ) -> Row:
-    """Checks and times every worker on one layer; the first worker is ours."""
+    """Checks and times every worker on one layer. The first worker is im2win's."""
     conv, ours = layer.conv, next(iter(workers))
     row = Row(layer.name, str(conv), layer.count)
     expected = Tensors.random(conv, SEED).expected(conv)
@@ -185,7 +185,7 @@ def time_layer(
 
 
 def checked(output: Array, expected: Array, allowed: float) -> float:
-    """The error of an output; WorkerError if it is above what rounding explains, or NaN."""
+    """The error of an output. WorkerError if it exceeds the tolerance or is NaN."""
     if output.shape != expected.shape:
         raise WorkerError(f"wrong result: its shape is {output.shape} instead of {expected.shape}.")
     found = error_of(output, expected)
@@ -199,7 +199,7 @@ def _note(row: Row, prepared: Prepared, error: float) -> None:
 
 
 def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
-    """Samples in seconds a call, by contender, as what a result holds of them."""
+    """Samples in seconds per call, by subject, as a result stores them."""
     points = {name: (np.percentile(values, [10, 50, 90]) * 1e3, len(values)) for name, values in samples.items()}
     return {name: Spread(float(median), float(low), float(high), count) for name, ((low, median, high), count) in points.items()}
 
@@ -236,7 +236,7 @@ def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ce
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the system and every library that takes part, where installed."""
+    """Versions of Python, the system and every installed library that takes part."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for package in ("im2win", "apache-tvm", "numpy", "torch", "onnxruntime"):
         try:
@@ -247,7 +247,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the checkout this file is in, with "+" if there are changes; "" outside a checkout."""
+    """The commit of the checkout that contains this file, with "+" if there are changes; "" outside a checkout."""
 
     def git(*words: str) -> str:
         command: list[Any] = ["git", "-C", Path(__file__).resolve().parent, *words]

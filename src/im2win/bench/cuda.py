@@ -1,7 +1,7 @@
-"""The benchmark on a GPU: us, PyTorch's cuDNN in both layouts, and every forward algorithm of cuDNN by name (see `bench.cuda_harness`).
+"""The GPU benchmark: im2win, PyTorch's cuDNN in both layouts, and every forward algorithm of cuDNN by name (see `bench.cuda_harness`).
 
-Filter packing and layout changes of the input are outside the time for everyone, our transform is inside, and where there is one it is also
-timed alone, in the same rounds.
+Filter packing and layout conversion of the input are never timed. im2win's transform is, and where there is one it is also timed alone, in
+the same rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Ours = tuple[Conv2d, str]
 
 
 def recipes(layers: Sequence[Layer], gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy, untuned: bool) -> dict[Ours, Recipe]:
-    """Our kernels of these layers, by problem and `OURS` or `UNTUNED`."""
+    """Recipes of im2win's kernels for these layers, by problem and `OURS` or `UNTUNED`."""
     made: dict[Ours, Recipe] = {}
     for conv in dict.fromkeys(layer.conv for layer in layers):
         made[conv, OURS] = TileRecipe(conv, algorithm, gpu, accuracy, recorded=True, logs=logs)
@@ -71,19 +71,20 @@ def run(
     keep: Callable[[Result], object] | None = None,
     note: Callable[[str], object] | None = None,
 ) -> Result:
-    """Times the layers on the first GPU; one row each.
+    """Times the layers on the first GPU. The result has one row for each.
 
     Args:
         logs, algorithm, accuracy: as in `im2win.build`.
-        untuned: times the default tile too.
-        rounds: samples a contender.
-        tvm_trials: candidates that TVM's default search may try on a layer; 0 leaves it out.
-        tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`; what it lacks is searched for all layers at once, before the first is timed.
+        untuned: time the default tile too.
+        rounds: samples of each subject.
+        tvm_trials: candidates that TVM's default search may try for a layer; 0 leaves it out.
+        tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`; missing searches are made for all layers at once, before the first layer is
+            timed.
         progress, keep: see `im2win.bench.cpu.run`.
         note: called with lines of text while TVM searches.
 
     Raises:
-        NoGpuError: there is none. A contender that fails is a message in its row instead.
+        NoGpuError: there is no GPU. A subject that fails is a message in its row instead.
     """
     import torch
 
@@ -112,7 +113,7 @@ def time_layer(
     layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int,
     searched: Mapping[str, Callable[[Bench], Contender]],
 ) -> Row:
-    """Checks and times every contender on one layer: our kernels, PyTorch, what was searched for, and all of cuDNN."""
+    """Checks and times every subject on one layer: im2win's kernels, PyTorch, the searched kernels, and all algorithms of cuDNN."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
     with cudnn_contenders(bench, accuracy) as named:
@@ -130,7 +131,7 @@ def time_layer(
 
 
 def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
-    """And our transform by itself, where there is one."""
+    """The subjects, and im2win's transform alone where there is one."""
     transform = ready[OURS].transform if OURS in ready else None
     return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
 
@@ -154,9 +155,11 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str,
 
 
 def measure_ceilings() -> dict[str, float]:
-    """Large products of the vendor's library in float32, TF32, float16 and int8 (GFLOPS), and copy bandwidth (GB/s, read and written).
+    """Measures the GPU's ceilings.
 
-    The unit multiplies int8 twice as fast as float16; where the library's int8 product is slower than that says, twice float16's stands.
+    They are those of large matrix products of the vendor's library in float32, TF32, float16 and int8 (GFLOPS), and copy bandwidth (GB/s,
+    bytes read plus written). Tensor cores multiply int8 twice as fast as float16. Where the library's int8 product is slower than that,
+    twice the float16 figure is used.
     """
     import torch
 

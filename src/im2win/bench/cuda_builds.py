@@ -1,4 +1,4 @@
-"""Kernels for a GPU that a study compares, compiled by all CPUs before the first of them is measured."""
+"""Compiles the GPU kernels of a study on all CPUs before the first one is measured."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Recipe(Protocol):
-    """How one kernel is made; a plain value that another process can be handed."""
+    """How one kernel is generated; a plain value that can be sent to another process."""
 
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`.
 
         Raises:
-            TileError: it cannot be made for the problem; any other exception is the compiler's.
+            TileError: the kernel cannot be generated for the problem; other exceptions are the compiler's.
         """
 
 
 class BuildError(RuntimeError):
-    """A kernel that could not be compiled; the message says why."""
+    """A kernel that could not be compiled. The message says why."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A compiled kernel and what it is."""
+    """A compiled kernel and its manifest."""
 
     path: Path
     manifest: Manifest
@@ -55,7 +55,7 @@ def load(library: Library | str) -> CudaOp:
     """The operator in a library.
 
     Raises:
-        BuildError: there is none, for the reason in its place.
+        BuildError: the kernel was not compiled, with the reason.
     """
     if isinstance(library, str):
         raise BuildError(library)
@@ -64,10 +64,11 @@ def load(library: Library | str) -> CudaOp:
 
 @dataclass(frozen=True)
 class TileRecipe:
-    """An algorithm of the registry, or the best of all ("auto"), with the model's tile.
+    """A kernel of one algorithm of the registry, or of the best one ("auto"), with the analytic model's tile.
 
-    recorded: a tuning record's tile instead, if there is one that applies; records in the folder `logs` go before those that ship.
-    tile: this one, of the algorithm named.
+    Attributes:
+        recorded: use the tile of a tuning record instead, if one applies; records in the folder `logs` precede those that ship.
+        tile: use this tile of the named algorithm.
     """
 
     conv: Conv2d
@@ -96,14 +97,14 @@ class TileRecipe:
 
 @dataclass(frozen=True)
 class Job:
-    """Make a recipe's kernel in the library `path`."""
+    """Compile a recipe's kernel into the library `path`."""
 
     recipe: Recipe
     path: Path
 
 
 def build(job: Job) -> Manifest | str:
-    """The manifest of what was compiled, or why it was not."""
+    """The manifest of the compiled kernel, or the reason why it was not compiled."""
     try:
         return job.recipe.compile(job.path)
     except Exception as error:
@@ -111,15 +112,15 @@ def build(job: Job) -> Manifest | str:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     serve(build, job_fd, result_fd)
 
 
 class Builders:
-    """Processes that compile, kept for one set of recipes after the other: each takes seconds to begin.
+    """A pool of processes that compile. It serves several sets of recipes, since starting a process takes seconds.
 
     Args:
-        processes: at a time; None: one less than there are CPUs.
+        processes: number of processes; None: one less than there are CPUs.
     """
 
     def __init__(self, processes: int | None = None) -> None:
@@ -134,7 +135,7 @@ class Builders:
             worker.close()
 
     def build_all(self, recipes: Mapping[Name, Recipe], folder: Path) -> dict[Name, Library | str]:
-        """Compiles every recipe into a library in `folder`; what failed has the reason in its place."""
+        """Compiles every recipe into a library in `folder`. A recipe that failed has the reason in its place."""
         jobs = [Job(recipe, folder / f"{number}.so") for number, recipe in enumerate(recipes.values())]
         built = dict[Name, Library | str]()
         for name, job, answer in zip(recipes, jobs, in_order(self._workers, jobs, BUILD_S), strict=True):
@@ -144,6 +145,6 @@ class Builders:
 
 
 def build_all(recipes: Mapping[Name, Recipe], folder: Path, processes: int | None = None) -> dict[Name, Library | str]:
-    """The same with processes of its own; see `Builders`."""
+    """Compiles recipes with a temporary pool; see `Builders`."""
     with Builders(processes) as builders:
         return builders.build_all(recipes, folder)

@@ -1,8 +1,8 @@
-"""What is timed on a GPU against each other: us, PyTorch, cuDNN's algorithms by name and TVM's default search, in one process.
+"""The GPU harness: times im2win, PyTorch, cuDNN's algorithms by name and TVM's default search against each other, in one process.
 
-Every contender gets the same values, in its own layout; every output is checked against one float64 reference before anything is timed.
-Rounds are interleaved; each call is timed by two events, behind an overwritten level-2 cache. TF32 is off unless the accuracy allows it.
-Workspaces are unlimited, as far as memory goes.
+Every subject gets the same values in its own layout. Every output is checked against one float64 reference before anything is timed. Rounds
+are interleaved. Two events time each call, after the level-2 cache was overwritten. TF32 is off unless the accuracy allows it. Workspaces
+are limited by the device's memory only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.tuner.runners.cuda import Bench, reference, sample, verify
 
-PEER_TOLERANCE = 5e-2  # of cuDNN's own algorithms; FFT and Winograd in float16 are far less accurate than direct sums
+PEER_TOLERANCE = 5e-2  # of cuDNN's algorithms; its FFT and Winograd in float16 are far less accurate than direct sums
 WORKSPACE_BYTES = 60 << 30
 WARM_CALLS = 3
 
 
 @dataclass
 class Contender:
-    """A checked, ready call. extra_bytes: workspace, or the tensor made first; error: against the reference.
+    """A subject of the harness: a checked call that is ready to be timed.
 
-    transform: the part of the call that makes that tensor, alone.
+    Attributes:
+        extra_bytes: bytes of its workspace.
+        error: against the reference.
+        transform: the transform of the call alone; None without one.
     """
 
     call: Callable[[], Any]
@@ -47,11 +50,18 @@ class Contender:
 
 
 class WrongError(RuntimeError):
-    """An output that is not the convolution, or a contender that has none for this problem."""
+    """A wrong output, or a subject that does not support the problem."""
 
 
 def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] | None = None) -> float:
-    """`right`: what the output shall be and the scale of errors, where they are not the bench's."""
+    """The error of an output.
+
+    Args:
+        right: the expected output and the magnitude that errors are relative to; None for those of the bench.
+
+    Raises:
+        WrongError: the error exceeds `allowed`, or is NaN.
+    """
     import torch
 
     torch.cuda.synchronize()
@@ -63,10 +73,10 @@ def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] |
 
 
 def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
-    """A built operator, its filters bound, that writes where the bench looks.
+    """A built operator with its filters bound, which writes to the bench's output.
 
     Raises:
-        WrongError: its error is above `allowed`, or it wrote where it must not.
+        WrongError: its error exceeds `allowed`, or it wrote outside its output.
     """
     bound = {name: bench.inputs[name] for name in ("bias", "scale") if name in bench.inputs}
     layer = op.bind(bench.inputs["filter"], **bound)
@@ -79,10 +89,10 @@ def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
 
 
 def torch_contender(bench: Bench, layout: str) -> Contender:
-    """PyTorch's convolution, with its memory in this layout.
+    """PyTorch's convolution with tensors in this layout.
 
     Raises:
-        WrongError: it is wrong, or PyTorch has no such convolution.
+        WrongError: its output is wrong, or PyTorch has no such convolution.
     """
     conv = bench.conv
     call = torch_call(conv, bench.inputs, layout)
@@ -93,10 +103,16 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
 
 
 def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapping[Conv2d, str]) -> Contender:
-    """The best of TVM's default search, with so many trials; `cache` as in `im2win.bench.peers.cpu.TvmDefault`, `failed` from `search_all`.
+    """The best kernel of TVM's default search.
+
+    Args:
+        trials: candidates of the search.
+        cache: as in `im2win.bench.peers.cpu.TvmDefault`.
+        failed: failures of `search_all`, by layer.
 
     Raises:
-        WrongError: it is wrong, or its definition has no such convolution. PeerError: the search failed, or no candidate of it ran.
+        WrongError: its output is wrong, or TVM's definition has no such convolution.
+        PeerError: the search failed, or no candidate of it ran.
     """
     from im2win.bench.peers.tvm_default import compiled, refused
 
@@ -114,10 +130,10 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapp
 
 @contextlib.contextmanager
 def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
-    """(name, preparation) of cuDNN's algorithms; they share one workspace.
+    """(name, preparation) of each of cuDNN's algorithms. They share one workspace.
 
-    Where channels have scales of their own, it scales them all alike, and is checked against that; its outputs are float32 where none of
-    its algorithms writes what the problem asks for.
+    cuDNN has one scale for all channels. Where the problem has a scale for each channel, cuDNN's output is checked against a reference with
+    one scale. Its outputs are float32 where no algorithm writes the problem's output type.
     """
     import torch
 
@@ -152,7 +168,11 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
 
 
 def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
-    """A scale for all channels that spreads outputs over int8, the sums times it as this type has them, and the largest of them."""
+    """One scale for all channels that spreads outputs over int8.
+
+    Returns:
+        The scale; the reference with it, rounded to `dtype`, and its largest magnitude.
+    """
     import torch
 
     sums, largest = reference(bench.conv.with_(out_dtype=None), bench.inputs)
@@ -164,7 +184,7 @@ def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
 def tvm_searched(
     convs: Sequence[Conv2d], gpu: Gpu, trials: int, cache: Path, note: Callable[[str], object] | None,
 ) -> dict[str, Callable[[Bench], Contender]]:
-    """TVM's default search of the layers, done: the contender by its name."""
+    """Runs TVM's default search of the layers. Returns the subject by its name."""
     from im2win.bench.peers.tvm_searches import search_all
 
     failed = search_all(convs, trials, gpu, cache, note=note)
@@ -172,7 +192,7 @@ def tvm_searched(
 
 
 def set_up_peers(accuracy: Accuracy) -> None:
-    """PyTorch tries cuDNN's algorithms out, and keeps to the accuracy."""
+    """Lets PyTorch benchmark cuDNN's algorithms, and sets its TF32 switches to the accuracy."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -180,7 +200,7 @@ def set_up_peers(accuracy: Accuracy) -> None:
 
 
 def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The contenders that are ready, and why the others are not."""
+    """The subjects that are ready, and the reasons why the others are not."""
     ready: dict[str, Contender] = {}
     failed: dict[str, str] = {}
     for name, prepare in preparations:
@@ -192,7 +212,7 @@ def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tup
 
 
 def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
-    """Samples in seconds a call: up to `rounds` a contender, fewer where they would take longer than `seconds`, and one at least."""
+    """Samples in seconds per call: up to `rounds` of each subject, fewer if they would take longer than `seconds`, at least one."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
     counts = {}
     for name, contender in ready.items():

@@ -1,8 +1,8 @@
-"""Device memory that convolutions take beside input, filters and output: every algorithm's by formula and measured, and its peers'.
+"""Measures the device memory that convolutions take beside input, filters and output.
 
-By formula it is the tensor that an algorithm makes before the product, or what of it a tile holds at a time. Kernels take it from
-PyTorch's allocator, so that its statistics show the most that a call held. cuDNN's workspaces are what it asks for; PyTorch's are measured
-in the same way as ours.
+It is taken by formula and measured for every algorithm, and for the peers. The formula counts the workspace of the transformed tensor, or
+the part of it that a tile holds at a time. Kernels allocate from PyTorch's allocator, whose statistics give the peak of a call. cuDNN
+reports the workspaces that it needs. PyTorch's are measured like im2win's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 
-ALLOCATOR_BYTES = 2 << 20  # by which a piece of PyTorch's allocator may exceed what was asked for: it does not split off 1 MiB or less
+ALLOCATOR_BYTES = 2 << 20  # by which a block of PyTorch's allocator may exceed the request: it does not split off 1 MiB or less
 Progress = Callable[[int, int, LayerMemory], None]
 """(layers done, layers in all, layer)"""
 
 
 def judge(formula: int, measured: int) -> str | None:
-    """What is wrong with a measured peak; None if it is the formula's bytes, up to the allocator's rounding."""
+    """What is wrong with a measured peak; None if it equals the formula's bytes, up to the allocator's rounding."""
     if formula <= measured <= formula + (ALLOCATOR_BYTES if formula else 0):
         return None
     return f"measured {measured} bytes, where the formula says {formula}"
@@ -51,7 +51,7 @@ def device_zeros(conv: Conv2d) -> dict[str, Any]:
 
 
 def _ours(row: Schedule, conv: Conv2d, tensors: dict[str, Any], logs: Path | None, accuracy: Accuracy) -> tuple[int, int]:
-    """Bytes by formula, measured."""
+    """im2win's bytes by formula, and measured."""
     op = im2win.build(conv, "cuda", logs=logs, algorithm=row.key, accuracy=accuracy)
     bound = {name: np.zeros(conv.out_channels, conv.dtypes[name]) for name in ("bias", "scale") if name in conv.arguments}
     layer = op.bind(np.zeros(conv.filter_shape, conv.dtype), **bound)
@@ -76,7 +76,7 @@ def _note_cudnn(found: LayerMemory, conv: Conv2d, accuracy: Accuracy) -> None:
 
 
 def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "float32") -> LayerMemory:
-    """One layer's memory on the first GPU; what fails has a message instead of a number."""
+    """The memory of one layer on the first GPU. A measurement that fails has a message in place of a number."""
     conv = layer.conv
     found = LayerMemory(layer.name, str(conv), conv.bytes_moved)
     tensors = device_zeros(conv)
@@ -117,11 +117,11 @@ def measure(
     """Measures the layers on the first GPU.
 
     Args:
-        logs, accuracy: as in `im2win.build`; what a kernel takes does not depend on its tile.
+        logs, accuracy: as in `im2win.build`; a kernel's memory does not depend on its tile.
         progress: called after each layer.
 
     Raises:
-        NoGpuError: there is none.
+        NoGpuError: there is no GPU.
     """
     gpu = device_gpu()
     import torch

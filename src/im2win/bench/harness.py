@@ -1,20 +1,20 @@
-"""Contenders in processes of their own, timed in interleaved rounds.
+"""The CPU harness: subjects in separate processes, timed in interleaved rounds.
 
-Why processes: in one process the thread pools of TVM, PyTorch and ONNX Runtime spoil each other's times. Measured on two cores, a
-64-channel 56x56 layer, batch 8, alone and in plain A B C D rounds of one process, ms: a TVM kernel 5.2 and 12.0, PyTorch 5.8 and 38,
-ONNX Runtime 5.3 and 14.7. A warm call before each timed one, a pause, spinning switched off: each cured some and left others at twice
-their time alone.
+Separate processes are needed because in one process the thread pools of TVM, PyTorch and ONNX Runtime slow each other down. Measured on two
+cores for a 64-channel 56x56 layer, batch 8, alone and in plain rounds A B C D of one process, in ms: a TVM kernel 5.2 and 12.0, PyTorch 5.8
+and 38, ONNX Runtime 5.3 and 14.7. A warm call before each timed one, a pause, and disabled spinning each helped some subjects and left
+others at twice their time alone.
 
-So each contender lives in its own worker. Only one worker runs at a time; the rest are stopped (SIGSTOP), so that no pool spins on
-a core that is being measured. A slice of a round is: continue the worker, warm up by time (threads spread over the cores again), time.
-On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each contender's alone.
+Each subject therefore runs in its own worker. Only one worker runs at a time. The others are stopped (SIGSTOP), so that no pool spins on a
+core that is being measured. To time a worker, the harness continues it, warms it up by time (its threads spread over the cores again), and
+times it. On the three layers tried (batch 1 and 8) medians of such rounds were within about 5 % of each subject's time alone.
 
 One process in ten still started with two threads on one core and stayed so, at half speed. A worker whose threads got less than
-`LEAST_SHARE` of their CPUs while warming up is therefore started anew, and a sample in which that happens (or in which something else
-took a core) is taken again, a few times at most. This holds for every contender alike.
+`LEAST_SHARE` of their CPUs during warm-up is therefore restarted. A sample in which that happens, or in which another process took a core,
+is repeated a few times at most. This holds for every subject alike.
 
-Freed memory stays with the process (`KEEP_MEMORY`). Otherwise a library that allocates its output in each call, as PyTorch does, pays
-the system for fresh pages or not, depending on which layers ran before. We compare with the faster.
+Freed memory stays with the process (`KEEP_MEMORY`). Otherwise a library that allocates its output in each call, as PyTorch does, requests
+fresh pages from the system or not, depending on the layers that ran before. The benchmark compares with the faster case.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from im2win.bench.peers.contender import Contender
 from im2win.bench.peers.cpu import Array
 from im2win.spec.conv2d import Conv2d
 
-LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so all threads on their own core give nearly 1
+LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so threads with a core each give nearly 1
 RESTARTS = 3
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}  # read by glibc at start
 SAMPLE_SECONDS = 0.002  # a sample lasts at least this long: calls under 1 ms are repeated inside it
 
 
 class WorkerError(RuntimeError):
-    """The contender failed: the message is what its library said, or how its process ended."""
+    """A subject that failed. The message is that of its library, or how its process ended."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a worker says of a prepared layer: its output, and the facts of the `Trial`."""
+    """What a worker reports of a prepared layer: its output, and the facts of the `Trial`."""
 
     output: Array
     algorithm: str
@@ -60,11 +60,11 @@ class Prepared:
 
 
 class Worker:
-    """One contender's process; started at first use, started anew after a crash. Stopped except while it serves a request.
+    """The process of one subject. It is started at first use, restarted after a crash, and stopped except while it serves a request.
 
     Args:
-        contender: sent to the process by pickle, so its class must be importable.
-        threads: what it may use; also set in the environment of the process for OpenMP and TVM.
+        contender: the subject; it is pickled, so its class must be importable.
+        threads: of the subject; also set in the environment of the process for OpenMP and TVM.
         timeout: seconds for one request.
     """
 
@@ -132,7 +132,7 @@ class Worker:
         """Prepares the layer on random tensors of this seed and runs it once.
 
         Raises:
-            WorkerError: the contender refused, failed, crashed or took too long.
+            WorkerError: the subject refused, failed, crashed or took too long.
         """
         with tempfile.TemporaryDirectory(prefix="im2win-bench-") as folder:
             path = Path(folder) / "output.npy"
@@ -141,7 +141,7 @@ class Worker:
             return Prepared(np.load(path), *facts)
 
     def warm(self, seconds: float) -> float:
-        """Runs the layer for this long; seconds of its fastest call. Starts the process anew while its threads share a core."""
+        """Runs the layer for this long. Returns the seconds of its fastest call. Restarts the process while its threads share a core."""
         for _ in range(RESTARTS):
             fastest, share = self._ask("warm", seconds)
             if share >= LEAST_SHARE * self.threads or self._layer is None:
@@ -153,7 +153,7 @@ class Worker:
         return float(fastest)
 
     def sample(self, settle: float, calls: int) -> float:
-        """Warms up for `settle` seconds, then times `calls` calls; seconds a call."""
+        """Warms up for `settle` seconds, then times `calls` calls. Returns seconds per call."""
         return float(self._ask("sample", settle, calls, LEAST_SHARE * self.threads))
 
 
@@ -164,12 +164,12 @@ def interleaved(
 
     Args:
         workers: by name, each with a layer prepared.
-        rounds: samples a contender.
-        warmup: seconds each runs before the first round.
-        settle: seconds each runs before every sample, since it has been stopped in between.
+        rounds: samples of each subject.
+        warmup: seconds that each runs before the first round.
+        settle: seconds that each runs before every sample, since it was stopped in between.
 
     Returns:
-        Samples in seconds a call, and the message of each contender that failed on the way (which then has no samples).
+        Samples in seconds per call, and the message of each subject that failed on the way (which then has no samples).
     """
     samples: dict[str, list[float]] = {}
     failed: dict[str, str] = {}

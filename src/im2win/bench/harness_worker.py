@@ -1,4 +1,4 @@
-"""The process of one contender: `python -m im2win.bench.harness_worker FD` serves requests of `im2win.bench.harness.Worker` over a pipe."""
+"""The process of one subject: `python -m im2win.bench.harness_worker FD` serves requests of `im2win.bench.harness.Worker` over a pipe."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from im2win.bench.peers.contender import Contender, Tensors, Trial
 from im2win.device.affinity import leave_bound_cpus
 from im2win.spec.conv2d import Conv2d
 
-ATTEMPTS = 3  # samples taken for one that had its CPUs to itself
+ATTEMPTS = 3  # samples that are tried until one had its CPUs to itself
 _CPUS = os.sched_getaffinity(0)
 
 
 def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
-    os.sched_setaffinity(0, _CPUS)  # threads made now inherit it
+    os.sched_setaffinity(0, _CPUS)  # new threads inherit the affinity
     trial = contender.prepare(conv, Tensors.random(conv, seed), threads)
     trial.call()
     leave_bound_cpus()
@@ -33,6 +33,7 @@ def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: 
 
 
 def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:
+    """Runs calls for `seconds`. Returns the seconds of the fastest call, and the mean number of CPUs in use."""
     start_cpu, begin = time.process_time(), time.perf_counter()
     fastest, end = float("inf"), begin + seconds
     while True:
@@ -45,6 +46,7 @@ def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:
 
 
 def _sample(call: Callable[[], object], settle: float, calls: int, least_cpus: float) -> float:
+    """Seconds per call over `calls` calls, repeated until the process had `least_cpus` CPUs."""
     seconds: list[float] = []
     for _ in range(ATTEMPTS):
         _warm(call, settle)
@@ -59,7 +61,7 @@ def _sample(call: Callable[[], object], settle: float, calls: int, least_cpus: f
 
 
 def serve(pipe: Connection[Any, Any]) -> None:
-    """Answers requests until the pipe closes: (True, answer), or (False, message) for whatever the contender raised."""
+    """Answers requests until the pipe closes: (True, answer), or (False, message) for an exception of the subject."""
     trial: Trial | None = None
     while True:
         try:
@@ -69,12 +71,12 @@ def serve(pipe: Connection[Any, Any]) -> None:
         try:
             answer: Any
             if request == "prepare":
-                trial = None  # the last layer's memory goes before the next one's comes
+                trial = None  # frees the last layer's memory before the next one's is allocated
                 trial, answer = _prepare(*arguments)
             else:
                 assert trial is not None, "a layer must be prepared first"
                 answer = _warm(trial.call, *arguments) if request == "warm" else _sample(trial.call, *arguments)
-        except Exception as error:  # any library, any error: it is that contender's outcome
+        except Exception as error:  # any exception of a library is the subject's outcome
             pipe.send((False, f"{type(error).__name__}: {error}".strip()[:500]))
         else:
             pipe.send((True, answer))
@@ -82,10 +84,10 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 def main() -> None:
     """Serves the pipe whose file descriptor is the first argument."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped worker must not outlive its parent
-    os.dup2(2, 1)  # what libraries print goes to stderr
+    os.dup2(2, 1)  # output of libraries goes to stderr
     serve(Connection(int(sys.argv[1])))
 
 

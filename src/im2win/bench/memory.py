@@ -1,7 +1,7 @@
-"""Peak resident memory of one convolution, measured in a fresh process that has the runtime and the exported op, nothing else.
+"""Measures the peak resident memory of one convolution, in a fresh process with the runtime and the exported operator only.
 
-The formula of the direct form is input + filter + output (`Conv2d.bytes_moved`); what an algorithm stores on top shows as the difference.
-The filters count once, as packed: a deployed model keeps only those.
+Direct convolution needs input + filter + output (`Conv2d.bytes_moved`). The difference is what an algorithm stores in addition. The filters
+count once, as packed, since a deployed model keeps only those.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 class MeasureError(RuntimeError):
-    """The measuring process failed; the message is its last words."""
+    """The measuring process failed. The message is the end of its output."""
 
 
 def peak_bytes(op: Op) -> int:
-    """Measures the peak of a built op (see `peak_of_library`)."""
+    """The peak of a built operator in bytes (see `peak_of_library`)."""
     with tempfile.TemporaryDirectory(prefix="im2win-memory-") as folder:
         return peak_of_library(op.export(Path(folder) / "conv.so"))
 
 
 def peak_of_library(path: Path) -> int:
-    """Peak resident bytes that tensors and calls of the exported op add to a process that has loaded it.
+    """Peak resident bytes that tensors and calls of the exported operator add to a process that has loaded it.
 
-    Input, packed filters, output, residual and everything the kernel allocates. The thread pool, of which a process has one for all its
-    layers, runs before the first count; pages of code are not counted.
+    They cover input, packed filters, output, residual and everything that the kernel allocates. The thread pool, of which a process has one
+    for all layers, runs before the first count. Pages of code do not count.
 
     Raises:
         MeasureError: the process failed.
     """
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}  # each tensor a mapping of its own: freed means gone
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}  # each tensor gets its own mapping; freeing it unmaps it
     command = [sys.executable, "-m", "im2win.bench.memory", str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -56,9 +56,9 @@ def peak_of_library(path: Path) -> int:
 
 
 def _kilobytes(name: str) -> int:
-    """A field of /proc/self/status; where there is none, the highest resident size so far, as getrusage says it.
+    """A field of /proc/self/status; where there is none, the peak resident size of getrusage.
 
-    getrusage is the second choice: on Linux its number survives exec, so that a child starts with its parent's peak.
+    getrusage is the second choice: on Linux its number survives exec, so a child starts with its parent's peak.
     """
     if _STATUS.exists():
         return next(int(line.split()[1]) for line in _STATUS.read_text().splitlines() if line.startswith(name))
@@ -67,12 +67,12 @@ def _kilobytes(name: str) -> int:
 
 
 def _code_kilobytes() -> int:
-    """Resident pages of files, of libraries above all; 0 where the system does not tell."""
+    """Resident pages of files, mostly libraries; 0 where the system does not report them."""
     return _kilobytes("RssFile") if _STATUS.exists() else 0
 
 
 def _start_threads() -> None:
-    """Runs an empty parallel loop, so that the thread pool and its stacks are there."""
+    """Runs an empty parallel loop, so that the thread pool and its stacks exist."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     launch = runtime_library().TVMBackendParallelLaunch
     launch(kind(lambda task, environment, data: 0), None, 0)
@@ -90,17 +90,17 @@ def _measure(path: Path) -> int:
         generator.standard_normal(out=array, dtype=np.float32)
         return array.astype(conv.dtype, copy=False)
 
-    normal((1024,))  # what the generator itself needs is not the convolution's
+    normal((1024,))  # allocates the generator's own memory before the count
     _start_threads()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else small tensors would take what imports left free, which is counted already
+        ctypes.CDLL(None).malloc_trim(0)  # else small tensors would reuse memory that imports freed and that is counted already
     before, code = _kilobytes("VmRSS"), _code_kilobytes()
     layer = op.bind(normal(conv.filter_shape), normal((conv.out_channels,)) if conv.bias else None)
     x, residual = normal(conv.input_shape), normal(conv.output_shape) if conv.residual else None
     y = np.full(conv.output_shape, np.nan, conv.dtype)
     if _RESET.exists():
-        _RESET.write_text("5")  # forgets the peak of packing: from here on it is that of running
+        _RESET.write_text("5")  # resets the peak after packing, so that it covers the calls only
     for _ in range(3):
         layer(x, residual=residual, out=y)
     return (_kilobytes("VmHWM") - before - (_code_kilobytes() - code)) * 1024

@@ -1,4 +1,4 @@
-"""What a run of `bench.cuda_memory` found, as data."""
+"""The result of a run of `bench.cuda_memory`, as data."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from im2win.bench.results import ResultError
 from im2win.common.files import replace_json
 
 SCHEMA = 1
-PREFIX = "memory-"  # starts the names of its files
+PREFIX = "memory-"  # prefix of the names of its files
 
 
 @dataclass
 class LayerMemory:
-    """One layer; bytes beside input, filters and output, by name of algorithm.
+    """One layer; bytes beside input, filters and output, by name of the algorithm.
 
-    tensor_bytes: input, filters and output. formula_bytes, measured_bytes: ours. cudnn_bytes: workspaces of cuDNN's algorithms that accept
-    the layer; cudnn_choice: the one that its heuristics name. torch_bytes: PyTorch's, in both layouts.
-    failed: why there is no number, or what is wrong with a measured one.
+    Attributes:
+        tensor_bytes: input, filters and output.
+        formula_bytes, measured_bytes: im2win's.
+        cudnn_bytes: workspaces of cuDNN's algorithms that accept the layer.
+        cudnn_choice: the algorithm that cuDNN's heuristics select.
+        torch_bytes: PyTorch's, in both layouts.
+        failed: why there is no number, or what is wrong with a measured one.
     """
 
     layer: str
@@ -35,7 +39,7 @@ class LayerMemory:
 
 @dataclass
 class MemoryResult:
-    """One run: the machine, the versions and a row a layer."""
+    """One run: the machine, the versions and a row for each layer."""
 
     suite: str
     dtype: str
@@ -49,7 +53,7 @@ class MemoryResult:
     schema: int = SCHEMA
 
     def save(self, path: Path) -> Path:
-        """Writes JSON, making the folder; returns the path.
+        """Writes JSON and creates the folder. Returns the path.
 
         Raises:
             ResultError: see `check_path`.
@@ -59,7 +63,7 @@ class MemoryResult:
 
     @classmethod
     def load(cls, path: Path) -> MemoryResult:
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
             ResultError: no such file, not JSON, another schema, or missing or unknown fields.
@@ -77,6 +81,6 @@ class MemoryResult:
 
 
 def check_path(path: Path) -> None:
-    """Raises ResultError if reports would not find a result of memory under this name."""
+    """Raises ResultError if reports would not find a memory result under this name."""
     if not (path.name.startswith(PREFIX) and path.suffix == ".json"):
         raise ResultError(f"{path}: the name of a result of memory must begin with {PREFIX!r} and end with '.json'.")

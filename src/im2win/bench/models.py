@@ -1,4 +1,4 @@
-"""Whole models against ONNX Runtime and PyTorch, in the manner of `im2win.bench.harness`: processes of their own, interleaved rounds."""
+"""Benchmarks whole models against ONNX Runtime and PyTorch with `im2win.bench.harness`: separate processes, interleaved rounds."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ if TYPE_CHECKING:
     from im2win.frontends.models.source import Array
     from im2win.frontends.onnxruntime.operators import Rewritten
 
-_NO_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # what the contest asks for; a model's contenders have their own inputs
-TOLERANCE = 1e-3  # of the largest output: hundreds of layers, each within the tolerance of sums of products
+_NO_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a model's subjects have their own inputs
+TOLERANCE = 1e-3  # of the largest output, after hundreds of layers that are each within their tolerance
 PEERS = ("onnxruntime", "torch")
-INSIDE = "inside onnxruntime"  # its convolutions ours
+INSIDE = "inside onnxruntime"  # ONNX Runtime with im2win's convolutions
 
 
 @dataclass
 class ModelRow:
-    """One model: our median time of a call in ms, the peers', the best of them over ours, and the largest difference from ONNX Runtime.
+    """One model: im2win's median time of a call in ms, those of the peers, and the largest difference from ONNX Runtime.
 
-    rungs: where the tiles of its layers come from, and of how many.
-    inside_ms, inside_failed: of ONNX Runtime with our convolutions, where that took part.
+    Attributes:
+        ratio: the best peer's time over im2win's.
+        rungs: tiers of the look-up that the tiles of its layers come from, with counts.
+        inside_ms, inside_failed: of ONNX Runtime with im2win's convolutions, if it took part.
     """
 
     model: str
@@ -89,9 +91,10 @@ class Ours:
 
 @dataclass(frozen=True)
 class OnnxRuntimeModel:
-    """ONNX Runtime on the same file, all graph optimizations, inputs and outputs bound ahead.
+    """ONNX Runtime on the same file, with all graph optimizations, and inputs and outputs bound ahead of time.
 
-    operators: the library of those that the file needs.
+    Attributes:
+        operators: the library of custom operators that the file needs.
     """
 
     library: Path
@@ -123,7 +126,10 @@ class OnnxRuntimeModel:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """PyTorch eager (oneDNN), node by node as a module's `forward` would call it, under `inference_mode`; weights made ahead."""
+    """PyTorch eager (oneDNN), node by node as a module's `forward` would call it, under `inference_mode`.
+
+    Weights are prepared ahead of time.
+    """
 
     library: Path
     source: Path
@@ -160,10 +166,10 @@ def _flat(tensors: Sequence[Array]) -> Array:
 
 
 def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[..., Any]:
-    """A node as a call of PyTorch's.
+    """A node as a call of PyTorch.
 
     Raises:
-        PeerError: an operator or attribute that this short list does not have.
+        PeerError: an operator or attribute that is not supported here.
     """
     stated = attributes_of(node)
     functional = torch.nn.functional
@@ -172,7 +178,7 @@ def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[
         raise PeerError(f"torch: {node.op_type} with auto_pad or ceil_mode is not converted.")
 
     def windows(function: Callable[..., Any], empty: float = 0.0) -> Callable[..., Any]:
-        """Padding of another number on each side is a step of its own."""
+        """Asymmetric padding is a separate step."""
         if pads[:2] == pads[2:]:
             return partial(function, padding=tuple(pads[:2]))
         top, left, bottom, right = pads
@@ -203,7 +209,7 @@ def _torch_call(torch: Any, node: Any, constants: dict[str, Array]) -> Callable[
         "Flatten": lambda: partial(torch.flatten, start_dim=stated.get("axis", 1)),
         "Transpose": lambda: lambda x: x.permute(stated["perm"]).contiguous(),
         "Gemm": lambda: partial(_gemm, torch, bool(stated.get("transB", 0))),
-        # up to operator set 12 softmax goes over all axes from this one on
+        # up to operator set 12 softmax reduces all axes from this one on
         "Softmax": lambda: lambda x: torch.softmax(x.flatten(stated.get("axis", 1)), -1).reshape(x.shape),
         "Dropout": lambda: lambda x, *_: x,
         "Identity": lambda: lambda x: x,
@@ -227,11 +233,11 @@ def measure(
     name: str, source: Path, library: Path, against: Sequence[str] = PEERS, threads: int = 1, rounds: int = 15, warmup: float = 0.5,
     inside: Rewritten | None = None,
 ) -> ModelRow:  # fmt: skip
-    """Times a compiled model and its peers on the same random inputs; every output is checked against ONNX Runtime's.
+    """Times a compiled model and its peers on the same random inputs. Every output is checked against ONNX Runtime's.
 
     Args:
         source: the ONNX file that `library` was compiled from.
-        inside: the same model for ONNX Runtime with our convolutions, which then takes part.
+        inside: the same model for ONNX Runtime with im2win's convolutions, as a further subject.
 
     Raises:
         ValueError: an unknown peer.
@@ -276,7 +282,7 @@ def measure(
 
 
 def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array]) -> None:
-    """Drops every contender whose output is not ONNX Runtime's."""
+    """Drops every subject whose output differs from ONNX Runtime's."""
     expected = outputs.get("onnxruntime")
     if expected is None:
         return
@@ -290,10 +296,11 @@ def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array])
 
 
 def with_random_weights(source: Path | ModelProto, seed: int = 0) -> ModelProto:
-    """A graph whose weights are ConstantOfShape nodes, as those that the package onnx carries, with weights that tell channels apart.
+    """A graph with random weights in place of ConstantOfShape nodes.
 
-    Their magnitudes keep those of activations, so that no library meets numbers that it is slow on. What the last softmax reads is an
-    output, too: of random weights one class takes it all.
+    The test models of the package onnx have such nodes, which make all channels equal. The magnitude of the weights keeps that of
+    activations, so that no library meets numbers that it is slow on. The input of the last softmax becomes an output too, since with random
+    weights one class takes nearly all of its sum.
     """
     onnx = import_onnx()
     model: ModelProto = onnx.load(source) if isinstance(source, Path) else source

@@ -1,4 +1,4 @@
-"""What a benchmark run found, as data: written to JSON, read back, summarised. The schema is described in benchmarks/README.md."""
+"""The result of a benchmark run as data: written to JSON, read back, summarised. benchmarks/README.md describes the schema."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 SCHEMA = 1
-WINOGRAD = "winograd"  # what the names of algorithms in Winograd's form begin with
+WINOGRAD = "winograd"  # prefix of the names of Winograd's algorithms
 
 
 class ResultError(ValueError):
-    """A file that is not a benchmark result of this schema; the message names the file and what is wrong."""
+    """A file that is not a benchmark result of this schema. The message names the file and what is wrong."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Samples of one contender on one layer, ms a call: median, 10th and 90th percentile, how many."""
+    """Samples of one subject on one layer in ms per call: median, 10th and 90th percentile, and their number."""
 
     median: float
     p10: float
@@ -33,16 +33,17 @@ class Spread:
 
 @dataclass
 class Row:
-    """One layer. Numbers are None where ours failed; `failed` and `peers_failed` then say why.
+    """One layer. Numbers are None where im2win failed; `failed` and `peers_failed` then say why.
 
-    error: largest difference between our output and the float64 reference, over the reference's largest magnitude.
-    roofline_fraction: the least time of the direct form on this machine, over ours (`roofline_fraction`).
-    ratio: best peer's time / ours; above 1 we win.
-    transform_ms: what the transform takes alone, a part of ours_ms, where a kernel of its own makes the windows (on a GPU).
-    untuned_ms, untuned_ratio: the default tile in the same run, where it was asked for.
-    peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where it was asked for;
-        `peak_failed` says why it could not be measured.
-    peers_extra_bytes: what peers allocate beside input, filter and output, where that was measured (on a GPU).
+    Attributes:
+        error: largest difference between im2win's output and the float64 reference, over the reference's largest magnitude.
+        roofline_fraction: least time of direct convolution on this machine, over im2win's (`roofline_fraction`).
+        ratio: best peer's time / im2win's; above 1 im2win is faster.
+        transform_ms: time of the transform alone, a part of ours_ms, where a separate kernel computes it (on a GPU).
+        untuned_ms, untuned_ratio: the default tile in the same run, where requested.
+        peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where requested;
+            `peak_failed` says why it could not be measured.
+        peers_extra_bytes: bytes that peers allocate beside input, filter and output, where measured (on a GPU).
     """
 
     layer: str
@@ -71,7 +72,7 @@ class Row:
 
 @dataclass
 class Result:
-    """One run: the machine, the versions, the ceilings and a row a layer."""
+    """One run: the machine, the versions, the ceilings and a row for each layer."""
 
     suite: str
     dtype: str
@@ -88,7 +89,7 @@ class Result:
 
     @property
     def stem(self) -> str:
-        """Its place under benchmarks/results, without suffix: device/suite-dtype-bN."""
+        """Its path under benchmarks/results, without suffix: device/suite-dtype-bN."""
         return f"{self.device}/{self.suite}-{self.dtype}-b{self.batch or 'mixed'}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,17 +97,17 @@ class Result:
         return {"schema": self.schema, **{name: value for name, value in asdict(self).items() if name != "schema"}}
 
     def save(self, path: Path) -> Path:
-        """Writes JSON, making the folder; returns the path."""
+        """Writes JSON and creates the folder. Returns the path."""
         return replace_json(path, self.as_dict())
 
     @property
     def accuracy(self) -> list[str]:
-        """What the suite's name says of it beyond its layers: accuracies, layouts; papers12-exact-nhwc."""
+        """The words of the suite's name behind its layers: accuracies and layouts, as in papers12-exact-nhwc."""
         return self.suite.split("-")[1:]
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Reads what `save` wrote.
+        """Reads a file of `save`.
 
         Raises:
             ResultError: no such file, not JSON, another schema, or missing or unknown fields.
@@ -130,15 +131,15 @@ def _row(values: dict[str, Any]) -> Row:
 
 
 def peak_name(types: str, ceilings: Mapping[str, float]) -> str:
-    """Which of a machine's ceilings is the arithmetic one of these types, a float32 that is IEEE's: the nearest of those measured."""
+    """The arithmetic ceiling for these types among those measured, the nearest first; for float32 that of IEEE arithmetic."""
     wanted = ELEMENT_TYPES[types.partition("-")[0]].ceilings
     return next((name for name in wanted if name in ceilings), "fma_gflops")
 
 
 def arithmetic_roofs(types: str, accuracy: Collection[str], ceilings: Mapping[str, float]) -> dict[str, float]:
-    """Arithmetic peaks of a machine that hold for these types and accuracies, GFLOPS, by name.
+    """Arithmetic peaks in GFLOPS, by name, that hold for these types and accuracies on a machine.
 
-    A float32 on a GPU may be a sum of three TF32 products, which an accuracy may forbid ("exact") or cut to one ("tf32", "winograd").
+    On a GPU a float32 product may be three TF32 products. The accuracy "exact" forbids that; "tf32" and "winograd" reduce it to one.
     """
     if types != "float32" or "tf32_gflops" not in ceilings:
         name = peak_name(types, ceilings)
@@ -151,9 +152,9 @@ def arithmetic_roofs(types: str, accuracy: Collection[str], ceilings: Mapping[st
 
 
 def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str, float]) -> float | None:
-    """The least time of the direct form under the highest of its roofs, over our time.
+    """The least time of direct convolution under the highest of its roofs, over im2win's time.
 
-    None where ours was not timed, and of Winograd's form, which takes fewer products than the operations that the roof counts.
+    None where im2win was not timed, and for Winograd's algorithms, which need fewer operations than the roof counts.
     """
     if row.ours_ms is None or row.algorithm.startswith(WINOGRAD):
         return None
@@ -163,19 +164,18 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """The geometric mean of positive numbers; None of nothing."""
+    """The geometric mean of positive numbers; None for an empty sequence."""
     logs = [math.log(value) for value in values]
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
 
 
 def summarise(result: Result) -> dict[str, Any]:
-    """The run in a few numbers.
+    """The run in a few numbers. A mean over no rows is None.
 
     Returns:
         layers: rows; failed: rows without a ratio; geomean_ratio, min_ratio and min_layer over the others; untuned_geomean_ratio,
-        untuned_min_ratio; total_ms: ours, every layer times its count, total_ratio: the sum of best peers' over ours, and totals_ms: the
-        same sum for every peer that was timed on all these layers.
-        A mean of nothing is None.
+            untuned_min_ratio; total_ms: im2win's times summed with the layers' counts; total_ratio: the sum of the best peers' times over
+            that; totals_ms: the same sum for every peer that was timed on all these layers.
     """
     rows = [row for row in result.layers if row.ratio is not None and row.ours_ms is not None]
     worst = min(rows, key=lambda row: row.ratio or 0.0, default=None)

@@ -1,1 +1,1 @@
-"""Building operators: one, many at once, or from the cache."""
+"""Builds operators: one, a batch of them, or from the cache."""

@@ -1,4 +1,4 @@
-"""Operators for many layers at once: which algorithm and tile each gets, and compiling those that the cache lacks, by all CPUs."""
+"""Batch build: selects algorithm and tile for many layers, and compiles the operators that the cache lacks, on all CPUs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from im2win.registry.backends import Device
 
 _log = logging.getLogger("im2win")
-DEFAULT = "default tile"  # what no rung of the look-up ladder gives
-LEAST = 4  # operators that are worth processes, which take seconds to begin
+DEFAULT = "default tile"  # the choice where no tier of the look-up has a record
+LEAST = 4  # fewer operators are not worth worker processes, which take seconds to start
 _BUILD_S = 300.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a layer gets.
+    """The selection for a layer.
 
-    algorithm: "" where it gets nothing, for the reason in `rung`.
-    rung: of the look-up ladder.
+    Attributes:
+        algorithm: algorithm and schedule in one word; "" if the layer gets no operator, for the reason in `rung`.
+        tile: the schedule's tile.
+        rung: tier of the look-up, or `DEFAULT`.
     """
 
     algorithm: str
@@ -42,12 +44,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chooser:
-    """How layers are looked up; a plain value that another process can be handed.
+    """Arguments of the look-up of layers, as a plain value that can be sent to another process.
 
     Args:
-        folder: of artefacts.
+        folder: of the artefact cache.
         logs, accuracy: as for `im2win.build`.
-        untuned: what layers get that no record of this device is about.
+        untuned: what layers get without a tuning record of this device: "default", the default tile, or "keep", no operator.
     """
 
     folder: Path
@@ -59,13 +61,13 @@ class Chooser:
         """Algorithm and tile for a layer.
 
         Raises:
-            ValueError: no algorithm supports it, or none has a legal tile for it.
+            ValueError: no algorithm supports the layer, or none has a legal tile for it.
         """
         known = self._known(conv, device)
         return known or Choice(*Artefacts(self.folder).default_choice(conv, device, self.accuracy), DEFAULT)
 
     def _known(self, conv: Conv2d, device: Device) -> Choice | None:
-        """The same as far as it takes no time; None where the model must rank tiles first."""
+        """The choice if a record or a cached default gives it; None where the analytic model must rank tiles first, which takes time."""
         from im2win.records.lookup import search
         from im2win.registry.backends import backend_for
         from im2win.registry.schedules import candidates, schedule_of
@@ -83,10 +85,10 @@ class Chooser:
         return None if kept is None else Choice(*kept, DEFAULT)
 
     def lacks(self, conv: Conv2d, device: Device) -> bool:
-        """Whether an operator must be compiled for a layer."""
+        """Whether the operator of a layer must still be compiled."""
         try:
             known = self._known(conv, device)
-        except ValueError:  # there is none for it
+        except ValueError:  # no operator supports the layer
             return False
         if known is None or not known.algorithm:
             return known is None
@@ -96,7 +98,7 @@ class Chooser:
 
 @dataclass(frozen=True)
 class Job:
-    """Have the operator of a layer in the cache."""
+    """Put the operator of a layer into the cache."""
 
     chooser: Chooser
     conv: Conv2d
@@ -104,7 +106,7 @@ class Job:
 
 
 def build(job: Job) -> int | str:
-    """How many operators were compiled for it, or why none could be."""
+    """The number of operators that were compiled for a job, or the reason why the build failed."""
     try:
         choice, cache = job.chooser.choose(job.conv, job.device), Artefacts(job.chooser.folder)
         if choice.algorithm:
@@ -115,17 +117,18 @@ def build(job: Job) -> int | str:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     serve(build, job_fd, result_fd)
 
 
 def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], processes: int | None = None) -> int:
-    """Compiles what layers get, many at a time, so that they are found in the cache afterwards; how many were compiled.
+    """Compiles the operators of layers in parallel, so that later builds find them in the cache. Returns how many were compiled.
 
-    What fails here fails again, with its reason, where the operator is asked for.
+    A layer whose build fails here fails again, with its reason, where its operator is requested.
 
     Args:
-        processes: at a time; None: as many as CPUs may be used.
+        layers: layers with their devices.
+        processes: worker processes; None: as many as CPUs may be used.
     """
     if len(layers) < LEAST or not _keeps(chooser.folder):
         return 0
@@ -149,7 +152,7 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
 
 
 def _keeps(folder: Path) -> bool:
-    """Whether what another process builds is found in the folder."""
+    """Whether other processes can write operators to the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

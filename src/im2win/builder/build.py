@@ -1,4 +1,4 @@
-"""Building an operator: the best tile that is known for the problem, or the model's, compiled and loaded."""
+"""Builds an operator: selects the best known tile for the problem, or the analytic model's, then compiles and loads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ from im2win.spec.conv2d import Conv2d
 
 
 def build_tile(conv: Conv2d, name: str, tile: Any, device: Device, *, tuned: bool = False) -> Op:
-    """Compiles one algorithm with one tile.
+    """Compiles one algorithm with one tile and loads it.
+
+    Args:
+        name: algorithm and schedule in one word.
+        tuned: whether a tuning record chose the tile.
 
     Raises:
         TileError: the tile is not legal for the problem.
@@ -57,13 +61,13 @@ def _build_cuda(conv: Conv2d, name: str, tile: Any, gpu: Gpu, tuned: bool) -> Op
 def cuda_manifest(
     conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Any, gpu: Gpu, *, threads: int, made: int = 0, tuned: bool = False
 ) -> Manifest:
-    """What a library of kernels for a GPU holds.
+    """The manifest of a library of CUDA kernels.
 
     Args:
-        name, tile: what it was made from.
-        pack: how its filters are packed (`CudaPack` or `FilterPack`).
-        threads: of a block.
-        made: bytes of the tensor that a kernel of its own makes before the product.
+        name, tile: what the kernels were generated from.
+        pack: how the filters are packed (`CudaPack` or `FilterPack`).
+        threads: of a thread block.
+        made: bytes of the workspace that a transform kernel fills before the product.
     """
     algorithm, schedule = methods.split(name)
     return Manifest(
@@ -75,7 +79,7 @@ def cuda_manifest(
 def load_compiled(
     compiled: Compiled, conv: Conv2d, name: str, tile: Mapping[str, Any], pack: Pack, machine: Machine, *, tuned: bool = False
 ) -> Op:
-    """An operator from a compiled kernel, in a library of its own that lives as long as the operator.
+    """Loads a compiled CPU kernel as an operator. Its library is a temporary file that lives as long as the operator.
 
     Raises:
         ToolchainError: there is no linker.
@@ -89,7 +93,7 @@ def load_compiled(
 
 
 def _in_library(compiled: Compiled, load: Callable[[Path], Op]) -> Op:
-    """Loads a compiled kernel from a library in a folder of its own, which goes with the operator."""
+    """Exports a compiled kernel to a library in a temporary folder, which is removed with the operator, and loads it."""
     folder = Path(tempfile.mkdtemp(prefix="im2win-"))
     try:
         compiled.export(folder / "conv.so")
@@ -103,7 +107,7 @@ def _in_library(compiled: Compiled, load: Callable[[Path], Op]) -> Op:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What is to be built: an algorithm's kernel for a problem with a tile, on a device; `tuned` if a record of the layer chose it."""
+    """What to build: a kernel for a problem on a device, by algorithm and tile; `tuned` if a record of this layer chose them."""
 
     conv: Conv2d
     algorithm: str
@@ -122,18 +126,18 @@ def build(
     threads: int | None = None,
     accuracy: Accuracy = "float32",
 ) -> Op:
-    """Builds an operator for a problem: with its tuning record if one applies, else with the model's tile. Never tunes.
+    """Builds an operator for a problem. It uses the tuning record that applies, or else the analytic model's tile. It never tunes.
 
     Args:
         conv: the problem, or its key.
         target: "cpu" or "cuda".
-        logs: a folder of tuning records looked up before those that ship with the package; None for these only.
-        algorithm: a name of the registry, or "auto" for the fastest known.
-        tile: build exactly this, a tile of the algorithm's or its plain values (then `algorithm` must be named).
+        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
+        algorithm: a name of the registry, or "auto" for the fastest known one.
+        tile: build exactly this tile, given as the schedule's tile or as its plain values. It requires a named `algorithm`.
         threads: CPUs to schedule for; all that the process may use by default.
-        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
-            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU; "winograd" tiles transformed in
-            float16 and int8, too (docs/winograd.md says what that costs).
+        accuracy: the rounding that kernels may use. "exact": sums of products in IEEE float32. "float32": also Winograd's algorithm, and on
+            a GPU sums of TF32 products, where their errors stay within the tolerance of float32 sums. "tf32": also plain TF32, on a GPU.
+            "winograd": also Winograd tiles transformed in float16 and int8 (docs/winograd.md states their errors).
 
     Raises:
         NoGpuError: target "cuda" without a usable GPU.
@@ -153,7 +157,7 @@ def chosen(
     threads: int | None = None,
     accuracy: Accuracy = "float32",
 ) -> Kernel:
-    """What `build` builds for these arguments."""
+    """The kernel that `build` compiles for these arguments."""
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
     device = device_for(target, threads)
     if tile is not None:
@@ -170,10 +174,10 @@ def chosen(
 def looked_up(
     conv: Conv2d, device: Device, logs: Any = None, algorithm: str = "auto", accuracy: Accuracy = "float32"
 ) -> tuple[str, Any, str]:
-    """Algorithm and tile for a problem on a device, and the rung of the look-up ladder they come from ("default": the model's tile).
+    """Algorithm and tile for a problem on a device, and the tier of the look-up that they come from ("default": the analytic model's tile).
 
     Raises:
-        ValueError: unknown algorithm, or none supports the problem.
+        ValueError: unknown algorithm, or no algorithm supports the problem.
     """
     rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
     found = choose(conv, device, [row.key for row in rows], logs, accuracy)

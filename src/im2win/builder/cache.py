@@ -1,8 +1,8 @@
-"""Built operators kept in a folder: the next process that wants one loads it instead of compiling.
+"""Artefact cache: a folder of built operators, so that later processes load an operator instead of compiling it.
 
-Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it; the digest is of the tile, the fingerprint of
-the code behind its kernels, the device and the versions. ``<folder>/<device>/defaults/`` holds, for layers that nobody tuned, which
-algorithm and tile the model ranks first, which takes longer to find than to load.
+Layout: ``<folder>/<device>/<conv key>.<algorithm>.<digest>.so`` with its manifest beside it. The digest covers the tile, the fingerprint of
+the code that generates the kernel, the device and the versions. ``<folder>/<device>/defaults/`` stores the algorithm and tile that the
+analytic model ranks first for untuned layers, since ranking takes longer than loading an operator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def _digest(values: Any) -> str:
 
 
 def artefact_name(conv: Conv2d, algorithm: str, tile: Mapping[str, Any], device: Any) -> str:
-    """The name of a built operator: what was built, by what code, for which device (`Machine` or `Gpu`)."""
+    """The file name of a built operator.
+
+    It holds the problem's key, the algorithm, and a digest of the tile, the generating code, the versions and the device (`Machine` or
+    `Gpu`).
+    """
     import tvm
 
     from im2win.registry.backends import backend_for
@@ -49,14 +53,14 @@ def conv_of(name: str) -> Conv2d:
     """The problem that an artefact's name begins with.
 
     Raises:
-        ConvError: it is no such name.
+        ConvError: the name does not begin with a problem's key.
     """
     return Conv2d.parse(name.rsplit(".", 2)[0])
 
 
 @functools.cache
 def _package() -> str:
-    """A digest of this package's sources: what the model ranks first may change with any of them."""
+    """A digest of the package's sources. It is part of a default choice's name, since any source may change what the model ranks first."""
     root, digest = Path(__file__).parent.parent, hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp")):
         digest.update(path.read_bytes())
@@ -64,12 +68,15 @@ def _package() -> str:
 
 
 class Artefacts:
-    """A folder of built operators. What cannot be read is built again; where nothing can be written, all is built, and a note says so.
+    """A folder of built operators.
+
+    An operator that cannot be read is built again. If the folder cannot be written, every operator is built and a warning says so.
 
     Args:
-        folder: made if it does not exist; `default_folder()` if None.
+        folder: it is created if it does not exist; `default_folder()` if None.
 
-    built: how many operators were compiled, rather than loaded, through this object.
+    Attributes:
+        built: operators that were compiled, rather than loaded, through this object.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -77,7 +84,7 @@ class Artefacts:
         self.built = 0
 
     def find(self, name: str) -> Op | None:
-        """The operator of that name, of any device; None if there is none that can be loaded."""
+        """The operator of that name, for any device; None if there is none that can be loaded."""
         for path in sorted(self.folder.glob(f"*/{name}.so")):
             try:
                 return load(path)
@@ -86,10 +93,11 @@ class Artefacts:
         return None
 
     def get(self, conv: Conv2d, algorithm: str, tile: Any, device: Any, *, tuned: bool = False) -> tuple[str, Op]:
-        """Name and operator of one algorithm with one tile, loaded if it is there, else built and kept.
+        """Name and operator of one algorithm with one tile. The operator is loaded if the cache has it, else it is built and stored.
 
         Raises:
-            TileError: the tile is not legal for the problem. ToolchainError: no linker, or no CUDA compiler.
+            TileError: the tile is not legal for the problem.
+            ToolchainError: there is no linker, or no CUDA compiler.
         """
         name = artefact_name(conv, algorithm, tile.as_dict(), device)
         op = self.find(name)
@@ -103,7 +111,7 @@ class Artefacts:
         return name, op
 
     def default_choice(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
-        """Algorithm and tile that the model ranks first, as `im2win.default_tile` finds them.
+        """Algorithm and tile that the analytic model ranks first, as `im2win.default_tile` returns them.
 
         Raises:
             ValueError: no algorithm supports the problem, or none has a legal tile for it.
@@ -119,7 +127,7 @@ class Artefacts:
         return name, tile
 
     def kept_default(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any] | None:
-        """What `default_choice` found before; None if it has not, or the code has changed since."""
+        """The stored result of `default_choice`; None if there is none, or if the code has changed since."""
         from im2win.registry.backends import backend_for
         from im2win.registry.schedules import schedule_of
 
@@ -137,7 +145,7 @@ class Artefacts:
         return path
 
     def path(self, name: str, device: Any) -> Path:
-        """Where the operator of that name lies, if it has been built."""
+        """The path of the operator of that name, whether it exists or not."""
         path: Path = self.folder / device.name / f"{name}.so"
         return path
 

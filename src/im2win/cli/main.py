@@ -1,4 +1,4 @@
-"""The `im2win` command: its verbs, and the one place where a bad input becomes one line on stderr and exit status 2."""
+"""The `im2win` command: its verbs, and the one place that turns a bad input into one line on stderr and exit status 2."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output went away, as in `im2win layers resnet50 | head`
+    except BrokenPipeError:  # the reader of the output closed it, as in `im2win layers resnet50 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
-            raise  # not one of our messages to the user: a defect
+            raise  # not one of im2win's messages to the user, but a defect
         if "--debug" in words:
             traceback.print_exc()
         print(f"im2win: {_line(error)}", file=sys.stderr)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _line(error: Exception) -> str:
-    """The error as one line: im2win's errors, the parser's and the system's already name the argument and the rule."""
+    """The error as one line. Errors of im2win, the parser and the system already name the argument and the rule."""
     if isinstance(error, ModuleNotFoundError):
         return f"this needs the Python module {error.name!r}, which is not installed; see the extras in README.md."
     if isinstance(error, OSError) and error.filename is not None:

@@ -1,1 +1,1 @@
-"""From scheduled modules to machine code: LLVM, CUDA, the reconstructor, compilers."""
+"""Generates machine code from scheduled modules: LLVM, CUDA, the reconstructor, compilers."""

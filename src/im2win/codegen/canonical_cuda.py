@@ -1,7 +1,8 @@
-"""A CUDA source in a form that only what it computes changes: comments, layout, names and unused device functions do not.
+"""Canonical form of a CUDA source, which changes only when the computation does.
 
-Kernels are compared by this form (`im2win.records.emission`), so that renaming a variable of the generator, moving a device function to
-another header or adding one that a kernel does not call leaves every record of that kernel valid.
+Comments, layout, names and unused device functions do not change it. Kernels are compared by this form (`im2win.records.emission`), so that
+a record of a kernel stays valid when the generator renames a variable, moves a device function to another header, or adds one that the
+kernel does not call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+)[ \t]*(.*)$")
 _EMULATOR = "IM2WIN_EMULATOR"  # defined only where kernels run on the CPU (`im2win.emulator`)
 
-# What may stand before the name that a function's definition defines, and takes arguments in parentheses itself.
+# Specifiers with arguments in parentheses that may precede the name in a function's definition.
 _WITH_ARGUMENTS = {"__launch_bounds__", "__cluster_dims__", "alignas", "__align__", "__attribute__"}
 _TYPES = {
     "auto", "bool", "char", "double", "float", "half", "int", "long", "short", "signed", "unsigned", "void", "typename", "class", "const",
@@ -35,14 +36,14 @@ _AFTER_DECLARED = {";", "=", ",", ")", "[", ":", ">", "{"}
 
 
 def tokens(source: str) -> Tokens:
-    """The tokens of a C++ text, comments and white space left out."""
+    """The tokens of a C++ text without comments and white space."""
     return tuple(match["token"] for match in _TOKEN.finditer(source) if match["token"] is not None)
 
 
 def for_device(source: str) -> str:
-    """The text without the parts that only the emulator compiles; other directives stay."""
+    """The text without the parts that only the emulator compiles. Other directives are kept."""
     kept: list[str] = []
-    inside: list[bool | None] = []  # one for each open condition: whether its lines count; None if the condition is not ours
+    inside: list[bool | None] = []  # for each open condition, whether its lines count; None for a condition on another macro
     for line in source.split("\n"):
         found = _DIRECTIVE.match(line)
         word, rest = (found[1], found[2].strip()) if found else ("", "")
@@ -63,14 +64,14 @@ def for_device(source: str) -> str:
 
 @dataclass(frozen=True)
 class Item:
-    """A definition or declaration at the outermost level: the name it gives a meaning to ("" if none), and its tokens."""
+    """A definition or declaration at the outermost level: its tokens, and the name that it defines ("" if none)."""
 
     name: str
     tokens: Tokens
 
     @property
     def kernel(self) -> bool:
-        """Whether it is a kernel, or its declaration."""
+        """Whether it defines or declares a kernel."""
         return "__global__" in self.tokens
 
 
@@ -98,7 +99,7 @@ def _defined(item: Sequence[str]) -> str:
 
 
 def _past(item: Sequence[str], position: int, begin: str, end: str) -> int:
-    """The position behind a bracket that opens at `position`."""
+    """The position behind the bracket that closes the one at `position`."""
     depth = 0
     while position < len(item):
         depth += (item[position] == begin) - (item[position] == end)
@@ -119,14 +120,14 @@ def _names_after(item: Sequence[str], position: int) -> Iterator[str]:
 
 
 def items(source: str) -> list[Item]:
-    """The outermost definitions of a source, those in namespaces and `extern "C"` blocks among them, in their order."""
+    """The outermost definitions of a source in order, including those in namespaces and `extern "C"` blocks."""
     found: list[Item] = []
     current: list[str] = []
     depth = 0
     text = tokens("\n".join(line for line in source.split("\n") if not _DIRECTIVE.match(line)))
     for position, token in enumerate(text):
         if depth == 0 and token == "}" and not current:
-            continue  # of a namespace
+            continue  # closes a namespace
         current.append(token)
         if token == "{":
             if depth == 0 and (current[0] == "namespace" or current[:-1] == ["extern", '"C"']):
@@ -147,19 +148,19 @@ def items(source: str) -> list[Item]:
 
 
 def reached(found: Iterable[Item]) -> list[Item]:
-    """Kernels in their order, and what they mention, in the order of its first mention."""
+    """The kernels in order, then the items that they reach, in the order of first mention."""
     by_name: dict[str, list[Item]] = {}
     order: list[Item] = []
     for item in found:
         (order if item.kernel else by_name.setdefault(item.name, [])).append(item)
-    for item in order:  # grows
+    for item in order:  # the list grows in the loop
         for token in item.tokens:
             order += by_name.pop(token, ())
     return order
 
 
 def _declared(found: Iterable[Item]) -> set[str]:
-    """Names that the text itself gives a meaning to: those may be others without changing anything."""
+    """Names that the text itself declares. Renaming them does not change the computation."""
     names: set[str] = set()
     known = _TYPES | {item.name for item in found}
     for item in found:
@@ -175,10 +176,10 @@ def _declared(found: Iterable[Item]) -> set[str]:
 
 
 def canonical(source: str) -> str:
-    """The form to compare: kernels and the device functions that they reach, each name of their own replaced by its number.
+    """The canonical form: the kernels and the device functions that they reach, with each declared name replaced by its number.
 
     Args:
-        source: CUDA as it goes to the compiler. What stands before the first of this project's own functions is TVM's prelude and left out.
+        source: CUDA as it goes to the compiler. Everything before this project's first own function is TVM's prelude and is left out.
     """
     own = source[source.find("namespace im2win") :] if "namespace im2win" in source else source
     found = reached(items(for_device(own)))

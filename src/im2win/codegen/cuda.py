@@ -1,4 +1,4 @@
-"""From a scheduled module to CUDA: TVM's code generator, the reconstructor, nvcc or nvrtc."""
+"""Generates and compiles CUDA from a scheduled module: TVM's code generator, the reconstructor, nvcc or nvrtc."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from im2win.schedules.cuda.mma.instructions import warpgroup_products
 from im2win.schedules.cuda.mma.shared_instructions import shared_products
 from im2win.schedules.cuda.passes import CONFIG, PIPELINE
 
-SOURCE = "im2win.source"  # attribute of a module whose kernels have their source already
+SOURCE = "im2win.source"  # attribute of a module that holds the finished source of its kernels
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
 
 
@@ -45,36 +45,38 @@ def cuda_target(gpu: Gpu) -> Any:
 
 
 def _made(module: tvm.IRModule) -> str | None:
+    """The finished source of a module's kernels; None if TVM is to generate it."""
     source = (module.attrs or {}).get(SOURCE)
     return None if source is None else str(source)
 
 
 def kernel_module(functions: Mapping[str, Any]) -> tvm.IRModule:
-    """Kernels by name as a module to compile."""
+    """A module to compile, of kernels by name."""
     return tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
 
 
 @functools.cache
 def device_functions() -> str:
-    """The source of what generated kernels call."""
+    """The source of the device functions that every generated kernel may call."""
     return (Path(primitives.__file__).parent / "device.hpp").read_text().replace("#pragma once\n", "")
 
 
 def _called(kernels: str) -> str:
-    """Device functions that are there only for kernels that call them."""
+    """The source of further device functions that these kernels call."""
     parts = (warpgroup_products, shared_products, requantisation, cluster_functions, slot_functions)
     return "".join(part(kernels) for part in parts)
 
 
 @contextlib.contextmanager
 def reconstructed(rules: Sequence[Rule] = (), made: str | None = None) -> Iterator[None]:
-    """While active, CUDA that TVM generates gets the device functions it calls, and passes through the reconstructor.
+    """A context in which CUDA that TVM generates gets its device functions and passes through the reconstructor.
 
     Args:
-        made: the source that kernels already have; it takes the place of what is generated.
+        rules: text rules to apply.
+        made: finished source that replaces what TVM generates; the rules still apply.
 
     Raises (inside):
-        ReconstructError: a rule does not match as it says.
+        ReconstructError: a rule does not match as often as it states.
     """
 
     def rewrite(source: str, target: Any) -> str:
@@ -102,16 +104,17 @@ def compiler() -> str:
 
 
 def generate_source(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Generated:
-    """The CUDA source of kernels as it goes to the compiler, and their launches; needs neither a GPU nor a compiler."""
+    """The CUDA source of kernels as it goes to the compiler, and their launches. Needs neither a GPU nor a compiler."""
     with reconstructed(rules, _made(module)):
         return generate(module, cuda_target(gpu), CONFIG, PIPELINE)
 
 
 def cubin(source: str, gpu: Gpu) -> bytes:
-    """Machine code of a CUDA source; no GPU is needed for that.
+    """Machine code of a CUDA source. Needs no GPU.
 
     Raises:
-        ToolchainError: no CUDA compiler. RuntimeError: the source does not compile; the message is the compiler's.
+        ToolchainError: there is no CUDA compiler.
+        RuntimeError: the source does not compile; the message is the compiler's.
     """
     if compiler() == "nvrtc":
         return nvrtc.cubin(source, gpu.arch)
@@ -126,20 +129,22 @@ def cubin(source: str, gpu: Gpu) -> bytes:
 
 
 def compile_module(module: tvm.IRModule, gpu: Gpu, rules: Sequence[Rule] = ()) -> Compiled:
-    """Compiles kernels for a GPU of this machine. Without one TVM keeps the source, and compiles it when the library is loaded.
+    """Compiles the kernels of a module for a GPU, with their device functions.
 
     Raises:
-        ToolchainError: no CUDA compiler.
+        ToolchainError: there is no CUDA compiler.
+        RuntimeError: the source does not compile.
     """
     with reconstructed(rules, _made(module)):
         return compile_source(module, gpu)
 
 
 def compile_source(module: tvm.IRModule, gpu: Gpu) -> Compiled:
-    """Compiles kernels whose source nothing changes any more but what is registered for that.
+    """Compiles kernels without adding device functions or rules; only registered callbacks change their source.
 
     Raises:
-        ToolchainError: no CUDA compiler.
+        ToolchainError: there is no CUDA compiler.
+        RuntimeError: the source does not compile.
     """
     compiler()
     sources, watch = list[str](), Launches()
@@ -155,7 +160,7 @@ def compile_source(module: tvm.IRModule, gpu: Gpu) -> Compiled:
 
 
 def fingerprint(generated: Generated) -> str:
-    """The fingerprint of kernels: of what they compute (`canonical_cuda`), and of how and in which order they are launched."""
+    """The fingerprint of kernels: their computation (`canonical_cuda`), and their launches in order."""
     kernels = {name: str(number) for number, name in enumerate(dict.fromkeys(launch.kernel for launch in generated.launches))}
     launches = (replace(launch, kernel=kernels[launch.kernel]) for launch in generated.launches)
     between = list(generated.workspace.values())

@@ -1,4 +1,4 @@
-"""From a scheduled module to CUDA source and its launches, without a GPU and without a CUDA compiler."""
+"""Generates CUDA source and launches from a scheduled module, without a GPU and without a CUDA compiler."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ _POSTPROCESS = "tvm_callback_cuda_postproc"
 _DYNAMIC = "tirx.use_dyn_shared_memory"
 _MAP = "runtime.cuTensorMapEncodeTiled"
 _CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\) (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(")
-_SWIZZLES = {0: 0, 2: 64, 3: 128}  # bytes, by the driver's numbers
+_SWIZZLES = {0: 0, 2: 64, 3: 128}  # bytes of the swizzle, by CUtensorMapSwizzle
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What TVM generates for a module: CUDA source, its launches in order, and the tensors that it allocates between them."""
+    """TVM's output for a module: CUDA source, launches in order, and the workspace tensors that it allocates between them.
+
+    Attributes:
+        workspace: (shape, dtype) of each tensor by name.
+    """
 
     source: str
     launches: tuple[Launch, ...]
@@ -35,7 +39,7 @@ class Generated:
 
 @pass_instrument
 class Launches:
-    """Reads the launches off the host's code once TVM has split it from the device's."""
+    """A pass instrument that reads the launches from the host code after TVM has split it from the device code."""
 
     def __init__(self) -> None:
         self.found: list[Launch] = []
@@ -45,17 +49,17 @@ class Launches:
     def run_after_pass(self, module: tvm.IRModule, info: Any) -> None:
         if info.name == "tirx.SplitHostDevice":
             for function in module.functions.values():
-                if not function.attrs.get("tirx.is_global_func"):  # which is what runs on the device
+                if not function.attrs.get("tirx.is_global_func"):  # marks device functions
                     self._read(function.body, {})
 
     def generated(self, source: str) -> Generated:
-        """What was read, with the source that goes to the compiler."""
+        """The launches together with the source that goes to the compiler."""
         clusters = {name: int(size) for size, name in _CLUSTER.findall(source)}
         launches = (replace(launch, cluster=clusters.get(launch.kernel, 1)) for launch in self.found)
         return Generated(source, tuple(launches), self.workspace)
 
     def _read(self, stmt: Any, values: dict[Any, int]) -> None:
-        """Follows the host's code: its loops round by round, `values` of its variables as far as they are known."""
+        """Walks the host code and unrolls its loops; `values` holds the known values of its variables."""
         if isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tvm.ir.Call) and stmt.value.op.name == "tirx.call_ffi_kernel":
             self.found.append(_launch(stmt.value, values, self._maps))
         if isinstance(stmt, tirx.Evaluate) and (found := _tensor_map(stmt.value)) is not None:
@@ -73,7 +77,7 @@ class Launches:
 
 
 def _value(expression: Any, values: dict[Any, int]) -> int | None:
-    """An expression's value, if it is an integer that follows from those of its variables."""
+    """The value of an expression if it is a known integer under the variables' values, else None."""
     if not str(expression.ty).startswith("int"):
         return None
     analyzer = sym.Analyzer()
@@ -84,7 +88,7 @@ def _value(expression: Any, values: dict[Any, int]) -> int | None:
 
 
 def _tensor_map(call: Any) -> tuple[str, TensorMap] | None:
-    """(name of the variable, what it holds) of a call that makes a tensor's map; None for others."""
+    """The variable and the description of a call that creates a TMA tensor map; None for other calls."""
     if not isinstance(call, tvm.ir.Call) or not call.args or getattr(call.args[0], "value", None) != _MAP:
         return None
     _, variable, dtype, rank, source, *values = call.args
@@ -96,6 +100,7 @@ def _tensor_map(call: Any) -> tuple[str, TensorMap] | None:
 
 
 def _launch(call: Any, host: dict[Any, int], maps: dict[str, TensorMap]) -> Launch:
+    """The launch that a kernel call describes."""
     kernel, *values = call.args
     names = list(call.attrs.launch_params)
     arguments, numbers = values[: len(values) - len(names)], values[len(values) - len(names) :]
@@ -108,7 +113,7 @@ def _launch(call: Any, host: dict[Any, int], maps: dict[str, TensorMap]) -> Laun
 
 @contextlib.contextmanager
 def _stop_at_source(sources: list[str]) -> Iterator[None]:
-    """Takes the source where TVM offers it for a last change, after whoever has registered for that, and goes no further."""
+    """Captures the source when TVM offers it for post-processing, after other registered callbacks, and aborts the compilation."""
 
     def after(before: Any) -> Any:
         def take(source: str, target: Any) -> str:
@@ -120,17 +125,17 @@ def _stop_at_source(sources: list[str]) -> Iterator[None]:
     with registered(_POSTPROCESS, after):
         try:
             yield
-        except RuntimeError:  # ours comes back as a plain one
+        except RuntimeError:  # TVM converts our exception to a plain RuntimeError
             if not sources:
                 raise
 
 
 def generate(module: tvm.IRModule, target: Any, config: dict[str, Any] | None = None, pipeline: str | None = None) -> Generated:
-    """Lowers a scheduled module for a CUDA target and returns its source and launches.
+    """Lowers a scheduled module for a CUDA target. Returns its source and launches.
 
     Args:
-        config: of TVM's passes.
-        pipeline: the name of TVM's lowering pipeline; None for the target's own.
+        config: configuration of TVM's passes.
+        pipeline: name of TVM's lowering pipeline; None for the target's own.
     """
     watch, sources = Launches(), list[str]()
     with _stop_at_source(sources), tvm.transform.PassContext(config=config or {}, instruments=[watch]):

@@ -1,4 +1,4 @@
-"""From a scheduled module to a shared library for a CPU: LLVM, linker."""
+"""Compiles a scheduled module to a shared library for a CPU: LLVM, linker."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from im2win.schedules.cpu.registers import LAST_PASS, PIPELINE
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
-DIGITS = 16  # of a fingerprint
+DIGITS = 16  # hexadecimal digits of a fingerprint
 
 
 class TileError(ValueError):
-    """A tile that is not legal for a problem; the message lists the rules it breaks."""
+    """A tile that is not legal for a problem. The message lists the rules that it breaks."""
 
 
 class ToolchainError(RuntimeError):
-    """No linker on this machine."""
+    """A compiler or linker that this machine lacks."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """TVM's executable, the bytes that a call of it allocates beside its arguments, and the fingerprint of its code (`digest`)."""
+    """TVM's executable, the bytes that a call allocates beside its arguments, and the kernel's fingerprint (`digest`)."""
 
     executable: Any
     allocated: int
@@ -44,7 +44,7 @@ class Compiled:
         """Links the shared library `path`.
 
         Raises:
-            ToolchainError: no C++ compiler to link with.
+            ToolchainError: there is no C++ compiler to link with.
         """
         if not cc.get_cc():
             raise ToolchainError("linking a shared library needs a C++ compiler on PATH (g++ or clang++); none was found.")
@@ -52,21 +52,23 @@ class Compiled:
 
 
 def llvm_target(machine: Machine, options: Sequence[str] = ()) -> Any:
-    """TVM's target for a machine; `options` are LLVM's own."""
+    """TVM's target for a machine; `options` are passed to LLVM."""
     extra = {"cl-opt": list(options)} if options else {}
     return tvm.target.Target({"kind": "llvm", "mcpu": machine.mcpu, "num-cores": machine.threads, **extra})
 
 
 def kernel_module(conv: Conv2d, scheduled: Any) -> tvm.IRModule:
-    """A schedule as a module to compile: its name, its tails marked, its tensors at any alignment."""
+    """A module to compile from a schedule: the kernel is named, its remainder loops are marked, and its tensors may have any alignment."""
     module = tvm.IRModule({SYMBOL: scheduled.mod["main"].with_attr("global_symbol", SYMBOL)})
     return any_alignment(mark_tails(module), conv.itemsize)
 
 
 def any_alignment(module: tvm.IRModule, alignment: int) -> tvm.IRModule:
-    """Lets the kernel's arguments lie at any element: numpy aligns to 16 bytes, TVM assumes 64 and would use aligned loads.
+    """Allows the kernel's arguments to start at any element.
 
-    Buffer types are immutable and TVM offers no setter, so this edits the module's JSON form: the types of the function's parameters.
+    TVM assumes 64-byte alignment and would use aligned loads, but numpy aligns to 16 bytes.
+
+    TVM's buffer types are immutable and have no setter, so this edits the types of the function's parameters in the module's JSON form.
     """
     graph = json.loads(tvm.ir.save_json(module))
     nodes = graph["nodes"]
@@ -78,7 +80,7 @@ def any_alignment(module: tvm.IRModule, alignment: int) -> tvm.IRModule:
 
 
 def compile_module(module: tvm.IRModule, machine: Machine, options: Sequence[str] = ()) -> Compiled:
-    """Compiles a module for a machine; `options` go to LLVM."""
+    """Compiles a module for a machine; `options` are passed to LLVM."""
     watch, lowered = Allocations(machine.threads), _Lowered()
     with tvm.transform.PassContext(config=CONFIG, instruments=[watch, lowered]):
         executable = tvm.compile(module, llvm_target(machine, options), tir_pipeline=PIPELINE)
@@ -86,13 +88,13 @@ def compile_module(module: tvm.IRModule, machine: Machine, options: Sequence[str
 
 
 def digest(*parts: object) -> str:
-    """A fingerprint: hexadecimal digits of the texts of `parts`."""
+    """A fingerprint: hexadecimal digits of a hash over the texts of `parts`."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:DIGITS]
 
 
 @pass_instrument
 class _Lowered:
-    """Takes the fingerprint of a module when it has been lowered to what LLVM compiles, whatever CPU that is for."""
+    """A pass instrument that takes the fingerprint of the lowered module, which does not depend on the CPU."""
 
     fingerprint = ""
 
@@ -103,7 +105,7 @@ class _Lowered:
 
 
 def fingerprint(module: tvm.IRModule) -> str:
-    """The fingerprint that compiling a scheduled module would give, without compiling: the same on every CPU."""
+    """The fingerprint of a scheduled module without compiling it. It is the same on every CPU."""
     lowered, any_cpu = _Lowered(), tvm.target.Target("llvm")
     lowering, _, _ = tvm.tirx.get_tir_pipeline(PIPELINE)
     with tvm.transform.PassContext(config=CONFIG, instruments=[lowered]):

@@ -1,4 +1,4 @@
-"""CUDA to machine code by NVRTC, the compiler as a library: for machines that have a driver and no toolkit."""
+"""Compiles CUDA to machine code with NVRTC, NVIDIA's compiler library, on machines with a driver and no toolkit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PACKAGES = "cuda-bindings, nvidia-cuda-nvrtc, nvidia-cuda-runtime and nvidia-cu
 
 
 def _folders(pattern: str) -> list[Path]:
-    """Folders of NVIDIA's packages that fit."""
+    """Folders of NVIDIA's Python packages that match a pattern."""
     found = importlib.util.find_spec("nvidia")
     roots = found.submodule_search_locations if found is not None else None
     return [path for root in roots or () for path in sorted(Path(root).glob(pattern))]
 
 
 def available() -> bool:
-    """Whether the packages of `pip install 'im2win[cuda]'` are there: the compiler, its binding and the headers."""
+    """Whether the packages of `pip install 'im2win[cuda]'` are installed: the compiler, its binding and the headers."""
     try:
         binding = importlib.util.find_spec("cuda.bindings.nvrtc")
     except ModuleNotFoundError:
@@ -30,7 +30,7 @@ def cubin(source: str, arch: str) -> bytes:
     """Machine code of a CUDA source for an architecture such as "sm_90a".
 
     Raises:
-        RuntimeError: the source does not compile, the message is the compiler's; or a package is missing.
+        RuntimeError: the source does not compile (the message is the compiler's), or a package is missing.
     """
     if not available():
         raise RuntimeError(f"nvrtc: {_PACKAGES} must be installed: pip install 'im2win[cuda]'.")

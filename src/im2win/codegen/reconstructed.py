@@ -1,4 +1,4 @@
-"""Kernels that TVM generates and the reconstructor makes what a tile says, or refuses."""
+"""Compiles kernels in two steps: TVM generates them, then the reconstructor applies the rules of a tile, or refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from im2win.reconstruct.text_rules import ReconstructError
 from im2win.schedules.cuda.families.base import Reconstruction
 from im2win.spec.symbols import SYMBOL
 
-MADE = "data"  # the kernel's tensor that holds what lies between its launches, see `runtime.cuda.Kernels`
+MADE = "data"  # the kernel's argument that holds the workspaces between its launches, see `runtime.cuda.Kernels`
 
 
 def lower(functions: Mapping[str, Any], reconstruction: Reconstruction, gpu: Gpu) -> tvm.IRModule:
@@ -41,10 +41,10 @@ def lower(functions: Mapping[str, Any], reconstruction: Reconstruction, gpu: Gpu
 def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
     """What the rules make of the convolution.
 
-    Barriers are looked at before kernels are fused: those that fusion adds are needed, whatever the mapping.
+    Barriers are removed before kernels are fused, since those that fusion adds are always needed.
 
     Raises:
-        ReconstructError: see `lower`; also if a barrier is left in products that are to need none.
+        ReconstructError: see `lower`; also if a block barrier remains in a kernel that is to need none.
     """
     applied = Applied(unit)
     for name in reconstruction.rules:
@@ -56,4 +56,5 @@ def _rewritten(unit: Unit, reconstruction: Reconstruction, gpu: Gpu) -> Applied:
 
 
 def _waits(kernel: Kernel) -> bool:
+    """Whether a kernel has a barrier of a whole thread block."""
     return any(barrier.scope == "block" for barrier in kernel.barriers)

@@ -1,9 +1,9 @@
-"""A scheduled module whose kernels pass through the reconstructor, and come back as a module like any other.
+"""Converts reconstructed kernels back to a module that TVM compiles like any other.
 
-TVM generates CUDA; rules change kernels, their parameters and their launches. The result is an IRModule again: functions of the same names
-and tensors, with the new launches and the new tensors between them, whose kernels have no work of their own; where TVM has generated their
-source, the reconstructed one takes its place. So TVM's host code, its records of functions and its export are those of every other kernel,
-with a GPU or without. That the launches agree is checked, argument by argument.
+TVM generates CUDA, and rules change kernels, their parameters and their launches. The result is an IRModule again. Its functions have the
+same names and tensors, the new launches, and the new workspace tensors between them. Their kernels are empty in TVM; when TVM has generated
+their source, the reconstructed source replaces it. TVM's host code, function table and export therefore work as for every other kernel,
+with or without a GPU. Launches are compared argument by argument.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from im2win.schedules.cuda.passes import CONFIG, PIPELINE
 
 log = logging.getLogger("im2win.reconstruct")
 _POSTPROCESS, _COMPILE = "tvm_callback_cuda_postproc", "tvm_callback_cuda_compile"
-ALIGNMENT = 128  # bytes, of every tensor between kernels in a tensor that holds them all
+ALIGNMENT = 128  # bytes; of every workspace in a tensor that holds them all
 Tensor = tuple[str, tuple[int, ...], str]
 """(name, shape, type)"""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of a module: its name, its tensors, and the kernels behind it."""
+    """A function of a module: its name, its tensors, and the kernels that it launches."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -48,10 +48,12 @@ class Function:
 
 @dataclass(frozen=True)
 class Reconstructed:
-    """What the rules made of a module.
+    """The result of applying rules to a module.
 
-    module: the same functions with the new launches. source: of all its kernels, under the names that TVM gives them. applied: what was
-    done, by function.
+    Attributes:
+        module: the same functions with the new launches.
+        source: source of all kernels, under the names that TVM gives them.
+        applied: what the rules did, by function.
     """
 
     module: tvm.IRModule
@@ -65,10 +67,10 @@ class Reconstructed:
 
 
 def functions(module: tvm.IRModule, gpu: Gpu, pipeline: str | None = None) -> list[Function]:
-    """The functions of a scheduled module with the CUDA that TVM generates for each.
+    """The functions of a scheduled module, each with the CUDA that TVM generates for it.
 
     Args:
-        pipeline: TVM's lowering pipeline by name; None for the one for schedules, which inserts barriers itself.
+        pipeline: name of TVM's lowering pipeline; None for TVM's default pipeline, which inserts barriers itself.
     """
     config = CONFIG if pipeline else {}
     found = []
@@ -88,12 +90,12 @@ def reconstruct_module(
     """Applies rule sets to every function of a scheduled module.
 
     Args:
-        rules: names of rule sets, see `reconstruct.rulesets`. A rule set that does not fit leaves a function as it is; the log says why.
-        settings: for the rules; a block's shared memory is the GPU's if None.
+        rules: names of rule sets, see `reconstruct.rulesets`. A rule set that does not fit leaves a function unchanged; the log says why.
+        settings: for the rules; if None, a block's shared memory is the GPU's.
         pipeline: see `functions`.
 
     Raises:
-        ReconstructError: an unknown rule set, a function that hands its kernels numbers or parts of tensors, or a result that TVM would
+        ReconstructError: an unknown rule set, a function that passes numbers or parts of tensors to its kernels, or a result that TVM would
             launch differently.
     """
     settings = settings or Settings(shared=gpu.block_shared)
@@ -105,13 +107,13 @@ def reconstruct_module(
 
 
 def rebuilt(made: Sequence[Function], gpu: Gpu, applied: Mapping[str, Applied], into: str = "") -> Reconstructed:
-    """A module of functions whose units were rewritten.
+    """A module of functions whose kernels were rewritten.
 
     Args:
-        into: a flat tensor of functions that holds their workspaces, one behind the other; "" allocates them in every call.
+        into: name of a flat tensor argument that holds the functions' workspaces one behind the other; "" allocates them in every call.
 
     Raises:
-        ReconstructError: see `reconstruct_module`, or a tensor that is too small.
+        ReconstructError: see `reconstruct_module`, or the tensor is too small.
     """
     return Reconstructed(*_module(made, gpu, into), applied)
 
@@ -119,10 +121,11 @@ def rebuilt(made: Sequence[Function], gpu: Gpu, applied: Mapping[str, Applied], 
 def compile_reconstructed(
     module: tvm.IRModule, gpu: Gpu, rules: Sequence[str], settings: Settings | None = None, pipeline: str | None = None
 ) -> tuple[Compiled, Reconstructed]:
-    """Compiles a scheduled module behind the reconstructor; see `reconstruct_module`. Its export and its use are those of any other.
+    """Applies rule sets to a scheduled module and compiles it; see `reconstruct_module`.
 
     Raises:
-        ToolchainError: no CUDA compiler. ReconstructError: see `reconstruct_module`.
+        ToolchainError: there is no CUDA compiler.
+        ReconstructError: see `reconstruct_module`.
     """
     cuda_codegen.compiler()
     made = reconstruct_module(module, gpu, rules, settings, pipeline)
@@ -159,15 +162,15 @@ def _module(made: Sequence[Function], gpu: Gpu, into: str) -> tuple[tvm.IRModule
 
 
 def _next(launches: Sequence[Launch], function: str) -> int:
-    """The first of the launches whose kernel TVM named after a function."""
+    """The index of the first launch whose kernel TVM named after a function."""
     return next(i for i, launch in enumerate(launches) if re.fullmatch(rf"{function}_kernel(?:_\d+)?", launch.kernel))
 
 
 def _one_head(heads: Sequence[str]) -> str:
-    """The longest head; the others must be part of it, line by line.
+    """The longest head; each of the others must consist of lines of it.
 
     Raises:
-        ReconstructError: functions need different ones.
+        ReconstructError: functions need different heads.
     """
     longest = max(heads, key=len)
     lines = set(longest.splitlines())
@@ -178,10 +181,10 @@ def _one_head(heads: Sequence[str]) -> str:
 
 
 def _places(function: Function, into: str) -> dict[str, int]:
-    """Bytes before each workspace in the tensor that holds them; none where there is no such tensor.
+    """Byte offsets of each workspace in the tensor `into`; empty if the function has no such tensor.
 
     Raises:
-        ReconstructError: it is too small.
+        ReconstructError: the tensor is too small.
     """
     tensor = next((one for one in function.tensors if one[0] == into), None)
     if tensor is None:
@@ -197,7 +200,7 @@ def _places(function: Function, into: str) -> dict[str, int]:
 
 
 def _function(function: Function, into: str) -> Any:
-    """A function with a unit's launches and workspaces; its kernels only name what they are given.
+    """A TVM function with the launches and workspaces of a unit. Its kernels only mention their arguments.
 
     Raises:
         ReconstructError: a launch takes a number, or part of a tensor.
@@ -223,6 +226,7 @@ def _function(function: Function, into: str) -> Any:
 
 
 def _launch(launch: Launch, buffers: Sequence[Any]) -> None:
+    """Emits a launch of an empty kernel that mentions these buffers."""
     axes = [*zip(("blockIdx.x", "blockIdx.y", "blockIdx.z"), launch.grid, strict=True),
             *zip(("threadIdx.x", "threadIdx.y", "threadIdx.z"), launch.block, strict=True)]  # fmt: skip
     frames = [T.launch_thread(axis, extent) for axis, extent in axes if extent > 1 or axis.endswith(".x")]
@@ -239,10 +243,10 @@ def _launch(launch: Launch, buffers: Sequence[Any]) -> None:
 
 
 def _definition(kernel: Kernel, wanted: Launch, given: Launch, into: str, places: Mapping[str, int]) -> str:
-    """A kernel under another name, with its parameters in another order; those that lie in another tensor are found there.
+    """A kernel under TVM's name, with its parameters in TVM's order. Workspaces in the tensor `into` become pointers into it.
 
     Raises:
-        ReconstructError: TVM would launch it differently.
+        ReconstructError: TVM would launch the kernel differently.
     """
     tensors = {into if name in places else name for name in wanted.arguments}
     same = (wanted.grid, wanted.block, wanted.dynamic_bytes, sorted(map(str, tensors))) == (

@@ -1,4 +1,4 @@
-"""The machine's compilers, and small libraries of ours that they make once: these are kept beside the artefacts."""
+"""Finds the machine's C and C++ compilers, and compiles small helper libraries once into the artefact cache's folder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from im2win.common.locking import LogError, locked
 _log = logging.getLogger("im2win")
 _NAMES = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _LANGUAGES = {"CC": "C", "CXX": "C++"}
-_LONGEST_S = 600.0  # that another process may take to compile the same
+_LONGEST_S = 600.0  # seconds to wait for another process that compiles the same library
 
 
 def compiler(variable: str) -> str | None:
-    """The compiler for C ("CC") or C++ ("CXX"): what the variable of that name says, else the first on PATH; None if there is none."""
+    """The compiler for C ("CC") or C++ ("CXX"); None if there is none.
+
+    It is the value of that environment variable, else the first known compiler on PATH.
+    """
     return os.environ.get(variable) or next(filter(None, map(shutil.which, _NAMES[variable])), None)
 
 
@@ -31,17 +34,20 @@ def kept_library(
     source: Path, variable: str, flags: Sequence[str], libraries: Sequence[str] = (), versions: Sequence[str] = (), *,
     headers: Sequence[Path] = (), make: bool = True,
 ) -> Path:  # fmt: skip
-    """The shared library of a source, from the cache's folder or made now: for each source, compiler, command and kind of processor one.
+    """The shared library of a source, from the cache's folder or compiled now.
+
+    The folder holds one library for each source, compiler, command and kind of processor.
 
     Args:
         variable: "CC" or "CXX", as for `compiler`.
-        libraries: what follows the source on the command line.
-        versions: what else the result depends on.
-        headers: of ours, that the source includes.
-        make: compile it if it is not in the cache.
+        flags: compiler options before the source.
+        libraries: arguments behind the source on the command line.
+        versions: further values that the result depends on.
+        headers: of this package, that the source includes.
+        make: compile the library if the cache lacks it.
 
     Raises:
-        OSError: no compiler, or it failed, or the cache's folder cannot be written, or it is not there and must not be made.
+        OSError: no compiler, the compiler failed, the cache's folder cannot be written, or the library is missing and `make` is false.
     """
     command = compiler(variable)
     if not command:
@@ -65,7 +71,7 @@ def kept_library(
 
 
 def _compile(command: Sequence[str], libraries: Sequence[str], path: Path) -> None:
-    """The whole file, or none."""
+    """Compiles atomically: the file is complete or absent."""
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as work:
         made = Path(work) / path.name
         done = subprocess.run([*command, "-o", str(made), *libraries], capture_output=True, text=True, check=False)

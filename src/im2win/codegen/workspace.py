@@ -1,4 +1,4 @@
-"""What a kernel allocates while it runs: the buffers in its code, watched as TVM compiles it."""
+"""Measures the workspace of a kernel: the buffers that its code allocates, read while TVM compiles it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import tvm
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
-_SHARED = "tirx.StorageRewrite"  # after this pass, buffers that are never alive together share memory
+_SHARED = "tirx.StorageRewrite"  # after this pass, buffers with disjoint lifetimes share memory
 
 
 @pass_instrument
 class Allocations:
-    """A pass instrument that notes what one call of a kernel allocates beside its arguments.
+    """A pass instrument that notes the bytes that one call of a kernel allocates beside its arguments.
 
-    bytes: the most alive at once, one copy a thread of what a parallel loop allocates. Register tiles (scope "local") do not count.
+    Attributes:
+        bytes: the most alive at once; a buffer in a parallel loop counts once for each thread. Register tiles (scope "local") do not count.
     """
 
     def __init__(self, threads: int) -> None:
@@ -29,9 +30,9 @@ class Allocations:
 
 
 def peak_bytes(stmt: Any, threads: int) -> int:
-    """Most bytes of buffers alive at once under a statement.
+    """The most bytes of buffers that are alive at once under a statement.
 
-    A buffer lives from where it is allocated to the end of that sequence; what follows one another (a loop cut in two) does not add up.
+    A buffer is alive from its allocation to the end of that sequence. Statements that follow one another (a loop cut in two) do not add up.
     """
     alive = peak = 0
     for child in children(stmt):
@@ -42,7 +43,7 @@ def peak_bytes(stmt: Any, threads: int) -> int:
 
 
 def children(stmt: Any) -> list[Any]:
-    """The statements that a statement of lowered code holds."""
+    """The child statements of a statement of lowered code."""
     if isinstance(stmt, tirx.For | tirx.AttrStmt):
         return [stmt.body]
     if isinstance(stmt, tirx.SeqStmt):

@@ -1,1 +1,1 @@
-"""What every room may use: files, messages, tables in Markdown, TVM's hooks, worker processes."""
+"""Helpers for all rooms: files, locks, messages, Markdown tables, TVM's hooks, worker processes."""

@@ -1,4 +1,4 @@
-"""Where what can be made again is kept, and files that a reader sees whole or not at all."""
+"""The folder of the cache, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def default_folder() -> Path:
-    """Where artefacts are kept unless told: `IM2WIN_CACHE`, else the platform's folder for what can be made again."""
+    """The default folder of artefacts: `IM2WIN_CACHE`, else the platform's cache folder."""
     if given := os.environ.get("IM2WIN_CACHE"):
         return Path(given)
     if sys.platform == "win32":
@@ -21,7 +21,7 @@ def default_folder() -> Path:
 
 
 def replace_text(path: Path, text: str) -> Path:
-    """Writes UTF-8 text beside `path`, then puts it in the place of `path`; makes the folder, returns the path."""
+    """Writes UTF-8 text to `path` atomically. Creates the folder and returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
@@ -30,5 +30,5 @@ def replace_text(path: Path, text: str) -> Path:
 
 
 def replace_json(path: Path, value: Any) -> Path:
-    """The same with JSON, indented by one as committed results are."""
+    """Writes JSON to `path` atomically, indented by one as committed results are."""
     return replace_text(path, json.dumps(value, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Files that many processes write: append under a lock, and say what to do where nothing can be written."""
+"""Files that many processes write: appending under a lock, with advice to the user where writing fails."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _A_FILE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 
 
 class LogError(ValueError):
-    """A log that cannot be written; the message names the path and what to do."""
+    """A log that cannot be written. The message names the path and what to do."""
 
 
 def _advice(error: OSError) -> str:
+    """What the user can do about an error of the system."""
     if error.errno in _FULL:
         return "free some space there, or choose another folder for the logs"
     if error.errno in _FORBIDDEN:
@@ -32,17 +33,17 @@ def _advice(error: OSError) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says into what the user can do."""
+    """A context that turns errors of the system into a LogError with advice."""
     try:
         yield
-    except (OSError, NotImplementedError) as error:  # the latter: filelock on a file system without locks
+    except (OSError, NotImplementedError) as error:  # filelock raises the latter on a file system without locks
         reason, advice = (error.strerror, _advice(error)) if isinstance(error, OSError) else (error, _advice(OSError()))
         raise LogError(f"Log: cannot write `{path}` ({reason}): {advice}.") from error
 
 
 @contextlib.contextmanager
 def locked(lock_path: Path, timeout_s: float = 30.0) -> Iterator[None]:
-    """Holds a lock that any number of processes may ask for; its folder is made.
+    """A context that holds a lock file, which any number of processes may request. Its folder is created.
 
     Raises:
         LogError: the folder cannot be written, or another process holds the lock for longer than `timeout_s` seconds.
@@ -69,10 +70,10 @@ def write_lines(path: Path, lines: bytes) -> None:
         size = os.fstat(descriptor).st_size
         if size:
             os.lseek(descriptor, size - 1, os.SEEK_SET)
-            if os.read(descriptor, 1) != b"\n":  # a writer was killed: its broken line must not swallow ours
+            if os.read(descriptor, 1) != b"\n":  # a killed writer left a broken line, which must not merge with this one
                 lines = b"\n" + lines
         try:
-            while lines:  # once round, unless the disk fills up
+            while lines:  # one iteration, unless the disk is full
                 lines = lines[os.write(descriptor, lines) :]
             os.fsync(descriptor)
         except OSError:

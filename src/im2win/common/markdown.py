@@ -1,4 +1,4 @@
-"""Markdown tables and the numbers in them."""
+"""Markdown tables and the format of their numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1)
 
 
 def number(value: float | None, digits: int) -> str:
-    """With so many digits behind the point; a dash for None."""
+    """The value with `digits` decimals; a dash for None."""
     return "–" if value is None else f"{value:.{digits}f}"  # noqa: RUF001
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with about three digits that count."""
+    """Milliseconds with about three significant digits."""
     return number(value, 3 if value is not None and value < 10 else 1 if value is not None and value >= 100 else 2)

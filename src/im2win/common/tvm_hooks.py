@@ -1,4 +1,4 @@
-"""Functions that TVM calls by name, ours for a while in place of whoever had registered one."""
+"""Replaces the functions that TVM calls by name for the duration of a context."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 
 import tvm_ffi
 
-_lock = threading.RLock()  # TVM has one function of a name for all threads
+_lock = threading.RLock()  # TVM has one function for each name, shared by all threads
 
 
 @contextlib.contextmanager
 def registered(name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """While active, TVM calls ``wrap(before)`` by this name, in one thread at a time; `before` is what it called until then, or None."""
+    """A context in which TVM calls ``wrap(before)`` by this name, in one thread at a time.
+
+    Args:
+        wrap: takes the function that was registered before, or None.
+    """
     with _lock:
         before = tvm_ffi.get_global_func(name, allow_missing=True)
         tvm_ffi.register_global_func(name, wrap(before), override=True)

@@ -1,4 +1,4 @@
-"""Worker processes that a bad kernel may crash, hang or corrupt: jobs go in, outcomes come out, and the parent lives on."""
+"""Worker processes: a kernel may crash, hang or corrupt a worker, and the parent continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 STARTUP_S = 60.0
 
-# An import of PyTorch finds none. None in its place in sys.modules would do that, too, but whoever asks there for its classes breaks.
+# Hides PyTorch from imports. None in sys.modules would do that too, but breaks code that looks up its classes there.
 _WITHOUT_TORCH = """
 import sys
 from importlib.machinery import PathFinder
@@ -30,7 +30,7 @@ sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
 
 
 class WorkerError(RuntimeError):
-    """A job that produced no result. `kind` is "crashed" or "timeout"."""
+    """A job without a result. `kind` is "crashed" or "timeout"."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -38,16 +38,16 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A process that runs jobs one at a time; started when first needed, started anew after a crash or a time-out.
+    """A process that runs jobs one at a time. It is started when first needed, and restarted after a crash or a time-out.
 
-    It is a fresh interpreter that runs a module's `serve` loop (not a fork, and not multiprocessing's spawn, which would import the user's
-    script again), in a session of its own, so that Ctrl-C reaches the parent only.
+    It is a new interpreter that runs a module's `serve` loop. It is neither a fork nor one of multiprocessing's spawn, which would import
+    the user's script again. It has its own session, so that Ctrl-C reaches the parent only.
 
     Args:
         module: with a function `main` that serves.
-        env: variables that it has beside the parent's.
-        torch: whether it may import PyTorch. tvm_ffi does where it can, which takes longer than everything that compiling for a CPU needs.
-            For a GPU it stays: with it come CUDA's libraries.
+        env: environment variables in addition to the parent's.
+        torch: whether it may import PyTorch. tvm_ffi imports it if it can, which takes longer than everything that compiling for a CPU
+            needs. For a GPU it is needed, since it brings CUDA's libraries.
     """
 
     def __init__(self, module: str, env: dict[str, str] | None = None, *, torch: bool = True) -> None:
@@ -80,19 +80,19 @@ class Worker:
         self._results = Connection(result_read, writable=False)
 
     def submit(self, job: Any) -> None:
-        """Hands over a job; `result` waits for it."""
+        """Sends a job; `result` waits for it."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._start()
         assert self._jobs is not None
-        with contextlib.suppress(BrokenPipeError):  # `result` finds out how it died
+        with contextlib.suppress(BrokenPipeError):  # `result` reports how the process died
             self._jobs.send(job)
 
     def result(self, timeout_s: float) -> Any:
-        """What the submitted job returned.
+        """The result of the submitted job.
 
         Raises:
-            WorkerError: the process died, or took longer than `timeout_s` seconds; it is gone then.
+            WorkerError: the process died, or took longer than `timeout_s` seconds and was ended.
         """
         assert self._results is not None and self._process is not None
         try:
@@ -109,6 +109,7 @@ class Worker:
         return self.result(timeout_s)
 
     def _obituary(self) -> str:
+        """How the process ended, with its last line on stderr."""
         assert self._process is not None and self._stderr is not None
         code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -118,10 +119,10 @@ class Worker:
         return f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
 
     def close(self) -> None:
-        """Ends the process and those that it started, whatever they are doing."""
+        """Kills the process and those that it started."""
         if self._process is not None:
             if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)  # its session is its group
+                os.killpg(self._process.pid, signal.SIGKILL)  # the worker leads a session, so its process group has its id
             self._process.wait()
         for resource in (self._jobs, self._results, self._stderr):
             if resource is not None:
@@ -130,9 +131,9 @@ class Worker:
 
 
 def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[Any]:
-    """What the jobs returned, in their order, each worker at one of them; a `WorkerError` in the place of one that returned nothing.
+    """Results of the jobs in order, with one job at a time for each worker; a `WorkerError` in the place of a missing result.
 
-    Who stops asking ends the workers that are still at a job: a later one must not find another's answer.
+    If the caller stops iterating, workers with unfinished jobs are ended, so that a later job does not receive another job's result.
     """
     count, taken = len(workers), 0
     try:

@@ -1,1 +1,1 @@
-"""What a schedule needs to know of the CPU or GPU it is for."""
+"""Facts about the CPU or GPU that a schedule is built for."""

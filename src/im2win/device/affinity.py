@@ -1,7 +1,7 @@
-"""Keeping the calling thread off the CPUs of the pool: half of a measurement's speed hangs on it.
+"""Keeps the calling thread off the CPUs of TVM's pool, which can double the speed of a measurement.
 
-TVM binds its pool's workers to CPUs, not the thread that calls a kernel, which works too. When the caller happens to run on a worker's CPU
-the scheduler may leave it there for the life of the process: both then share one CPU while another idles.
+TVM binds its pool's workers to CPUs, but not the thread that calls a kernel, which computes too. If the caller happens to run on a worker's
+CPU, the scheduler may leave it there for the life of the process: both then share one CPU while another one is idle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def leave_bound_cpus() -> None:
-    """Moves the calling thread to CPUs that no other thread of this process is bound to; call it after a first kernel has run."""
+    """Moves the calling thread to CPUs that no other thread of this process is bound to. Call it after a first kernel has run."""
     tasks = Path("/proc/self/task")
     if not (hasattr(os, "sched_setaffinity") and tasks.is_dir()):  # Linux only
         return
@@ -28,7 +28,7 @@ def leave_bound_cpus() -> None:
 
 @contextlib.contextmanager
 def off_bound_cpus() -> Iterator[None]:
-    """The same for as long as it lasts: what the process may use is counted by where its calling thread may run."""
+    """A context that does the same and then restores the affinity, since that determines the number of usable CPUs."""
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     leave_bound_cpus()
     try:

@@ -1,4 +1,4 @@
-"""What a schedule needs to know of the CPU it is for, read from the machine and never guessed."""
+"""Facts about the CPU that a schedule is built for, read from the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import cpuinfo
 import psutil
 
-# Vector instruction sets: float32 lanes, architectural vector registers. Every one listed has two FMA units of latency four on the cores
+# Vector instruction sets: float32 lanes, architectural vector registers. All of them have two FMA units of latency four on the cores
 # that schedules are tuned for (Intel since Haswell, AMD since Zen, Arm since Cortex-A76).
 _VECTORS = {"avx512f": (16, 32), "avx2": (8, 16), "avx": (8, 16), "asimd": (4, 32), "neon": (4, 32), "sse2": (4, 16)}
 FMA_UNITS, FMA_LATENCY = 2, 4
@@ -21,7 +21,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 @dataclass(frozen=True)
 class Machine:
-    """One CPU as a schedule sees it; sizes in bytes are of one core's share (level 3: of the whole cache)."""
+    """One CPU as a schedule sees it. Cache sizes are bytes of one core's share (level 3: of the whole cache)."""
 
     brand: str
     mcpu: str
@@ -35,18 +35,21 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """The folder of this device's tuning logs: vendor and model, microarchitecture, threads."""
+        """The device's slug, the folder of its tuning logs: vendor and model, microarchitecture, threads."""
         words = re.sub(r"\((r|tm)\)|\b(cpu|processor|with.*|@.*|\d+-core)\b", " ", self.brand.lower())
         return "-".join([*re.findall(r"[a-z0-9]+", words), self.mcpu, f"{self.threads}t"])
 
     @property
     def outputs_in_flight(self) -> tuple[int, int]:
-        """Least and most independent outputs that keep the FMA units busy (thesis eq. 3-1 and 3-2)."""
+        """Least and most independent outputs that keep the FMA units busy.
+
+        They are lanes * units * latency and lanes * registers, the model of the thesis behind arXiv 2306.14320 (eq. 3-1 and 3-2).
+        """
         return self.lanes * FMA_UNITS * FMA_LATENCY, self.lanes * self.registers
 
     @classmethod
     def host(cls, threads: int | None = None) -> Machine:
-        """This machine, with all CPUs that the process may use unless `threads` says fewer.
+        """This machine, with all CPUs that the process may use, or `threads` of them.
 
         Raises:
             ValueError: `threads` is not between 1 and the number of usable CPUs.
@@ -61,7 +64,7 @@ class Machine:
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may run on."""
+    """Number of CPUs that this process may run on."""
     process = psutil.Process()
     if hasattr(process, "cpu_affinity"):  # not on macOS
         return len(process.cpu_affinity())
@@ -82,7 +85,7 @@ def _mcpu() -> str:
 
 
 def _cache(level: int, facts: dict[str, Any]) -> int:
-    """Bytes of one instance of the data cache at this level; the system's table first, it tells instances apart."""
+    """Bytes of one instance of the data cache at this level. The system's table is preferred, since it distinguishes instances."""
     for index in sorted(_CACHES.glob("index*")):
         if int((index / "level").read_text()) == level and (index / "type").read_text().strip() in ("Data", "Unified"):
             number, unit = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()).groups()  # type: ignore[union-attr]

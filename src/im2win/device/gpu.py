@@ -1,4 +1,4 @@
-"""What a schedule needs to know of the GPU it is for."""
+"""Facts about the GPU that a schedule is built for."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from dataclasses import dataclass
 class Gpu:
     """One CUDA device as a schedule sees it.
 
-    arch: the architecture code is generated for. multiprocessors: their number; registers (of 4 bytes), shared memory (bytes) and threads
-    are of one of them, `block_shared` is what one block may take. clock_hz: under load. dram_bytes_s, l2_bytes_s: what kernels reach.
+    Attributes:
+        arch: the architecture that code is generated for.
+        multiprocessors: their number.
+        registers, shared, threads: of one multiprocessor: registers of 4 bytes, bytes of shared memory, threads.
+        block_shared: bytes of shared memory that one thread block may use.
+        clock_hz: under load.
+        dram_bytes_s, l2_bytes_s: bandwidths that kernels reach.
     """
 
     brand: str
@@ -30,12 +35,12 @@ class Gpu:
 
     @property
     def warpgroups(self) -> bool:
-        """Whether its tensor cores take products of warpgroups."""
+        """Whether its tensor cores have wgmma."""
         return self.arch == "sm_90a"
 
     @property
     def name(self) -> str:
-        """The folder of this device's tuning logs."""
+        """The device's slug, the folder of its tuning logs."""
         return "-".join(re.findall(r"[a-z0-9]+", self.brand.lower()))
 
     @property
@@ -45,7 +50,7 @@ class Gpu:
         return f"{digits[:-1]}.{digits[-1]}"
 
 
-# Measured: copy bandwidth, and the clock that stays under load. What no table says is taken from the H200's ratios.
+# Measured: copy bandwidth, and the sustained clock under load. Unknown values are estimated from the H200's ratios.
 KNOWN = {
     gpu.name: gpu
     for gpu in (
@@ -57,7 +62,7 @@ H200 = KNOWN["nvidia-h200"]
 
 
 class NoGpuError(RuntimeError):
-    """No CUDA device, or none that kernels can be generated for; the message says which."""
+    """No CUDA device, or none that kernels can be generated for. The message says which."""
 
 
 @functools.cache
@@ -65,7 +70,7 @@ def device_gpu(index: int = 0) -> Gpu:
     """The CUDA device with this number.
 
     Raises:
-        NoGpuError: there is none, or it is older than compute capability 8.0, whose asynchronous copies kernels need.
+        NoGpuError: there is none, or its compute capability is below 8.0: kernels need asynchronous copies.
     """
     import tvm
 
@@ -91,7 +96,7 @@ def device_gpu(index: int = 0) -> Gpu:
 
 
 def alike_gpus() -> list[str]:
-    """The CUDA devices like the first, as `CUDA_VISIBLE_DEVICES` names them: a kernel tuned on one of them is tuned for all."""
+    """The CUDA devices of the first one's model, as `CUDA_VISIBLE_DEVICES` names them. A kernel tuned on one of them is tuned for all."""
     import tvm
 
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -1,7 +1,7 @@
-"""CUDA without a GPU: compiles what TVM generates with the host's C++ compiler against emulator.hpp, and runs it.
+"""Emulates CUDA on a CPU: compiles what TVM generates with the host's C++ compiler against emulator.hpp, and runs it.
 
-For tests, and for whoever must judge a rewritten kernel: slow, one thread, and unforgiving. A kernel that lacks a barrier gives another
-result for some seed, one that reads shared memory nobody wrote gives NaN, one that writes outside its tensors is an error.
+It serves tests and the validators of rewritten kernels. It is slow, runs one thread at a time, and is strict. A kernel that lacks a barrier
+gives another result for some seed. A kernel that reads uninitialised shared memory gives NaN. A write outside the tensors is an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 HEADERS = Path(__file__).parent
-GUARD = 4096  # bytes before and behind every tensor that nobody may write
-LIMIT_S = 120.0  # of a launch
-KERNEL_OPTIONS = ("-Og",)  # a precompiled header is for these alone
+GUARD = 4096  # bytes of the guard zones before and behind every tensor
+LIMIT_S = 120.0  # seconds for a launch
+KERNEL_OPTIONS = ("-Og",)  # the precompiled header is valid for these options only
 
 _INCLUDE = re.compile(r"^\s*#include\s*<(?:cuda|mma|cooperative_groups)[^>]*>\s*$", re.MULTILINE)
 _SHARED = re.compile(r"__shared__\s+alignas\((\d+)\)")
@@ -33,16 +33,20 @@ _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:alignas|__align__)\(\d+\)\s+
 
 
 class EmulationError(RuntimeError):
-    """A kernel that does not compile, or breaks a rule of CUDA while it runs; the message says which and where."""
+    """A kernel that does not compile, or breaks a rule of CUDA while it runs. The message says which and where."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A kernel's argument that says how the hardware copies boxes of a tensor of four axes to shared memory, the innermost axis first.
+    """A kernel's TMA descriptor: how the hardware copies boxes of a tensor of four axes to shared memory, the innermost axis first.
 
-    tensor: its name. sizes: in elements; strides: in bytes, of the innermost axis the bytes of an element. box: its extents in the tensor,
-    of which every `steps`-th element is copied. swizzle: bytes of rows whose 16-byte pieces exchange places, or 0. offset: bytes from the
-    tensor's address to its first element.
+    Attributes:
+        tensor: name of the tensor.
+        sizes: in elements.
+        strides: in bytes; the innermost one is the size of an element.
+        box: extents of a box in the tensor, of which every `steps`-th element is copied.
+        swizzle: bytes of the rows in which 16-byte pieces are permuted, or 0.
+        offset: bytes from the tensor's address to its first element.
     """
 
     tensor: str
@@ -54,7 +58,7 @@ class TensorMap:
     offset: int = 0
 
     def expression(self, base: str) -> str:
-        """The argument in C++, for the emulator; `base`: the tensor's address."""
+        """The argument in C++, for the emulator; `base` is the tensor's address."""
         sizes, strides, box, steps = (f"{{{', '.join(map(str, one))}}}" for one in (self.sizes, self.strides, self.box, self.steps))
         place = f"static_cast<char*>({base}) + {self.offset}"
         return f"CUtensorMap{{{place}, {self.strides[0]}, {sizes}, {strides}, {box}, {steps}, {self.swizzle}}}"
@@ -62,9 +66,14 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: the kernel, its arguments, grid and block extents (x, y, z), bytes of dynamic shared memory, blocks of a cluster.
+    """One kernel launch.
 
-    arguments: tensors by name, numbers and maps of tensors as they are. cluster: of neighbours along x.
+    Attributes:
+        kernel: name of the kernel.
+        arguments: tensors by name, numbers and tensor maps.
+        grid, block: extents (x, y, z).
+        dynamic_bytes: of dynamic shared memory.
+        cluster: thread blocks of a cluster, neighbours along x.
     """
 
     kernel: str
@@ -76,14 +85,17 @@ class Launch:
 
 
 def translate(source: str) -> str:
-    """CUDA source as C++ for the emulator: shared arrays the emulator can fill, dynamic shared memory as a pointer, no system headers."""
+    """CUDA source as C++ for the emulator.
+
+    The emulator can initialise its shared arrays, dynamic shared memory is a pointer, and system headers are removed.
+    """
     text = _INCLUDE.sub("", source)
     text = _DYNAMIC.sub(r"\1* \2 = reinterpret_cast<\1*>(emulator::dynamic_shared_memory());", text)
     return _SHARED.sub(r"alignas(\1) __shared__", text)
 
 
 def _compile(what: str, library: Path, *arguments: str | Path) -> None:
-    """Makes a shared library."""
+    """Compiles a shared library."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EmulationError("emulating CUDA needs a C++ compiler on PATH (g++ or clang++); none was found.")
@@ -95,7 +107,10 @@ def _compile(what: str, library: Path, *arguments: str | Path) -> None:
 
 @functools.cache
 def _runtime() -> Path:
-    """What runs blocks and threads, compiled once a process: it would take longer than most kernels; beside it the header, precompiled."""
+    """The library that runs blocks and threads, with the precompiled header beside it.
+
+    It is compiled once in each process, since it takes longer than most kernels.
+    """
     folder = Path(tempfile.mkdtemp(prefix="im2win-emulator-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _compile("the emulator", folder / "emulator.so", "-O2", HEADERS / "emulator.cpp")
@@ -112,7 +127,7 @@ class Emulation:
         launches: in order; their arguments name the tensors.
 
     Raises:
-        EmulationError: it does not compile, or there is no C++ compiler.
+        EmulationError: the source does not compile, or there is no C++ compiler.
     """
 
     def __init__(self, source: str, launches: Sequence[Launch]) -> None:
@@ -152,8 +167,8 @@ class Emulation:
 
         Args:
             seed: of the order of blocks, warps and threads.
-            resident: blocks that run in turns, rather than one after the other.
-            limit_s: of a launch, in seconds of processor time; on Linux. What was allocated by a thread that never ended is not freed.
+            resident: blocks that run interleaved, rather than one after the other.
+            limit_s: seconds of processor time for a launch, on Linux. Memory of a thread that never ended is not freed.
 
         Raises:
             EmulationError: a deadlock, barriers in divergent code, a write outside the tensors, or no end within the limit.
@@ -170,7 +185,7 @@ class Emulation:
 
 
 class _Guarded:
-    """A copy of an array between two zones of a known pattern."""
+    """A copy of an array between two guard zones with a known pattern."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._raw = np.full(array.nbytes + 2 * GUARD + 256, 0xA5, np.uint8)

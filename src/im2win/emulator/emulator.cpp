@@ -1,4 +1,4 @@
-// How the emulator runs blocks and threads: compiled once, for all kernels.
+// Runs blocks and threads for the emulator. It is compiled once, for all kernels.
 #include "emulator.hpp"
 
 #if defined(__linux__)
@@ -85,28 +85,28 @@ struct Thread {
   Stack stack;
   State state = State::ready;
   dim3 index;
-  int barrier = 0;                              // of a group of threads, that it waits at
-  size_t paused = 0;                            // `progress` when it last found that it must wait for another block
-  size_t cluster_barriers = 0;                  // of its cluster, that it came to
+  int barrier = 0;                              // the named barrier that it waits at
+  size_t paused = 0;                            // `progress` at its last pause for another block
+  size_t cluster_barriers = 0;                  // barriers of its cluster that it has reached
   int site = 0;                                 // line of the barrier or warp operation it waits at
   unsigned mask = 0;                            // lanes that take part in its warp operation
-  void* argument = nullptr;                     // what it brings to that operation
+  void* argument = nullptr;                     // its argument of that operation
   std::vector<std::vector<AsyncCopy>> groups;   // asynchronous copies, by commit group, oldest first
   std::vector<AsyncCopy> open;                  // not committed yet
-  std::vector<size_t> unfenced;                 // what it copied to, since its last fence
-  std::vector<Products> products;               // of this warp, in its first thread: products under way, by commit group
+  std::vector<size_t> unfenced;                 // what it has written since its last fence
+  std::vector<Products> products;               // in a warp's first thread: pending products, by commit group
   Products open_products;
-  bool group_open = false, late = false;        // whether a group of products was begun; whether it runs only when it is waited for
+  bool group_open = false, late = false;        // whether a group of products is open; whether it runs only at the wait for it
 };
 
-struct Phases {  // of a barrier that counts bulk copies
+struct Phases {  // of an mbarrier that counts bytes of bulk copies
   int begun = 0, ended = 0;
-  size_t expected = 0, copied = 0;  // bytes, of boxes and of copies for a whole cluster
+  size_t expected = 0, copied = 0;  // bytes
   std::vector<AsyncCopy> under_way;
-  std::list<std::vector<char>> sent;  // what threads of other blocks send, until it has landed
+  std::list<std::vector<char>> sent;  // data from threads of other blocks, until it is delivered
 };
 
-struct Releases {  // of a barrier that blocks of a cluster arrive at
+struct Releases {  // of an mbarrier at which blocks of a cluster arrive
   size_t blocks = 0, arrived = 0;
   int ended = 0;
 };
@@ -119,16 +119,16 @@ struct Block {
   Thread* current = nullptr;
   std::mt19937_64 random;
   std::string failure;
-  std::vector<unsigned> pace;  // of warps: some run at every turn they get, others fall behind until somebody waits for them
+  std::vector<unsigned> pace;  // of warps: some run whenever they can, others lag until another thread waits for them
   std::vector<char> dynamic_shared;
   std::vector<std::pair<const void*, Phases>> all_phases;      // by address
   std::vector<std::pair<const void*, Releases>> all_releases;  // likewise
-  size_t at_cluster_barrier = 0;                               // threads that came there, all in all
-  std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written by threads, where a warpgroup's product must not read
+  size_t at_cluster_barrier = 0;                               // total number of arrivals
+  std::vector<char> unfenced;  // by 16 bytes of dynamic shared memory: written without a fence, so that wgmma must not read it
 };
 static Block block;
 static Function<> kernel;
-static size_t cluster = 1;  // blocks of one
+static size_t cluster = 1;  // blocks of a cluster
 static char *shared, *shared_end;  // the kernel's static arrays
 size_t progress = 1;
 
@@ -146,11 +146,11 @@ void fail(const char* what) { fail(std::string(what)); }
 // ---------------------------------------------------------------- the time limit
 
 static double limit_s = 0;         // of a launch, in seconds of this thread's processor time; 0: none
-static volatile bool expired = false, inside = false;  // past the limit; whether a thread of the kernel runs, not the scheduler
+static volatile bool expired = false, inside = false;  // whether the limit has passed; whether a kernel's thread runs, not the scheduler
 void set_limit(double seconds) { limit_s = seconds; }
 
 #if defined(__linux__)
-// First only a flag, which the scheduler reads. A thread that has not come back a second later never will: it is left where it is.
+// First it sets a flag, which the scheduler reads. A thread that does not return within another second is abandoned.
 static void at_limit(int) {
   const bool again = expired;
   expired = true;
@@ -283,7 +283,7 @@ static void begin_block(unsigned seed) {
 
 enum class Turn { able, waiting, done };
 
-// Runs the threads of the block that can run, each until it waits; what goes wrong is in block.failure. Whether all of them wait for another.
+// Runs the block's runnable threads, each until it waits. Errors are stored in block.failure. Returns whether all wait for another block.
 static Turn step_block() {
   const size_t count = block.threads.size();
   std::vector<size_t> ready;
@@ -309,7 +309,7 @@ static Turn step_block() {
     }
     return Turn::able;
   }
-  // whole warps one after the other, or all threads in any order: both happen
+  // the order is either warp by warp, or any order of all threads
   const size_t warps = block.pace.size();
   std::shuffle(ready.begin(), ready.end(), block.random);
   if (block.random() & 1) {
@@ -338,15 +338,15 @@ static Turn step_block() {
   return std::all_of(ready.begin(), ready.end(), [](size_t i) { return block.threads[i].paused == progress; }) ? Turn::waiting : Turn::able;
 }
 
-// A block that has started: what is its own while another one has its turn.
+// A started block: its state while another block runs.
 struct Resident {
   Block state;
   std::vector<char> own_shared;
   dim3 index;
   bool active = false;
-  size_t waiting = 0;  // `progress` when all that could run in it waited for another block
+  size_t waiting = 0;  // `progress` when all its runnable threads waited for another block
 
-  // Exchanges what is the block's with what is global.
+  // Swaps the block's state with the global one.
   void swap(bool begins) {
     std::swap(block, state);
     own_shared.resize(shared_end - shared);
@@ -355,7 +355,7 @@ struct Resident {
     blockIdx = index;
   }
 };
-static std::vector<Resident> slots;  // their memory serves all launches
+static std::vector<Resident> slots;  // reused by all launches
 static Resident* running = nullptr;
 
 static void let_run(Resident* next) {
@@ -373,7 +373,7 @@ static void start_block(Resident& slot, size_t i, unsigned seed) {
   begin_block(seed);
 }
 
-// Of clusters, in this order: "" or what went wrong. Neighbouring slots have the blocks of a cluster.
+// Runs clusters in this order. Returns "" or an error. Neighbouring slots hold the blocks of a cluster.
 static std::string run_blocks(const std::vector<size_t>& order, std::mt19937_64& random) {
   const size_t blocks = order.size() * cluster;
   for (size_t next = 0, done = 0; done < blocks;) {
@@ -483,7 +483,7 @@ void expect_bytes(const void* at, size_t bytes) {
   phases.expected = bytes;
 }
 
-// 16 bytes at a time: their places in shared memory follow from their addresses.
+// Copies 16 bytes at a time, since the swizzle permutes such pieces by their addresses.
 static void land_box(Phases& phases, void* to, const CUtensorMap& map, std::array<int, 4> first) {
   static const char zeros[16] = {};
   if (reinterpret_cast<uintptr_t>(to) % 128) fail("a box to an address that is not aligned to 128 bytes");
@@ -543,15 +543,15 @@ void wait_bulk(const void* at, int phase) {
 
 size_t cluster_rank() { return blockIdx.x % cluster; }
 
-static Resident& slot_of(size_t rank) { return *(running - cluster_rank() + rank); }  // a block of this cluster
+static Resident& slot_of(size_t rank) { return *(running - cluster_rank() + rank); }  // the slot of a block of this cluster
 
-static Block& member(size_t rank) {  // the same, which must not have ended
+static Block& member(size_t rank) {  // the block, which must not have ended
   Resident& slot = slot_of(rank);
   if (!slot.active) fail("a block of a cluster reaches for one that has ended");
   return &slot == running ? block : slot.state;
 }
 
-// What lies at the same place in the dynamic shared memory of another block.
+// The same offset in the dynamic shared memory of another block.
 template <typename Type>
 static Type* there(const Block& other, Type* here) {
   return reinterpret_cast<Type*>(start_of_dynamic(other) + (reinterpret_cast<uintptr_t>(here) - start_of_dynamic(block)));
@@ -623,7 +623,7 @@ void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first,
   ++progress;
 }
 
-// ---------------------------------------------------------------- products that run on
+// ---------------------------------------------------------------- asynchronous products
 
 static Thread& first_of_warp() { return block.threads[(block.current - block.threads.data()) / 32 * 32]; }
 
@@ -631,7 +631,7 @@ void check_fenced(const void* shared) {
   if (char* mark = fence_mark(shared); mark && *mark) fail("a warpgroup's product reads what threads copied, and no fence is between");
 }
 
-void fence_stores() {  // of copies that are still under way it says nothing
+void fence_stores() {  // pending copies are not affected
   for (size_t mark : block.current->unfenced) block.unfenced[mark] = 0;
   block.current->unfenced.clear();
   auto mark_again = [](const AsyncCopy& copy) {

@@ -1,15 +1,17 @@
-// CUDA on one thread of a CPU, for tests: every thread of a block is a fiber, and the order in which they run is drawn from a seed.
+// Emulates CUDA on one thread of a CPU, for tests: every thread of a block is a fiber, and a seed determines the order in which they run.
 //
 // A fiber runs alone until it waits: at a block barrier, at an operation of its warp (shuffle, matrix product, __syncwarp) or at the end of
-// its kernel. Then any fiber that can run may be the next. What two threads do between the same two barriers so happens in many orders, and
-// code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies land at once
-// or when they are waited for, drawn from the seed, too: who reads before the wait, or writes what is still to be read, is found out.
+// its kernel. Then any fiber that can run may be the next. The operations of two threads between the same two barriers thus occur in many
+// orders, and code that lacks a barrier gives another result for some seed. Shared memory starts as NaN in every block. Asynchronous copies
+// complete at once or when they are waited for, which the seed determines too. This detects reads before the wait, and writes to data that
+// is still to be read.
 //
-// Blocks run one after the other, or a few of them in turns ("resident"), those of a cluster always. A block that waits for another calls emulator::pause in its loop;
-// if all of them only wait, they wait for each other, or for a block that has not started: an error.
+// Blocks run one after the other, or a few of them interleaved ("resident"); the blocks of a cluster are always interleaved. A block that
+// waits for another one calls emulator::pause in its loop. It is an error if all blocks only wait: they wait for each other, or for a block
+// that has not started.
 //
-// The header stands for <cuda_runtime.h> and its like; what generated code uses of CUDA is here and in the headers beside it, nothing else.
-// Every kernel compiles it, so it includes little: what needs more is in emulator.cpp, which is compiled once.
+// The header replaces <cuda_runtime.h> and related headers. It and the headers beside it define only what generated code uses of CUDA.
+// Every kernel includes it, so it includes few other headers. Everything else is in emulator.cpp, which is compiled once.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +49,8 @@ inline constexpr int warpSize = 32;
 extern char __start_emulated_shared[] __attribute__((weak));
 extern char __stop_emulated_shared[] __attribute__((weak));
 
-// A tensor as copies of boxes see it: innermost axis first, strides in bytes; of a box every `steps`-th element along an axis but the first.
-// swizzle: bytes of a box's rows, where their places are exchanged; else 0.
+// A tensor map of TMA: innermost axis first, strides in bytes. A box takes every `steps`-th element along each axis but the first.
+// swizzle: bytes of a box's rows, in which 16-byte pieces are permuted, or 0.
 struct CUtensorMap {
   const char* base;
   int itemsize;
@@ -58,7 +60,7 @@ struct CUtensorMap {
 
 namespace emulator {
 
-// A function that somebody else keeps while it is called; std::function would take longer to compile than most kernels.
+// A reference to a function that its owner keeps alive. std::function would take longer to compile than most kernels.
 template <typename... Arguments>
 class Function {
   const void* held = nullptr;
@@ -73,19 +75,19 @@ class Function {
 
 // ---------------------------------------------------------------- threads
 
-extern size_t progress;  // goes up with whatever a thread that waits for another block may wait for
+extern size_t progress;  // increases with every event that a thread may wait for in another block
 
 [[gnu::cold]] void fail(const char* what);
 void syncthreads(int site);
 
-// All lanes of `mask` bring an argument; the last of them does the work for all. Then each goes on. site: the line.
+// All lanes of `mask` pass an argument, and the last of them does the work for all. Then each continues. site: the line.
 void warp_operation(int site, unsigned mask, void* argument, const Function<void**>& operation);
 
-// A mask, or the whole warp; of the last warp of a block only the lanes that exist.
+// The given mask (by default the whole warp), limited to the lanes that exist in the block's last warp.
 unsigned mask_of(unsigned mask = 0xffffffffu);
 size_t lane();
 
-// In a loop that waits for another block: lets others run.
+// Called in a loop that waits for another block: lets other blocks run.
 void pause(int site);
 
 char* dynamic_shared_memory();
@@ -108,41 +110,41 @@ T shuffle(int site, unsigned mask, T value, const Source& source, int width) {
   return argument.result;
 }
 
-// ---------------------------------------------------------------- copies and products that run on
+// ---------------------------------------------------------------- asynchronous copies and products
 
 void copy_async(void* to, const void* from, size_t bytes, size_t filled);  // the rest is zero
 void commit_copies();
 void wait_copies(size_t newest_left);
 
-void start_phases(const void* at);  // of a barrier that counts bulk copies
+void start_phases(const void* at);  // initialises an mbarrier that counts bytes of bulk copies
 void copy_bulk(void* to, const void* from, size_t bytes, const void* at);
 void wait_bulk(const void* at, int phase);
 void expect_bytes(const void* at, size_t bytes);
 void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);
 
-// Of blocks of a cluster, which reach what lies at the same place in each other's dynamic shared memory.
+// Clusters: blocks access the same offsets in each other's dynamic shared memory.
 size_t cluster_rank();
 void cluster_barrier();
-void start_releases(const void* at, size_t blocks);  // of a barrier that so many blocks arrive at
-void release(const void* at);                        // arrives there in all blocks
-void arrive(const void* at);                         // in this one
+void start_releases(const void* at, size_t blocks);  // initialises an mbarrier at which so many blocks arrive
+void release(const void* at);                        // arrives at it in all blocks
+void arrive(const void* at);                         // arrives at it in this block
 void wait_releases(const void* at, int phase);
 void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
-void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at);  // of this thread, to another; who gets them expects them
-void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);  // likewise; who expects them says so itself
+void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at);  // to another block, which expects the bytes
+void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);  // multicast; receivers call expect_bytes
 
 struct Product {
   virtual ~Product() = default;
   virtual void run() = 0;
 };
-void keep_for_later(Product* product);  // and delete it
+void keep_for_later(Product* product);  // takes ownership
 void check_fenced(const void* shared);
-void fence_stores();  // what this thread copied may be read by products
+void fence_stores();  // makes this thread's writes visible to products (fence.proxy.async)
 void group_barrier(int barrier, size_t threads);
 void commit_products();
 void wait_products(size_t newest_left);
 
-// A product of this warp, in order with those before it: some time from now to the wait for it.
+// An asynchronous product of this warp. It runs after the earlier ones, at some time before the wait for it.
 template <typename Body>
 void later(const Body& body) {
   struct Kept : Product {
@@ -211,8 +213,8 @@ void call(void (*kernel)(Types...), std::initializer_list<Argument> arguments) {
   call_indexed(kernel, arguments.begin(), std::index_sequence_for<Types...>());
 }
 
-// A grid, its blocks in an order drawn from the seed, at most `resident` of them in turns, or one cluster. shared: where the kernel's static
-// arrays are.
+// A grid. The seed determines the order of its blocks, of which at most `resident`, or one cluster, run interleaved. shared: the kernel's
+// static arrays.
 struct Grid {
   dim3 blocks, threads;
   size_t dynamic_bytes, cluster = 1;  // of blocks, neighbours along x

@@ -1,5 +1,5 @@
-// Matrices of a warp (nvcuda::wmma), for tests: every lane holds all of a fragment, and stores its share of it. On the device nobody may know
-// which lane holds what; here a lane that has loaded something else than the others shows in what it stores.
+// Matrix fragments of a warp (nvcuda::wmma), for tests: every lane holds a whole fragment and stores its share of it. CUDA does not define
+// which lane holds which element. Here a lane that loads other data than the rest of its warp gives a wrong stored result.
 #pragma once
 
 namespace nvcuda {

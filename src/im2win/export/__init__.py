@@ -1,1 +1,1 @@
-"""Built convolutions for programs that have no Python."""
+"""Exports built convolutions to programs without Python."""

@@ -1,1 +1,1 @@
-"""Networks of other frameworks: ONNX models, ONNX Runtime, PyTorch."""
+"""Frontends for networks of other frameworks: ONNX models, ONNX Runtime, PyTorch."""

@@ -1,1 +1,1 @@
-"""Winograd's transforms and their errors, and the float64 reference that kernels are checked against."""
+"""Winograd's transforms and their rounding errors, and the float64 reference that kernels are checked against."""

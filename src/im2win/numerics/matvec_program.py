@@ -1,7 +1,7 @@
-"""A constant matrix times a vector as a straight-line program: the fewest steps that pairs of rows or columns allow.
+"""Programs for a constant matrix times a vector: straight-line code that shares sums between pairs of rows or columns.
 
-A step is one multiply-add, `left + factor * right`; code generators for CPU and GPU turn it into an instruction, on numbers or vectors of
-them. Two things are shared, as in transforms written by hand (Lavin and Gray, arXiv 1509.09308):
+A step is one multiply-add, `left + factor * right`. Code generators for CPU and GPU turn it into an instruction on scalars or vectors. Two
+kinds of sums are shared, as in hand-written transforms (Lavin and Gray, arXiv 1509.09308):
 
     rows e + f*o and e - f*o          e and o are computed once
     columns a and b of equal size     a + b and a - b are computed once, and every row takes one of them
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Step:
-    """A new value, left + factor * right; factor * right where `left` is None. `left` and `right` are numbers of values."""
+    """A new value, left + factor * right, or factor * right where `left` is None. `left` and `right` are indices of values."""
 
     left: int | None
     factor: Fraction
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Values 0 to inputs - 1 are given, every step adds the next one; `outputs` are the numbers of the values wanted."""
+    """A matvec program. Values 0 to inputs - 1 are given, and every step appends one value. `outputs` are the indices of the results."""
 
     inputs: int
     steps: tuple[Step, ...]
@@ -40,14 +40,18 @@ class Program:
 
     @property
     def operations(self) -> int:
-        """Multiply-adds, additions and multiplications, each one."""
+        """Number of multiply-adds, additions and multiplications, each counted once."""
         return len(self.steps)
 
     def run(self, values: Sequence[T], step: Callable[[T | None, Fraction, T], T]) -> list[T]:
-        """The outputs, where `step(left, factor, right)` does one step on whatever the values are: numbers, arrays, names, expressions.
+        """Runs the program. Returns the outputs.
+
+        Args:
+            values: the inputs: numbers, arrays, names or expressions.
+            step: ``step(left, factor, right)`` computes one step on such values.
 
         Raises:
-            ValueError: not as many values as the program has inputs.
+            ValueError: the number of values differs from the program's inputs.
         """
         if len(values) != self.inputs:
             raise ValueError(f"Program.run: `values` (={len(values)} of them) must be {self.inputs}.")
@@ -57,7 +61,7 @@ class Program:
         return [known[place] for place in self.outputs]
 
     def matrix(self) -> list[list[Fraction]]:
-        """The matrix that the program multiplies with, by running it on unit vectors."""
+        """The matrix that the program multiplies by, computed by running it on unit vectors."""
         units = [[Fraction(i == k) for i in range(self.inputs)] for k in range(self.inputs)]
 
         def step(left: list[Fraction] | None, factor: Fraction, right: list[Fraction]) -> list[Fraction]:
@@ -72,12 +76,12 @@ def _cost(row: _Row) -> int:
 
 
 def dyadic(value: Fraction) -> bool:
-    """Whether a denominator is a power of two: binary floats hold such numbers exactly."""
+    """Whether a denominator is a power of two, so that binary floats hold the number exactly."""
     return value.denominator & (value.denominator - 1) == 0
 
 
 def _normalised(row: _Row) -> tuple[Fraction, _Row]:
-    """factor, row / factor: with a factor 1 in it, and with denominators that are powers of two where the row's own are."""
+    """(factor, row / factor) such that the row has a factor 1, and its denominators stay powers of two if they were."""
     for factor in sorted(row.values(), key=lambda value: (abs(value) != 1, value < 0)):
         scaled = {place: value / factor for place, value in row.items()}
         if all(map(dyadic, scaled.values())) or not all(map(dyadic, row.values())):
@@ -87,20 +91,20 @@ def _normalised(row: _Row) -> tuple[Fraction, _Row]:
 
 @dataclass
 class _Writer:
-    """Appends steps, and takes a value that is already there instead of computing it again."""
+    """Appends steps, and reuses an equal value instead of computing it again."""
 
     inputs: int
     steps: list[Step] = field(default_factory=list)
 
     def put(self, left: int | None, factor: Fraction, right: int) -> int:
-        """The number of the value left + factor * right."""
+        """The index of the value left + factor * right."""
         step = Step(left, factor, right)
         if step not in self.steps:
             self.steps.append(step)
         return self.inputs + self.steps.index(step)
 
     def total(self, row: _Row) -> int:
-        """The number of a plain sum."""
+        """The index of a plain sum."""
         terms = sorted(row.items(), key=lambda term: (term[1] != 1, -term[0]))
         place, factor = terms[0]
         value = place if factor == 1 else self.put(None, factor, place)
@@ -116,7 +120,7 @@ def _half(a: _Row, b: _Row, sign: int) -> _Row:
 
 
 def _pair_columns(rows: list[_Row], writer: _Writer) -> list[_Row]:
-    """Rows over a + b and a - b instead of columns a and b, where these have the same absolute values and that saves steps."""
+    """Rewrites rows over a + b and a - b instead of columns a and b, if these have equal absolute values and that saves steps."""
     columns = sorted({place for row in rows for place in row})
     taken: set[int] = set()
     for a, b in itertools.combinations(columns, 2):
@@ -135,7 +139,7 @@ def _pair_columns(rows: list[_Row], writer: _Writer) -> list[_Row]:
 
 
 def _pair_rows(rows: list[_Row]) -> list[tuple[int, int]]:
-    """Pairs of rows that are cheaper as e + f*o and e - f*o, the greatest gain first."""
+    """Pairs of rows that are cheaper as e + f*o and e - f*o, largest gain first."""
     gains = []
     for i, j in itertools.combinations(range(len(rows)), 2):
         even, odd = _half(rows[i], rows[j], 1), _half(rows[i], rows[j], -1)
@@ -150,7 +154,7 @@ def _pair_rows(rows: list[_Row]) -> list[tuple[int, int]]:
 
 
 def program(matrix: Matrix) -> Program:
-    """The program of a matrix, [outputs][inputs].
+    """The matvec program of a matrix, [outputs][inputs].
 
     Raises:
         ValueError: no rows or columns, rows of different lengths, or a row of zeros, which no step computes.

@@ -12,6 +12,8 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 Array = npt.NDArray[Any]
+
+
 def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
     """Normally distributed float32 tensors for every argument of a problem but its output, by name (see `Conv2d.arguments`)."""
     rng = np.random.default_rng(seed)
@@ -23,9 +25,9 @@ def random_tensors(conv: Conv2d, seed: int) -> dict[str, Array]:
 def reference(
     conv: Conv2d, x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, scale: Array | None = None
 ) -> Array:
-    """The convolution in float64, of `conv.output_shape`: one matrix product an image and group, on a copy of the windows.
+    """The convolution in float64, of `conv.output_shape`: one matrix product for each image and group, on a copy of the windows.
 
-    What is requantised has the values of `conv.out_dtype`, from float32 operations as `Conv2d` states them; an activation that
+    A requantised output has the values of `conv.out_dtype`, computed by float32 operations as `Conv2d` defines them; an activation that
     rounds is rounded once.
     """
     planes = x if conv.layout == "NCHW" else x.transpose(0, 3, 1, 2)
@@ -52,7 +54,7 @@ def reference(
 
 
 def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array) -> Array:
-    """float32 [batch, out_channels, rows, columns] as the values of the output's type, in float64."""
+    """float32 [batch, out_channels, rows, columns] as values of the output's dtype, in float64."""
     y = sums * scale.astype(np.float32)[:, None, None]
     y = y if conv.layout == "NCHW" else y.transpose(0, 2, 3, 1)
     if residual is not None:
@@ -60,11 +62,11 @@ def _requantised(conv: Conv2d, sums: Array, residual: Array | None, scale: Array
     y = activations.reference(conv.activation, y.astype(np.float64)).astype(np.float32)
     if (limits := ELEMENT_TYPES[conv.out_dtype].limits) is not None:
         return np.clip(np.rint(y), *limits).astype(np.float64)
-    with np.errstate(over="ignore"):  # to infinity
+    with np.errstate(over="ignore"):  # large values become infinity
         return y.astype(conv.out_dtype).astype(np.float64)
 
 
 def error(y: Array, expected: Array) -> float:
-    """Largest difference relative to the largest expected value; NaN where y has any."""
+    """Largest difference relative to the largest expected magnitude; NaN if y has a NaN."""
     scale = float(np.max(np.abs(expected))) or 1.0
     return float(np.max(np.abs(y - expected))) / scale

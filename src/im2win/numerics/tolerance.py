@@ -1,4 +1,4 @@
-"""How far from the float64 reference a kernel may be, and which Winograd forms are sure to keep to that."""
+"""The tolerance of kernels against the float64 reference, and the Winograd forms that are sure to keep it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-TRUSTED = 0.8  # of the tolerance: a form of greater `expected` error is refused
+TRUSTED = 0.8  # share of the tolerance; a form with a larger `expected` error is refused
 
 
 def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     """Largest error that rounding alone explains, relative to the largest output, for normally distributed inputs.
 
-    int8 products and their int32 sums are exact. So is what is requantised, where every operation rounds as the reference does, but for
-    activations that round, silu say, which are off by some units in their last place.
+    int8 products and their int32 sums are exact. Requantised outputs are exact too, since every operation rounds as the reference does,
+    except for activations that round (silu, say), which differ by a few units in the last place.
 
-    A float16 output is off by half a unit in its last place, 2^-11; sums of float16 products are kept in float32. TF32 inputs have 10 bits
-    of fraction: a product is off by up to 2^-10, and sums by less than that of the largest.
+    A float16 output differs by half a unit in its last place, 2^-11; sums of float16 products are kept in float32. TF32 inputs have 10 bits
+    of fraction, so a product differs by up to 2^-10, and a sum by less than that of its largest.
 
-    A float32 sum of K products does a random walk of K rounding errors, each up to eps/2 of a partial sum of size about sqrt(k): about
-    eps * K / 3 in all, on outputs of size sqrt(K): relative to the largest of them well under eps * sqrt(K). Four times that, and a
-    few eps for the epilogue, leaves room for any order of summation; a kernel that is wrong is wrong by far more.
+    The K rounding errors of a float32 sum of K products form a random walk. Each is up to eps/2 of a partial sum of size about sqrt(k).
+    That gives about eps * K / 3 in all, on outputs of size sqrt(K), and relative to the largest output well under eps * sqrt(K). The
+    tolerance is four times that plus a few eps for the epilogue, which allows any order of summation. A wrong kernel has a far larger
+    error.
 
-    An activation that squashes leaves outputs of at most 1 of sums of about sqrt(K), and multiplies errors by its slope: relative to the
-    largest output they are larger by the quotient.
+    An activation that squashes maps sums of about sqrt(K) to outputs of at most 1, and multiplies errors by its slope. Errors relative to
+    the largest output grow by the quotient.
 
-    With accuracy "winograd" a float16 or int8 may be off by what rounding transformed tiles to it explains: `winograd_error.half_tolerance`
-    and `quantised_tolerance`. int8 tensors are normally distributed with a spread of 32.
+    With accuracy "winograd" a float16 or int8 output may differ by what the rounding of transformed tiles explains:
+    `winograd_error.half_tolerance` and `quantised_tolerance`. int8 tensors are normally distributed with a standard deviation of 32.
     """
     element = ELEMENT_TYPES[conv.dtype]
     if element.integer:
@@ -51,5 +52,5 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
 
 
 def trusted(conv: Conv2d, outputs: int, accuracy: Accuracy = "float32") -> bool:
-    """Whether Winograd's form with m = `outputs` is sure to keep the tolerance of a problem. Integers have none to spare."""
+    """Whether Winograd's form with m = `outputs` is sure to keep the tolerance of a problem. Integers have no tolerance for it."""
     return not ELEMENT_TYPES[conv.dtype].integer and expected(conv, outputs) <= TRUSTED * tolerance(conv, accuracy)

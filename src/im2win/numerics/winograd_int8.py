@@ -5,8 +5,8 @@
     u[k] = (G g[k] G^T) / s[k], to the nearest                                int8; s[k] is the channel's largest magnitude / 127
     Y[k] = STEP s[k] (A^T [sum over channels of v u[k]] A), to the nearest    in int32 up to the scale, which is float32
 
-Nothing overflows, whatever the input: V is from -512 to 510, so that v is from -128 to 128, of which the last is cut off at 127; sums of
-14000 channels fit int32, as those of the convolution do. Ties to even leave no bias where inputs have none or are positive.
+No input overflows. V is between -512 and 510, so v is between -128 and 128, and 128 is cut off at 127. Sums over 14000 channels fit int32,
+as those of the convolution do. Ties to even add no bias for inputs that are symmetric or positive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 FORMS = {3: (2,)}
 """By taps of the kernel: m of the forms that are accurate enough. The inputs of F(4x4, 3x3) grow by up to 32.3, of which int8 keeps little:
 outputs would be off by a fifth of the largest (`reports.winograd_error.quantised_table`)."""
-STEP = 4  # of V that one of v stands for: the most by which B^T d B of F(2x2, 3x3) grows
+STEP = 4  # the unit of v in V: the largest factor by which B^T d B of F(2x2, 3x3) grows
 LARGEST = 127
 SCALES = ("tensor", "channel", "position")
 """What has a scale of its own: all filters; those of an output channel; those of an output channel at one position of the tile, which gains
@@ -29,7 +29,7 @@ next to nothing, and would leave no sum behind the products an integer: it is me
 
 
 def quantised(form: Array, scales: str) -> tuple[Array, Array]:
-    """Transformed filters [out_channels, channels, t, t] as int8, and float32 scales [out_channels, t, t]; zeros have the scale 0.
+    """Transformed filters [out_channels, channels, t, t] as int8, and their float32 scales [out_channels, t, t]; zeros have the scale 0.
 
     Raises:
         ValueError: `scales` is none of `SCALES`.

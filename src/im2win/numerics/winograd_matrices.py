@@ -1,15 +1,16 @@
-"""Winograd's minimal filtering F(m, r): transform matrices from interpolation points, in exact rationals, and what they do to rounding.
+"""Winograd's minimal filtering F(m, r): transform matrices from interpolation points as exact rationals, and their rounding errors.
 
     y = A^T [(G g) * (B^T d)]        d: m + r - 1 inputs, g: r taps, y: m outputs, y[i] = sum over k of g[k] * d[i + k]
     Y = A^T [(G g G^T) * (B^T d B)] A        the same in two dimensions
 
-with m + r - 1 products instead of m * r (Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, arXiv 1509.09308). The
+It needs m + r - 1 products instead of m * r (Winograd, Arithmetic Complexity of Computations, 1980; Lavin and Gray, arXiv 1509.09308). The
 matrices are those of Toom and Cook, transposed: two polynomials are multiplied by their values at m + r - 2 points and infinity, and the
 correlation is the transpose of that product. With N_i = product over j != i of (a_i - a_j),
 
     A^T[k][i] = a_i^k        G[i][k] = a_i^k / N_i        B^T[i][k]: coefficient k of the product over j != i of (x - a_j)
 
-and at infinity the highest power alone. Points decide how much rounding is amplified (Barabasz et al., arXiv 1803.10986).
+and for infinity the highest power alone. The choice of points determines how much rounding is amplified (Barabasz et al., arXiv
+1803.10986).
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ _BEST_POINTS = {
     9: "0 1/2 -1/2 3/4 -3/4 5/4 -5/4 5/2 -5/2",
 }
 _MORE_POINTS = ("1", "-1", "7/4", "-7/4", "1/4", "-1/4", "4")
-_LARGEST = 16  # points: beyond, nothing is left of float64 either
+_LARGEST = 16  # points: with more, the rounding error exceeds float64's precision
 
 
 class WinogradError(ValueError):
-    """Sizes or points that make no transform; the message names the argument, its value and the rule."""
+    """Sizes or points that define no transform. The message names the argument, its value and the rule."""
 
 
 @dataclass(frozen=True)
 class Transform:
     """The matrices of F(m, r) for m outputs and r taps; t = m + r - 1.
 
-    points: the t - 1 finite points; infinity is the last one.
-    at: A^T, [m][t]; g: G, [t][r]; bt: B^T, [t][t]. Entries of A^T and B^T have power-of-two denominators, so floats hold them exactly; G,
-        applied ahead of time, takes what is left.
+    Attributes:
+        points: the t - 1 finite points; infinity is the last one.
+        at, g, bt: A^T [m][t], G [t][r] and B^T [t][t]. Entries of A^T and B^T have power-of-two denominators, so floats hold them exactly;
+            the remaining factors are in G, which is applied ahead of time.
     """
 
     outputs: int
@@ -68,26 +70,30 @@ class Transform:
 
     @property
     def size(self) -> int:
-        """Inputs of a tile, and products: m + r - 1."""
+        """Inputs of a tile, which is also the number of products: m + r - 1."""
         return self.outputs + self.taps - 1
 
     @property
     def dyadic(self) -> bool:
-        """Whether G's denominators are powers of two as well: then small integers are transformed and multiplied without rounding."""
+        """Whether G's denominators are powers of two as well, so that small integers are transformed and multiplied without rounding."""
         return all(dyadic(value) for row in self.g for value in row)
 
     @functools.cached_property
     def noise(self) -> float:
-        """How much more than a direct sum the products' rounding shows in an output, if errors are independent: a root mean square.
+        """Amplification of rounding errors over direct summation for independent errors, as a root mean square.
 
-        In one dimension; its square in two. max over outputs k of sqrt(sum over i of (A^T[k][i] |G[i]| |B^T[i]|)^2 / r).
+        It is for one dimension; two dimensions have its square. It is the max over outputs k of sqrt(sum over i of (A^T[k][i] |G[i]|
+        |B^T[i]|)^2 / r).
         """
         lengths = [_length(g) * _length(b) for g, b in zip(self.g, self.bt, strict=True)]
         return max(_length([float(a) * length for a, length in zip(row, lengths, strict=True)]) for row in self.at) / math.sqrt(self.taps)
 
     @property
     def bound(self) -> float:
-        """The same if all errors add up, in one dimension: max over outputs k of sum over i of |A^T[k][i]| |G[i]|_1 |B^T[i]|_1 / r."""
+        """Amplification of rounding errors in one dimension if all errors add up.
+
+        It is the max over outputs k of sum over i of |A^T[k][i]| |G[i]|_1 |B^T[i]|_1 / r.
+        """
         sums = [_sum(g) * _sum(b) for g, b in zip(self.g, self.bt, strict=True)]
         return float(max(sum(abs(a) * both for a, both in zip(row, sums, strict=True)) for row in self.at) / self.taps)
 
@@ -101,7 +107,7 @@ def _sum(values: Iterable[Fraction]) -> Fraction:
 
 
 def minimal_operations(outputs: int, taps: int) -> int:
-    """Products that F(outputs, taps) needs at least, and takes: outputs + taps - 1 (Winograd 1980).
+    """The least number of products for F(outputs, taps), which the algorithm reaches: outputs + taps - 1 (Winograd 1980).
 
     Raises:
         WinogradError: a size below 1.
@@ -114,7 +120,7 @@ def minimal_operations(outputs: int, taps: int) -> int:
 
 @functools.cache
 def default_points(count: int) -> tuple[Fraction, ...]:
-    """Finite points of little noise: the best found up to nine of them, then ever more fractions that lie between those.
+    """Finite points with a small noise: the best known sets of up to nine points, then further fractions between those.
 
     Raises:
         WinogradError: fewer than 0 or more than 16.
@@ -127,7 +133,7 @@ def default_points(count: int) -> tuple[Fraction, ...]:
 
 
 def _times(polynomial: Sequence[Fraction], root: Fraction) -> list[Fraction]:
-    """A polynomial, lowest coefficient first, times (x - root)."""
+    """A polynomial, lowest coefficient first, multiplied by (x - root)."""
     low, high = [Fraction(0), *polynomial], [*polynomial, Fraction(0)]
     return [a - root * b for a, b in zip(low, high, strict=True)]
 
@@ -142,7 +148,7 @@ def _without(points: Sequence[Fraction], left_out: int | None) -> list[Fraction]
 
 
 def _odd_denominator(row: Sequence[Fraction]) -> Fraction:
-    """The least factor after which all denominators are powers of two."""
+    """The least factor that makes all denominators powers of two."""
     common = math.lcm(*(value.denominator for value in row))
     return Fraction(common // (common & -common))
 
@@ -174,7 +180,7 @@ def transform(outputs: int, taps: int, points: Iterable[Fraction | int | str] | 
         points: outputs + taps - 2 different finite points; `default_points` if None. Lavin and Gray's for F(4, 3) are 0, 1, -1, 2, -2.
 
     Raises:
-        WinogradError: sizes below 1, or points that are too few, too many, no numbers or not all different.
+        WinogradError: sizes below 1, or points that are too few, too many, not numbers or not all different.
     """
     count = minimal_operations(outputs, taps) - 1
     if points is None:

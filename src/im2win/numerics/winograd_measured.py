@@ -1,4 +1,4 @@
-"""How far Winograd's form is from the exact convolution: measured in numpy, in the arithmetic of a kernel, against float64."""
+"""Measures the error of Winograd's forms against float64 convolution, in numpy with the arithmetic of a kernel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from im2win.spec.conv2d import Conv2d
 
 Array = npt.NDArray[Any]
 
-FILTERS = 16  # of a measurement: enough that the largest of their outputs and the largest error are steady
+FILTERS = 16  # filters of a measurement: enough for a stable largest output and a stable largest error
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A row of the table: the largest error relative to the largest output, and what the project's tolerance for such sums is."""
+    """A row of the table: the largest error relative to the largest output, and the project's tolerance."""
 
     outputs: int
     taps: int
@@ -38,12 +38,12 @@ class Measured:
 
     @property
     def share(self) -> float:
-        """error / tolerance: above 1 a kernel would be refused."""
+        """error / tolerance; a kernel above 1 would be refused."""
         return self.error / self.tolerance
 
 
 def _applied(matrix: Matrix, values: Sequence[Array]) -> list[Array]:
-    """matrix * values by the straight-line program, in the arithmetic of the arrays."""
+    """matrix * values by the matvec program, in the arithmetic of the arrays."""
 
     def step(left: Array | None, factor: Fraction, right: Array) -> Array:
         term = right if factor == 1 else right.dtype.type(float(factor)) * right
@@ -59,11 +59,11 @@ def _both_ways(matrix: Matrix, tiles: Array) -> Array:
 
 
 def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str) -> Array:
-    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter]; sums, then `dtype`."""
+    """Outputs [m, m, tile, filter] of tiles [t, t, tile, channel] and filters [r, r, channel, filter], rounded to `dtype`."""
     g = floats(form.g)
     kernels = np.einsum("iu,uvck,jv->ijck", g, filters.astype(np.float64), g).astype(dtype).astype(np.float32)
     inputs = _both_ways(form.bt, tiles.astype(np.float32)).astype(dtype).astype(np.float32)
-    if dtype == "float16":  # float32 sums are as good
+    if dtype == "float16":  # float32 accumulators are accurate enough
         products = np.matmul(inputs.astype(np.float64), kernels.astype(np.float64)).astype(dtype).astype(np.float32)
     else:
         products = _one_by_one(inputs, kernels)
@@ -71,7 +71,10 @@ def _in_winograds_form(form: Transform, tiles: Array, filters: Array, dtype: str
 
 
 def _one_by_one(inputs: Array, kernels: Array) -> Array:
-    """inputs @ kernels in float32, one channel after the other, as kernels with fused products do; a library's order differs by machine."""
+    """inputs @ kernels in float32, one channel after the other, like kernels with fused products.
+
+    A library's order differs between machines.
+    """
     sums = np.zeros((*inputs.shape[:-1], kernels.shape[-1]), np.float32)
     for channel in range(inputs.shape[-1]):
         sums = (sums + inputs[..., channel, None].astype(np.float64) * kernels[..., None, channel, :]).astype(np.float32)
@@ -84,14 +87,15 @@ def measure(
     """The error of F(outputs x outputs, taps x taps) on normally distributed tensors.
 
     Args:
-        channels: products a sum has, times taps * taps.
-        dtype: float32 or float16: what inputs, filters, their transforms, products and outputs are rounded to. Arithmetic and sums are
-            float32.
-        tiles: how many tiles of outputs are computed, 16 filters each.
+        channels: a sum has channels * taps * taps products.
+        dtype: float32 or float16, to which inputs, filters, their transforms, products and outputs are rounded. Arithmetic and accumulators
+            are float32.
+        tiles: number of tiles of outputs to compute, with 16 filters each.
         points: see `numerics.winograd_matrices.transform`.
 
     Raises:
-        ValueError: a dtype that is neither. WinogradError: see `numerics.winograd_matrices.transform`.
+        ValueError: another dtype.
+        WinogradError: see `numerics.winograd_matrices.transform`.
     """
     if dtype not in ("float32", "float16"):
         raise ValueError(f"measure: `dtype` (={dtype!r}) must be float32 or float16.")
@@ -114,13 +118,16 @@ def _direct(tiles: Array, filters: Array) -> Array:
 
 
 def _problem(outputs: int, taps: int, channels: int, dtype: str, tiles: int) -> Conv2d:
-    """A problem of so many tiles."""
+    """A problem with this number of tiles."""
     side = math.isqrt(tiles) * outputs + taps - 1
     return Conv2d(1, channels, side, side, FILTERS, taps, dtype=dtype)
 
 
 def _quantised_form(form: Transform, tiles: Array, filters: Array, scales: str) -> Array:
-    """As `_in_winograds_form`, in the arithmetic of `packing.winograd_int8`; a step of inputs is what they may grow by at a position."""
+    """As `_in_winograds_form`, in the arithmetic of `numerics.winograd_int8`.
+
+    The step of inputs is the factor by which they may grow at a position.
+    """
     b, g = floats(form.bt), floats(form.g)
     growth = np.abs(b).sum(axis=1)
     step = np.outer(growth, growth)[:, :, None, None]
@@ -133,16 +140,17 @@ def _quantised_form(form: Transform, tiles: Array, filters: Array, scales: str) 
 def measure_quantised(
     outputs: int, taps: int, channels: int, *, scales: str = "channel", spread: float = SPREAD, tiles: int = 64, seed: int = 0
 ) -> Measured:
-    """The error of F(outputs x outputs, taps x taps) in int8, on normally distributed whole numbers.
+    """The error of F(outputs x outputs, taps x taps) in int8, on normally distributed integers.
 
     Args:
-        channels: products a sum has, times taps * taps.
-        scales: what of the filters has a scale of its own, one of `packing.winograd_int8.SCALES`.
-        spread: of the inputs; filters have one of `SPREAD`.
-        tiles: how many tiles of outputs are computed, 16 filters each.
+        channels: a sum has channels * taps * taps products.
+        scales: the parts of the filters with a scale each, one of `packing.winograd_int8.SCALES`.
+        spread: standard deviation of the inputs; that of filters is `SPREAD`.
+        tiles: number of tiles of outputs to compute, with 16 filters each.
 
     Raises:
-        ValueError: an unknown `scales`. WinogradError: see `numerics.winograd_matrices.transform`.
+        ValueError: an unknown `scales`.
+        WinogradError: see `numerics.winograd_matrices.transform`.
     """
     form = transform(outputs, taps)
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A convolution as products of transformed tiles: how many there are, and how many of them are in memory at a time (no compiler)."""
+"""A convolution as products of Winograd's transformed tiles: their number, and how many of them are in memory at a time (no compiler)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ FORMS = {3: (2, 4, 6), 5: (2, 4)}
 
 ROW_TAPS, ROW_FORMS = 3, (2,)
 """Taps and outputs of a tile of a row, of the forms there are kernels for."""
-ALIGNMENT = 128  # bytes
+ALIGNMENT = 128  # bytes; alignment of M
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The output of a convolution as tiles of `outputs` x `outputs`; a band is `rows` rows of them in each of `images` images."""
+    """The output of a convolution as tiles of `outputs` x `outputs`. A band is `rows` rows of tiles in each of `images` images.
+
+    V is the tensor of transformed input tiles of a band, M the tensor of their products.
+    """
 
     conv: Conv2d
     outputs: int
@@ -36,7 +39,7 @@ class Tiles:
 
     @property
     def positions(self) -> int:
-        """Products of a tile."""
+        """Products of a tile, which are the elements of its transform."""
         return self.size**2
 
     @property
@@ -47,7 +50,7 @@ class Tiles:
 
     @property
     def bands(self) -> tuple[int, int]:
-        """Bands along images and along rows of tiles."""
+        """Number of bands along images and along rows of tiles."""
         return -(-self.conv.batch // self.images), -(-self.counts[0] // self.rows)
 
     @property
@@ -74,24 +77,24 @@ class Tiles:
 
     @property
     def before_products(self) -> int:
-        """Elements before M: those of V, and as many as it takes to align M."""
+        """Elements before M: those of V, padded to M's alignment."""
         unit = ALIGNMENT // self.conv.itemsize
         return -(-self.transformed // unit) * unit
 
     @property
     def made(self) -> int:
-        """Elements of V, and behind it M."""
+        """Elements of V with M behind it."""
         return self.before_products + self.multiplied
 
     @property
     def made_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of V with M behind it."""
         return self.made * self.conv.itemsize
 
 
 @functools.lru_cache(maxsize=1024)
 def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
-    """The tiles of a convolution, in bands of at most `band` MiB: whole images, or else rows of tiles of one; at least one row."""
+    """The tiles of a convolution, in bands of at most `band` MiB: whole images, or else rows of tiles of one image; at least one row."""
     row = Tiles(conv, outputs, 1, 1)
     rows = max((band << 20) // row.made_bytes, 1)
     if rows >= row.counts[0]:
@@ -102,7 +105,10 @@ def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
 
 
 def row_problem(conv: Conv2d, outputs: int) -> Conv2d:
-    """Tiles of `outputs` neighbouring outputs of a row, as windows: one convolution of their width, so far apart, padded to whole tiles."""
+    """Tiles of `outputs` neighbouring outputs of a row as windows.
+
+    They are one convolution whose kernel has a tile's width, whose stride is a tile's outputs, and whose input is padded to whole tiles.
+    """
     top, left, bottom, _ = conv.padding
     width = outputs + conv.kernel[1] - 1
     right = (-(-conv.output_size[1] // outputs) - 1) * outputs + width - conv.width - left
@@ -110,32 +116,32 @@ def row_problem(conv: Conv2d, outputs: int) -> Conv2d:
 
 
 def spread(conv: Conv2d) -> str | None:
-    """Why windows do not share inputs as Winograd's form has them; None if they do. On every target."""
+    """The reason why Winograd's form does not apply on any target, because windows are too far apart; None if it applies."""
     return None if conv.stride == conv.dilation == (1, 1) else "Winograd's form is for stride 1 and dilation 1"
 
 
 def forms(conv: Conv2d) -> tuple[int, ...]:
-    """Outputs along a side of a tile, of the forms there are for a problem with a square kernel."""
+    """Outputs along a tile's side of the available forms, for a problem with a square kernel."""
     return half_forms(conv) if ELEMENT_TYPES[conv.dtype].narrow else FORMS.get(conv.kernel[0], ())
 
 
 def row_forms(conv: Conv2d) -> tuple[int, ...]:
-    """Outputs of a tile of a row, of the forms there are for a problem.
+    """Outputs of a tile of a row, of the available forms.
 
-    float16 holds tiles of two outputs within its tolerance: what it loses is half of that of a square's tiles. A bound on the output is one
-    on the tolerance, and not on what is lost.
+    float16 represents tiles of two outputs within its tolerance: their rounding error is half of that of square tiles. An activation with a
+    bound reduces the tolerance, but not the error.
     """
     bounded = ELEMENT_TYPES[conv.dtype].narrow and activation_of(conv.activation).bound is not None
     return ROW_FORMS if conv.kernel[1] == ROW_TAPS and not ELEMENT_TYPES[conv.dtype].integer and not bounded else ()
 
 
 def refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
-    """Why no CUDA kernel computes a convolution in Winograd's form with that accuracy; None if one does."""
+    """The reason why no CUDA kernel computes a convolution in Winograd's form with that accuracy; None if one does."""
     return None if row_forms(conv) and spread(conv) is None else square_refusal(conv, accuracy)
 
 
 def square_refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
-    """The same for square tiles alone."""
+    """As `refusal`, for square tiles alone."""
     down, across = conv.kernel
     if down != across or down not in FORMS:
         return f"Winograd's form is for square kernels of {' or '.join(map(str, FORMS))} taps, not {down}x{across}"

@@ -1,1 +1,1 @@
-"""Filter packing: the layouts in which kernels read filters, made ahead of time (numpy only, no compiler)."""
+"""Filter packing: the layouts in which kernels read filters, computed ahead of time (numpy only, no compiler)."""

@@ -1,4 +1,4 @@
-"""How a built kernel's filters are packed, as the plain values that a manifest stores; numpy only, no compiler."""
+"""Converts filter packings to the plain values that a manifest stores, and back (numpy only, no compiler)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, type[Pack]] = {
 
 
 def as_dict(pack: Pack) -> dict[str, Any]:
-    """A pack as plain values, its kind among them."""
+    """A packing as plain values, with its kind."""
     return {"kind": next(kind for kind, one in KINDS.items() if type(pack) is one), **asdict(pack)}
 
 

@@ -1,4 +1,4 @@
-"""Filter packing: the layout in which kernels read filters and bias, made ahead of time (numpy only, no compiler)."""
+"""Filter packing of CPU kernels: blocks of output channels, computed ahead of time (numpy only, no compiler)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FilterPack:
     """Filters as [channel blocks, K, block]: one K step of one block is a contiguous run of `block` output channels.
 
     K = in_channels / groups * kernel_h * kernel_w runs over the taps in `order`: "cuv" (channel, row, column) or "cvu", the order of an
-    im2win window (channel, column, row). A group's channels that do not fill its last block are padded with zero filters.
+    im2win window (channel, column, row). Channels that do not fill a group's last block are padded with zero filters.
     """
 
     block: int

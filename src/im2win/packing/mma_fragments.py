@@ -1,4 +1,4 @@
-"""Filter packing for CUDA kernels: the order in which warps read filters, made ahead of time (numpy only)."""
+"""Filter packing of CUDA kernels: the fragment order in which warps read filters, computed ahead of time (numpy only)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Index = Any
 
 
 def column(tile: Index, place: Index, run: int) -> Index:
-    """Which of a warp's windows column `place` (0 to 7) of its `tile`-th product stands for.
+    """The warp's window for column `place` (0 to 7) of its `tile`-th matrix product.
 
-    A lane holds the sums of columns 2*t and 2*t+1 of every product. Over run/2 products these are `run` neighbours, which one store takes.
+    A lane holds the accumulators of columns 2*t and 2*t+1 of every product. The mapping makes them `run` neighbours over run/2 products,
+    which one store writes.
     """
     if run <= 2:
         return tile * 8 + place
@@ -32,9 +33,10 @@ def column(tile: Index, place: Index, run: int) -> Index:
 
 
 def row(tile: Index, place: Index, run: int) -> Index:
-    """Which of a warp's channels row `place` (0 to 15) of its `tile`-th product stands for.
+    """The warp's channel for row `place` (0 to 15) of its `tile`-th matrix product.
 
-    A lane holds the sums of rows g and g+8 of every product. Over run/2 products these are `run` neighbours, which one store takes.
+    A lane holds the accumulators of rows g and g+8 of every product. The mapping makes them `run` neighbours over run/2 products, which one
+    store writes.
     """
     if run == 1:
         return tile * 16 + place
@@ -44,22 +46,26 @@ def row(tile: Index, place: Index, run: int) -> Index:
 
 @dataclass(frozen=True)
 class CudaPack:
-    """Filters as [channel blocks, slabs, block * 64 bytes]: what a block needs for one slab of the sum is contiguous.
+    """Filters as [channel blocks, slabs, block * 64 bytes]: what a block reads for one slab of the sum is contiguous.
 
-    The sum runs over channels, kernel rows and columns in `order` and is filled up with zero filters to whole steps of `slabs` slabs of
-    64 bytes; a group's channels are filled up to whole blocks.
+    The sum runs over channels, kernel rows and columns in `order`. It is padded with zero filters to whole steps of `slabs` slabs of 64
+    bytes. A group's channels are padded to whole blocks.
 
-    form: how a slab is laid out inside.
-        "rows": [K in the slab, block]: a K step is a contiguous run of channels, for products on CUDA cores.
-        "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t brings to a product of 16 rows, as one load: the words of
-            rows g and g + 8 at places t and t + 4. Which channel a row is says `row`. Places t and t + 4 of the two products are words
-            4*t to 4*t+3 of the slab: any order of the sum is right, as long as filters and windows agree.
-        "columns": [2 products, 2 halves, block, 16 bytes]: what a warpgroup's product reads; places t and t + 4 are those of "products".
-            Which channel a column is says `column`.
-    outputs: filters are transformed for Winograd's form with so many outputs along a tile's side, and the rest is about the products of
-        transformed tiles (`numerics.winograd_tiling`): in the order "Cuvc" of tiles of a row, else of whole ones. 0 without.
-    parts: 1 rounds float32 filters to TF32, which the unit would only cut off; 2 packs what the unit reads of every load, and behind it
-        what that leaves; 0 packs filters as they are.
+    Attributes:
+        form: layout inside a slab.
+            "rows": [K in the slab, block]: a K step is a contiguous run of channels, for products on CUDA cores.
+            "products": [block / 16, 2 products, 32 lanes, 4 words]: what lane 4*g + t reads for a product of 16 rows, as one load: the
+            words of rows g and g + 8 at places t and t + 4. `row` maps rows to channels. Places t and t + 4 of the two products are words
+            4*t to 4*t+3 of the slab; any order of the sum is correct if filters and windows agree.
+            "columns": [2 products, 2 halves, block, 16 bytes]: what a wgmma reads; places t and t + 4 are those of "products". `column`
+            maps columns to channels.
+        block: output channels of a block.
+        run: neighbouring channels that a lane holds, see `row` and `column`.
+        outputs: 0 for plain filters. Otherwise filters are transformed for Winograd with so many outputs along a tile's side, and all other
+            attributes describe the products of transformed tiles (`numerics.winograd_tiling`): tiles of a row with the order "Cuvc", else
+            square tiles.
+        parts: 0 packs filters unchanged. 1 rounds float32 filters to TF32, which tensor cores would truncate. 2 packs the TF32 part of
+            every load, and behind it the rest.
     """
 
     form: str
@@ -75,15 +81,15 @@ class CudaPack:
         return conv.groups * -(-(conv.out_channels // conv.groups) // self.block)
 
     def _problem(self, conv: Conv2d) -> Conv2d:
-        """The products of transformed tiles."""
+        """The products of transformed tiles as a convolution."""
         return row_problem(conv, self.outputs) if self.order == "Cuvc" else tiles_of(conv, self.outputs, 0).problem
 
     def _step(self, conv: Conv2d) -> int:
-        """Elements of the sum that a step takes."""
+        """Elements of the sum in a step."""
         return self.slabs * STEP_WORDS * WORD // conv.itemsize
 
     def depth(self, conv: Conv2d) -> int:
-        """Elements of the sum, filled up to whole steps ("Cuvc": to whole steps of channels)."""
+        """Elements of the sum, padded to whole steps ("Cuvc": to whole steps of channels)."""
         channels, step = conv.in_channels // conv.groups, self._step(conv)
         if self.order == "Cuvc":
             return -(-channels // step) * step * math.prod(conv.kernel)
@@ -146,17 +152,17 @@ class CudaPack:
         return laid.reshape(*laid.shape[:2], -1)
 
     def _in_parts(self, laid: Array) -> Array:
-        """[..., elements] -> what the unit reads of them, and behind every run of elements what that leaves."""
+        """[..., elements] -> the part of them that tensor cores read, and behind every run of elements the rest."""
         if self.parts == 0:
             return laid
         if self.parts == 1:
             return _rounded_tf32(laid)
         high = (laid.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-        with np.errstate(invalid="ignore"):  # of infinities nothing is left that has a value
+        with np.errstate(invalid="ignore"):  # infinity - infinity is NaN
             return np.stack([high, laid - high], axis=-2)
 
 
 def _rounded_tf32(w: Array) -> Array:
-    """float32 rounded to the nearest with 10 bits of fraction; infinities and NaN as they are."""
+    """float32 rounded to the nearest value with 10 bits of fraction; infinities and NaN are unchanged."""
     rounded: Array = ((w.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(w), rounded, w).astype(np.float32)

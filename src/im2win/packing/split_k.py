@@ -1,4 +1,4 @@
-"""Filters of a convolution whose sum is cut into parts (numpy only, no compiler)."""
+"""Filter packing of split-K kernels, whose sum is cut into parts (numpy only, no compiler)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from im2win.spec.conv2d import Conv2d
 
 
 def parts_problem(conv: Conv2d, split: int) -> Conv2d:
-    """The sums of all parts as one convolution, as they are: each part a group of channels that has all filters, and nothing follows.
+    """The partial sums as one convolution: each part is a group with all filters, and there is no epilogue.
 
     Raises:
         ConvError: `split` does not divide the channels.
@@ -24,9 +24,11 @@ def parts_problem(conv: Conv2d, split: int) -> Conv2d:
 
 @dataclass(frozen=True)
 class SplitPack:
-    """Filters as `CudaPack` has them for `parts_problem`; for problems of one group.
+    """Filters packed as `CudaPack` packs those of `parts_problem`; for problems of one group.
 
-    split: parts of the sum. form, block, order, slabs, run, parts: see `CudaPack`.
+    Attributes:
+        split: parts of the sum.
+        form, block, order, slabs, run, parts: see `CudaPack`.
     """
 
     split: int
@@ -39,7 +41,7 @@ class SplitPack:
 
     @property
     def inner(self) -> CudaPack:
-        """How the filters of `parts_problem` are packed."""
+        """The packing of the filters of `parts_problem`."""
         return CudaPack(self.form, self.block, self.order, self.slabs, self.run, self.parts)
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Filters as products of a warpgroup read them from shared memory beside windows (numpy only, no compiler)."""
+"""Filter packing of wgmma kernels that read filters and windows from shared memory (numpy only, no compiler)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import numpy.typing as npt
 from im2win.packing.mma_fragments import row
 from im2win.spec.conv2d import Conv2d
 
-CHUNK, SLAB = 16, 64  # bytes of neighbouring channels that lie side by side, and of those that a step takes at least
+CHUNK, SLAB = 16, 64  # bytes of neighbouring channels in a chunk, and in the smallest step
 
 
 @dataclass(frozen=True)
 class ChunkPack:
-    """Filters as [channel blocks, steps * taps, 16-byte units of a step * block * 16 bytes], for groups of one.
+    """Filters as [channel blocks, steps * taps, 16-byte units of a step * block * 16 bytes], for problems of one group.
 
-    A step takes `slabs` * 64 bytes of input channels, for all taps; channels are filled up with zeros to whole steps. For every tap lie
-    first 16 bytes of each of the block's output channels, eight rows 128 bytes apart as the unit wants it, then the next 16 bytes.
+    A step takes `slabs` * 64 bytes of input channels, for all taps. Channels are padded with zeros to whole steps. Each tap stores the
+    first 16 bytes of each of the block's output channels (eight rows in 128 bytes, as wgmma requires), then the next 16 bytes.
 
-    block: output channels of a block; filled up with zero filters.
-    run: neighbouring channels that a thread holds; which channel a row is says `packing.mma_fragments.row`.
+    Attributes:
+        block: output channels of a block, padded with zero filters.
+        run: neighbouring channels that a thread holds; `packing.mma_fragments.row` maps rows to channels.
     """
 
     block: int
@@ -31,7 +32,7 @@ class ChunkPack:
     run: int = 1
 
     def blocks(self, conv: Conv2d) -> int:
-        """Channel blocks."""
+        """Number of channel blocks."""
         return -(-conv.out_channels // self.block)
 
     def step(self, conv: Conv2d) -> int:
@@ -39,7 +40,7 @@ class ChunkPack:
         return self.slabs * SLAB // conv.itemsize
 
     def steps(self, conv: Conv2d) -> int:
-        """Steps of the sum."""
+        """Number of steps of the sum."""
         return -(-conv.in_channels // self.step(conv))
 
     def shape(self, conv: Conv2d) -> tuple[int, int, int]:

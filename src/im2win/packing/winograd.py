@@ -17,13 +17,24 @@ AXES = "bkcij"
 
 
 def transformed(conv: Conv2d, w: Array, outputs: int) -> Array:
-    """[out_channels, in_channels / groups, t_h, t_w] in float64: filters of `conv.filter_shape` in the form of F(outputs, kernel)."""
+    """Filters transformed for F(outputs, kernel), in float64.
+
+    Args:
+        w: filters of `conv.filter_shape`.
+
+    Returns:
+        [out_channels, in_channels / groups, t_h, t_w].
+    """
     down, across = (floats(transform(outputs, taps).g) for taps in conv.kernel)
     return np.asarray(np.einsum("iu,kcuv,jv->kcij", down, w.astype(np.float64), across, optimize=True))
 
 
 def transformed_rows(w: Array, outputs: int) -> Array:
-    """[out_channels, in_channels / groups, rows, t] in float64: every row of filters in the form of F(outputs, columns)."""
+    """Filters with every row transformed for F(outputs, columns), in float64.
+
+    Returns:
+        [out_channels, in_channels / groups, rows, t].
+    """
     return np.asarray(np.einsum("jv,kcuv->kcuj", floats(transform(outputs, w.shape[3]).g), w.astype(np.float64)))
 
 
@@ -31,10 +42,12 @@ def transformed_rows(w: Array, outputs: int) -> Array:
 class WinogradPack:
     """Transformed filters as a tensor with the axes of `order`, innermost last, and bias as [channel blocks, block].
 
-    outputs: m of F(m x m, kernel).
-    block: output channels of a block. A group's channels that do not fill its last block are zero filters.
-    order: a permutation of b (channel block), k (channel inside it), c (input channel of the group), i and j (row and column of the tile).
-    channels: input channels are filled up with zeros to a multiple of this.
+    Attributes:
+        outputs: m of F(m x m, kernel).
+        block: output channels of a block; channels that do not fill a group's last block are zero filters.
+        order: a permutation of b (channel block), k (channel inside it), c (input channel of the group), i and j (row and column of the
+            tile).
+        channels: input channels are padded with zeros to a multiple of this.
     """
 
     outputs: int
@@ -58,7 +71,7 @@ class WinogradPack:
         return conv.groups * self.blocks_per_group(conv)
 
     def depth(self, conv: Conv2d) -> int:
-        """Input channels of a group, filled up."""
+        """Input channels of a group, padded."""
         return -(-(conv.in_channels // conv.groups) // self.channels) * self.channels
 
     def shape(self, conv: Conv2d) -> tuple[int, ...]:
@@ -68,10 +81,10 @@ class WinogradPack:
         return tuple(extents[axis] for axis in self.order)
 
     def filter(self, conv: Conv2d, w: Array) -> Array:
-        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, of their type, contiguous.
+        """Transforms and packs filters of `conv.filter_shape` into `shape(conv)`, contiguous, with their dtype.
 
         Raises:
-            ValueError: filters of integers, which their transform is not.
+            ValueError: filters of integers, which the transform would not keep.
         """
         if w.dtype.kind != "f":
             raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")

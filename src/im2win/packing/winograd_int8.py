@@ -1,4 +1,7 @@
-"""Filters of Winograd's form in int8, transformed and quantised ahead of time (numpy only, no compiler); see `numerics.winograd_int8`."""
+"""Filter packing of Winograd kernels in int8 (numpy only, no compiler).
+
+Filters are transformed and quantised ahead of time; see `numerics.winograd_int8`.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class QuantisedPack:
-    """Quantised filters of a problem of one group and, behind those of each block, what their products are multiplied by.
+    """Quantised filters of a problem of one group; behind those of each block are the factors of its products.
 
     A block is [t * t positions, `block` output channels, input channels] of int8, and then [`block`] of float32: STEP times the scale, as
-    bytes in the order of the machine.
+    bytes in the machine's order.
 
-    outputs: m of F(m x m, kernel).
-    block: output channels of a block; channels that do not fill the last one are zero filters with the scale 0.
-    channels: input channels are filled up with zeros to a multiple of this.
-    scales: "tensor" or "channel", see `SCALES`.
+    Attributes:
+        outputs: m of F(m x m, kernel).
+        block: output channels of a block; channels that do not fill the last one are zero filters with the scale 0.
+        channels: input channels are padded with zeros to a multiple of this.
+        scales: "tensor" or "channel", see `SCALES`.
     """
 
     outputs: int
@@ -51,11 +55,11 @@ class QuantisedPack:
         return -(-conv.out_channels // self.block)
 
     def depth(self, conv: Conv2d) -> int:
-        """Input channels, filled up."""
+        """Input channels, padded."""
         return -(-conv.in_channels // self.channels) * self.channels
 
     def values(self, conv: Conv2d) -> int:
-        """Filter elements of a block: the bytes before its scales."""
+        """Filter elements of a block, which are also the bytes before its scales."""
         return self.positions(conv) * self.block * self.depth(conv)
 
     def shape(self, conv: Conv2d) -> tuple[int, int]:
@@ -66,7 +70,7 @@ class QuantisedPack:
         """Transforms, quantises and packs filters of `conv.filter_shape` into `shape(conv)`, int8, contiguous.
 
         Raises:
-            ValueError: filters that are no int8.
+            ValueError: filters of another type than int8.
         """
         if w.dtype != np.int8:
             raise ValueError(f"`w` has dtype {w.dtype}; quantised filters are made of int8.")

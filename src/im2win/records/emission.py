@@ -1,8 +1,8 @@
-"""What a candidate emits: the kernel that today's code generates for a layer, an algorithm and a tile, as a fingerprint.
+"""Fingerprints of emitted kernels: the kernel that today's code generates for a layer, an algorithm and a tile.
 
-A record keeps the fingerprint of the kernel that was timed. It stays valid as long as the same candidate emits the same kernel, however
-the code that generates it is moved, renamed or rewritten. On a CPU the fingerprint is of the lowered program that LLVM compiles, which is
-the same for every CPU; on a GPU of the CUDA source in canonical form and of the launches.
+A record keeps the fingerprint of the kernel that was timed. It stays valid as long as the same candidate emits the same kernel, even if the
+code that generates it is moved, renamed or rewritten. On a CPU the fingerprint covers the lowered program that LLVM compiles, which is the
+same for every CPU. On a GPU it covers the canonical form of the CUDA source and the launches.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from im2win.spec.conv2d import Conv2d
 
 
 class EmissionError(ValueError):
-    """A candidate that emits no kernel; the message says why."""
+    """A candidate that emits no kernel. The message says why."""
 
 
 def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target: str, gpu: Gpu = H200) -> str:
-    """The fingerprint of the kernel that a candidate emits; whether its tile is legal is not asked.
+    """The fingerprint of the kernel that a candidate emits. The legality of the tile is not checked.
 
     Args:
-        algorithm: with its schedule, such as "direct/tiled". target: "cpu" or "cuda".
-        gpu: the GPU it is for, whose multiprocessors some kernels count.
+        algorithm: with its schedule, such as "direct/tiled".
+        target: "cpu" or "cuda".
+        gpu: the GPU to generate for; some kernels depend on its number of multiprocessors.
 
     Raises:
-        EmissionError: unknown algorithm, no schedule for the target, or a tile that makes no kernel.
+        EmissionError: unknown algorithm, no schedule for the target, or a tile for which no kernel can be generated.
     """
     try:
         schedule_of(algorithm)
@@ -41,7 +42,7 @@ def emitted(conv: Conv2d, algorithm: str, tile: Mapping[str, TileValue], target:
         raise EmissionError(str(error).rstrip(".")) from error
     try:
         return _of_cpu(conv, algorithm, tile) if target == "cpu" else _of_cuda(conv, algorithm, tile, gpu)
-    except Exception as error:  # whatever a tile of other code may run into
+    except Exception as error:  # a tile recorded by other code may fail anywhere
         raise EmissionError(f"its tile makes no kernel any more: {brief(error)}") from error
 
 
@@ -68,7 +69,7 @@ def _cached(key: str, algorithm: str, tile: str, target: str, gpu: Gpu) -> str |
 
 
 def emitted_now(record: Record) -> str:
-    """The fingerprint of the kernel that a record's candidate emits today; asked again, the answer is remembered.
+    """The fingerprint of the kernel that a record's candidate emits today. The result is cached.
 
     Raises:
         EmissionError: as `emitted`.

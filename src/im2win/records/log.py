@@ -1,7 +1,7 @@
-"""A folder of records that survives: append under a lock, read what is whole, merge, prune.
+"""A folder of tuning records: appending under a lock, reading, merging and pruning.
 
-Layout: ``<folder>/<device>/<conv key>.jsonl``, one record a line. Reading never raises: a line or a file that cannot be used
-is a `Problem`. Writing raises `LogError`.
+Layout: ``<folder>/<device>/<conv key>.jsonl``, one record a line. Reading never raises: a line or a file that cannot be used is reported as
+a `Problem`. Writing raises `LogError`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUFFIX = ".jsonl"
 
 @dataclass(frozen=True)
 class Problem:
-    """What reading skipped: a line (counted from 1), or a whole file (line 0), and why."""
+    """A line (counted from 1) or a whole file (line 0) that reading skipped, and why."""
 
     path: Path
     line_number: int
@@ -35,7 +35,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Merged:
-    """What `merge` did, in records; `broken` counts the lines of the sources that could not be read."""
+    """Result of `merge` in numbers of records; `broken` counts the lines of the sources that could not be read."""
 
     added: int = 0
     duplicates: int = 0
@@ -44,7 +44,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `Log.prune` kept and what it dropped, in records (broken: lines)."""
+    """Result of `Log.prune` in numbers of records kept and dropped (`broken` counts lines)."""
 
     kept: int = 0
     slower: int = 0
@@ -65,7 +65,7 @@ def _encode(records: Iterable[Record]) -> bytes:
 
 
 def _replace_file(path: Path, records: Sequence[Record]) -> None:
-    """Rewrites a file so that a reader sees the old or the new one, never half of it; without records, removes it."""
+    """Rewrites a file atomically, so that a reader sees either the old or the new content. Without records it removes the file."""
     if not records:
         path.unlink()
         return
@@ -102,12 +102,12 @@ def _parse_file(path: Path, stamp: tuple[int, int, int], data: bytes) -> _File:
 
 
 def best_first(records: Iterable[Record]) -> list[Record]:
-    """The records with times, by time and memory (`Record.cost`)."""
+    """The records that have times, sorted by `Record.cost`."""
     return sorted((r for r in records if r.seconds is not None), key=lambda r: (r.cost, r.date))
 
 
 def _best(records: Sequence[Record], keep: int) -> list[Record]:
-    """The `keep` best of each set of rivals, in the order they came."""
+    """The `keep` best records of each group that competes, in their original order."""
     places: Counter[tuple[Any, ...]] = Counter()
     best = set()
     for record in best_first(records):
@@ -121,11 +121,11 @@ def _best(records: Sequence[Record], keep: int) -> list[Record]:
 class Log:
     """A folder of records. It need not exist before the first `append`.
 
-    What was read is kept in memory and read again when a file's time, size or identity changes.
+    Content is cached in memory. A file is read again when its time, size or identity changes.
 
     Args:
-        folder: where the devices' folders are.
-        lock_timeout_s: how long a writer waits for another, in seconds.
+        folder: the folder that holds one folder for each device.
+        lock_timeout_s: how long a writer waits for another one, in seconds.
 
     Raises:
         LogError: `folder` is a file.
@@ -146,7 +146,7 @@ class Log:
 
     @property
     def problems(self) -> list[Problem]:
-        """What could not be used in all that was read so far."""
+        """Lines and files that could not be used in all that was read so far."""
         found = [problem for file in list(self._files.values()) for problem in file.problems]
         found += [problem for problems in list(self._strangers.values()) for problem in problems]
         return sorted(found, key=lambda problem: (problem.path, problem.line_number))
@@ -164,7 +164,7 @@ class Log:
             return []
 
     def convs(self, device: str) -> list[Conv2d]:
-        """The layers with a file under `device`, sorted by key. Files of other names than ``*.jsonl`` are left alone."""
+        """The layers with a file under `device`, sorted by key. Files whose names do not match ``*.jsonl`` are ignored."""
         try:
             names = sorted(name for name in os.listdir(self.folder / device) if name.endswith(_SUFFIX) and not name.startswith("."))
         except OSError:
@@ -179,7 +179,7 @@ class Log:
         return found
 
     def read(self, conv: Conv2d, device: str) -> list[Record]:
-        """The whole records of a layer on a device, in the order they were written; [] if there are none."""
+        """The valid records of a layer on a device, in the order they were written; [] if there are none."""
         return list(self._load(self.path(conv, device)).records)
 
     def __iter__(self) -> Iterator[Record]:
@@ -207,10 +207,11 @@ class Log:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def append(self, record: Record) -> None:
-        """Adds one line, on the disk when this returns. Any number of processes may append at once.
+        """Adds one line, which is on the disk when this returns. Any number of processes may append at once.
 
         Raises:
-            LogError: the folder cannot be written, the disk is full (nothing of the line is left then), or the lock stays taken.
+            LogError: the folder cannot be written, the disk is full (nothing of the line remains then), or the lock is not released in
+                time.
         """
         path = self.path(record.conv2d, record.device)
         with self._locked(record.device), writing(path):
@@ -220,19 +221,21 @@ class Log:
         return locked(self.folder / device / ".lock", self.lock_timeout_s)
 
     def prune(self, keep: int = 1, *, accepts: Accepts | None = None, device: str | None = None, dry_run: bool = False) -> Pruned:
-        """Keeps the `keep` best ok records (`Record.cost`) of each algorithm for every layer and device; drops all others and broken lines.
+        """Keeps the `keep` best correct records (`Record.cost`) of each algorithm for every layer and device.
 
-        Only records of the same target, threads, TVM and generator compete. A file with nothing left is removed.
+        Drops all others and broken lines.
+
+        Only records with the same target, threads, TVM and generator compete. A file without remaining records is removed.
 
         Args:
             keep: records of an algorithm to keep, at least 1.
-            accepts: the reason why a record is stale, or None; without it none is.
+            accepts: returns the reason why a record is stale, or None; without it no record is stale.
             device: prune only this device's folder.
             dry_run: only count.
 
         Raises:
             ValueError: `keep` is less than 1.
-            LogError: a file cannot be read or rewritten; the files before it are pruned, this one and those after it are whole.
+            LogError: a file cannot be read or rewritten; the files before it are pruned, this one and those after it are unchanged.
         """
         if keep < 1:
             raise ValueError(f"Log.prune: `keep` (={keep}) must be at least 1.")
@@ -266,7 +269,7 @@ class Log:
 
 
 def _identity(record: Record) -> tuple[Any, ...]:
-    """What makes a record the same when it comes from two folders; a date or a message alone does not make another."""
+    """The key by which records from two folders are the same; date and message do not count."""
     r = record
     what = (r.conv, r.method, frozenset(r.tile.items()), r.device, r.target, r.threads)
     return (*what, r.tvm, r.fingerprint, r.seed, r.trial, r.outcome, r.samples_s)

@@ -1,4 +1,4 @@
-"""From a problem to the record that applies: the look-up ladder over the user's logs, then those that ship with the package."""
+"""Look-up of the record that applies to a problem: tier by tier, in the user's logs and then in those that ship with the package."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
 
 PACKAGED = Path(__file__).parent.parent / "tuning_logs"
-_NEAR_BEST = 1.25  # another layer's tile is borrowed only if it was about as fast there as the best: else the default tile may be better
+_NEAR_BEST = 1.25  # a borrowed tile's cost must be at most this many times the best one there; else the default tile may be better
 
 
 @dataclass(frozen=True)
 class Found:
-    """What `find` found: the record (None on the last rung), the rung it stands on, and the records refused on the way, with reasons."""
+    """The result of `find`.
+
+    It holds the record (None on the last tier), the tier, and the records that were refused on the way, with reasons.
+    """
 
     record: Record | None
     rung: str
@@ -40,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm and a tile that a record recommends; `exact` if it was measured for this very layer on this device."""
+    """An algorithm and a tile that a record recommends; `exact` if the record was measured for this very layer on this device."""
 
     algorithm: str
     tile: Tile
@@ -54,7 +57,7 @@ def _log(folder: Path) -> Log:
 
 
 def open_logs(logs: str | os.PathLike[str] | None) -> list[Log]:
-    """The logs to look in, in order.
+    """The logs to search, in order: the user's, then those that ship with the package.
 
     Raises:
         LogError: `logs` is a file.
@@ -64,10 +67,11 @@ def open_logs(logs: str | os.PathLike[str] | None) -> list[Log]:
 
 
 def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
-    """Why a record no longer applies to this installation, device aside; None if it does.
+    """The reason why a record no longer applies to this installation; None if it applies. The device is not compared.
 
-    It applies if its candidate emits the kernel that was timed: made by today's source, or covered by a proof of `logs` or of the logs
-    that ship with the package. All others are emitted anew, which takes up to half a second.
+    A record applies if its candidate emits the kernel that was timed. That is known without emitting it where today's source made the
+    record, or where a proof of `logs` or of the shipped logs covers it. Any other candidate is emitted again, which takes up to half a
+    second.
     """
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
@@ -79,7 +83,7 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
 
 
 def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
-    """What is wrong with a recorded tile for a problem on a device."""
+    """The rules that a recorded tile breaks for a problem on a device."""
     row, backend = schedule_of(algorithm), backend_for(device, accuracy)
     if (reason := row.supports(conv, backend.target, accuracy)) is not None:
         return [reason]
@@ -90,19 +94,19 @@ def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], de
 
 
 def superseded(record: Record, records: Sequence[Record]) -> bool:
-    """Whether the same candidate was measured again later: its last record counts, the one taken against its rivals."""
+    """Whether a later record measures the same candidate again. The last record counts, since it was taken in the final rounds."""
     later = records[next(i for i, other in enumerate(records) if other is record) + 1 :]
     what = (record.method, record.tile, record.target, record.threads, record.tvm, record.fingerprint)
     return any((r.method, r.tile, r.target, r.threads, r.tvm, r.fingerprint) == what for r in later)
 
 
 def _family(conv: Conv2d) -> tuple[Any, ...]:
-    """What two layers must share for the tile of one to mean something to the other."""
+    """What two layers must have in common so that the tile of one may serve the other."""
     return conv.kernel, conv.stride, conv.dilation, conv.layout, conv.dtype, conv.groups == 1
 
 
 def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
-    """How far apart two layers are, in factors of 2: first in sizes that shape the loops, then in batch and epilogue, which hardly do."""
+    """Distance of two layers in factors of 2: first of the sizes that shape the loops, then of batch and epilogue, which hardly matter."""
     ratios = a.in_channels / b.in_channels, a.out_channels / b.out_channels, a.height / b.height, a.width / b.width, a.groups / b.groups
     shape = sum(map(abs, map(math.log2, ratios)))
     if a.padding != b.padding:
@@ -112,12 +116,12 @@ def _distance(a: Conv2d, b: Conv2d) -> tuple[float, float]:
 
 
 def _kinship(a: str, b: str) -> int:
-    """Leading words that two slugs share: they begin with vendor and model."""
+    """Number of leading words that two slugs share. A slug begins with vendor and model."""
     return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
 
 
 def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Iterator[tuple[str, list[Record]]]:
-    """Rungs and the records that stand on each, best first; a file is read only when its turn comes."""
+    """The tiers, each with its records. A file is read only when its tier is reached."""
     for log in logs:
         yield "exact", log.read(conv, device)
     others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
@@ -141,22 +145,22 @@ def find(
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
-    """The best record for a layer on a device, from the first of these rungs that has one; on each, the logs in their order.
+    """The best record for a layer on a device, from the first of these tiers that has one. Each tier searches the logs in order.
 
-    1. "exact": this device, this layer; the best (`Record.cost`) that `accepts` does not object to.
-    2. "compatible device": this layer on another device, the most alike by its slug first; its tile must be legal here.
-    3. "nearest layer": this device, another layer of the same kernel, stride, dilation, layout and dtype, grouped or not as
-       this one, that is `alike`; the nearest in sizes whose tile is legal for this layer. Use its algorithm and tile: its time is not
-       this layer's.
+    1. "exact": this device and this layer; the best record (`Record.cost`) to which `accepts` does not object.
+    2. "compatible device": this layer on another device, the one with the most similar slug first. The tile must be legal here.
+    3. "nearest layer": this device and another layer of the same kernel, stride, dilation, layout and dtype, grouped or not like this one,
+       that is `alike`. The layer with the nearest sizes whose tile is legal for this layer comes first. Only algorithm and tile apply to
+       this layer, the recorded time does not.
     4. "none".
 
     Args:
         conv, device: the layer and this machine's slug.
         logs: the user's own first.
-        accepts: the reason why a record does not apply, or None (see `records.record.validate`). It sees the records of other devices
-            too, so it must not compare the device if rung 2 is to hold any.
-        legal: ``legal(conv, algorithm, tile)``, the problems of a tile with this layer on this machine.
-        alike: ``alike(conv, other)``, whether another layer's tile is worth more than the model's.
+        accepts: returns the reason why a record does not apply, or None (see `records.record.validate`). It also sees records of other
+            devices, so it must not compare the device.
+        legal: ``legal(conv, algorithm, tile)`` returns the rules that a tile breaks for this layer on this machine.
+        alike: ``alike(conv, other)`` says whether another layer's tile is likely to be better than the analytic model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
@@ -188,7 +192,7 @@ def _thread_mismatch(record: Record, threads: int | None) -> str | None:
 def search(
     conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
 ) -> Found:
-    """Walks the look-up ladder; the answer names the rung and every record refused on the way, with the reason."""
+    """Runs the look-up. The result names the tier and every record that was refused on the way, with the reason."""
     backend, opened = backend_for(device, accuracy), open_logs(logs)
 
     def accepts(record: Record) -> str | None:
@@ -221,7 +225,7 @@ def search(
 def choose(
     conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
 ) -> Choice | None:
-    """What the ladder recommends; None if only the default tile is left."""
+    """The algorithm and tile that the look-up recommends; None if it finds no record, so that only the default tile is left."""
     found = search(conv, device, names, logs, accuracy)
     if found.record is None:
         return None

@@ -1,8 +1,9 @@
-"""Proofs that the records of a log still apply: each was emitted anew by today's code and its kernel found equal.
+"""Proofs that the records of a log still apply: today's code emitted each candidate again, and its kernel is equal to the recorded one.
 
-Emitting takes a tenth of a second on a GPU's kernel and half a second on a CPU's, too long for every look-up. So a proof is made once,
-by `im2win logs restamp`, and kept beside the records as ``<folder>/<device>/proof.json``: digests of the source that emitted them
-(`im2win.registry.sources`) and of every record that was found equal. As long as the source is that source, nothing is emitted again.
+Emitting a kernel takes a tenth of a second for a GPU and half a second for a CPU, which is too long for every look-up. `im2win logs
+restamp` therefore makes a proof once and stores it beside the records as ``<folder>/<device>/proof.json``. It holds digests of the source
+that emitted the kernels (`im2win.registry.sources`) and of every record whose kernel is equal. While the source is unchanged, no kernel is
+emitted again.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ _CHUNK = 16
 
 
 def identity(record: Record) -> str:
-    """Digest of what a proof is about: the candidate, its device, and the fingerprint of the kernel that was timed."""
+    """Digest of what a proof states: the candidate, its device, and the fingerprint of the kernel that was timed."""
     what = [record.conv, record.method, sorted(record.tile.items()), record.target, record.device, record.tvm, record.fingerprint]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What `proof.json` holds.
+    """The content of `proof.json`.
 
-    tvm: version that emitted. target: kind of the device. source: digest of the source that emitted (`sources.code_digest`).
-    records: identities of the records that were emitted anew and found equal.
+    Attributes:
+        tvm: version that emitted the kernels.
+        target: kind of the device.
+        source: digest of the source that emitted them (`sources.code_digest`).
+        records: identities of the records whose kernels are equal.
     """
 
     tvm: str
@@ -55,13 +59,13 @@ class Proof:
         return made_here and self.source == sources.code_digest(self.target)
 
     def to_text(self) -> str:
-        """The file's text: one identity a line, so that versions can be compared."""
+        """The file's text: one identity a line, so that a version-control diff is readable."""
         facts = {"tvm": self.tvm, "target": self.target, "source": self.source}
         return json.dumps({**facts, "records": sorted(self.records)}, indent=0) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> Proof | None:
-        """The proof that a file's text holds; None if it holds none."""
+        """The proof in a file's text; None if the text is not a proof."""
         try:
             found = json.loads(text)
             facts = {name: str(found[name]) for name in ("tvm", "target", "source")}
@@ -77,7 +81,7 @@ def _read(path: Path, stamp: tuple[int, int]) -> Proof | None:
 
 
 def current_proof(folder: Path) -> Proof | None:
-    """The proof of a device's folder, if it has one and today's source is that of the proof."""
+    """The proof of a device's folder; None if there is none, or if it was made from other source."""
     path = folder / FILE
     try:
         status = os.stat(path)
@@ -87,21 +91,21 @@ def current_proof(folder: Path) -> Proof | None:
 
 
 def proven(record: Record, logs: Iterable[Log]) -> bool:
-    """Whether a current proof of one of these logs covers a record."""
+    """Whether a current proof in one of these logs covers a record."""
     found = (current_proof(log.folder / record.device) for log in logs)
     return any(proof is not None and identity(record) in proof.records for proof in found)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What emitting a record's candidate anew showed: its fingerprint is still that of the record, or why it is not."""
+    """Result of emitting a record's candidate again: its fingerprint equals that of the record, or the reason why not."""
 
     record: Record
     reason: str | None
 
 
 def verdict(record: Record) -> Verdict:
-    """Emits a record's candidate and compares; nothing is taken on trust."""
+    """Emits a record's candidate and compares fingerprints, without use of any proof."""
     if record.tvm != tvm.__version__:
         return Verdict(record, f"recorded with TVM {record.tvm}, this is {tvm.__version__}")
     try:
@@ -118,15 +122,15 @@ def _verdicts(records: Sequence[Record]) -> list[Verdict]:
 def restamp(
     log: Log, device: str, *, processes: int = 1, write: bool = True, progress: Callable[[int, int], Any] = lambda done, of: None
 ) -> list[Verdict]:
-    """Emits every record of a device anew; those whose kernels are equal are what the device's proof covers from now on.
+    """Emits every record of a device again. The device's new proof covers the records whose kernels are equal.
 
     Args:
-        processes: that emit at the same time.
-        write: whether to write the proof; without, an existing one stays as it is.
-        progress: called with the number of records done and of all.
+        processes: number of processes that emit in parallel.
+        write: whether to write the proof; without it an existing proof stays unchanged.
+        progress: called with the number of records done and the total.
 
     Returns:
-        A verdict for every record, in no order that means anything.
+        A verdict for every record, in arbitrary order.
 
     Raises:
         OSError: the proof cannot be written.

@@ -1,4 +1,4 @@
-"""The record: what tuning found out about one candidate, as a frozen value that is one readable line of JSON."""
+"""The tuning record of one candidate: a frozen value that is stored as one readable line of JSON."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _show.maxstring = _show.maxother = 80
 
 
 class RecordError(ValueError):
-    """A record, or a line of a log, that is not valid; the message names the field, its value and the rule."""
+    """An invalid record or line of a log. The message names the field, its value and the rule."""
 
 
 @lru_cache(maxsize=1 << 16)
 def parse_key(key: str) -> Conv2d:
-    """The convolution that `key` names, if the key is written as ``str(conv)`` writes it: one layer, one file name.
+    """The convolution that a key names. Only the spelling of ``str(conv)`` is accepted, so that each layer has one file name.
 
     Raises:
-        ValueError: `Conv2d.parse` refuses the key, or would write it otherwise.
+        ValueError: `Conv2d.parse` refuses the key, or ``str(conv)`` would spell it differently.
     """
     conv = Conv2d.parse(key)
     if str(conv) != key:
@@ -49,7 +49,7 @@ def parse_key(key: str) -> Conv2d:
 
 
 def is_device(name: object) -> bool:
-    """Whether `name` can name a device, and so its folder: letters, digits, dots, dashes and underscores, no dot or dash first."""
+    """Whether `name` can name a device and its folder: letters, digits, dots, dashes and underscores, not beginning with a dot or dash."""
     return isinstance(name, str) and _DEVICE.fullmatch(name) is not None
 
 
@@ -59,14 +59,14 @@ def utc_now() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number for one of another library (numpy's, say), which JSON could not write; all else unchanged."""
+    """A number of another library (numpy, say) as Python's own, which JSON can write; other values unchanged."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _seconds(value: Any) -> Any:
-    """The samples as a tuple of floats; what is no list of numbers is left for its rule to refuse."""
+    """The samples as a tuple of floats. A value that is not a list of numbers is returned unchanged, and the field's rule refuses it."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         return value
     return tuple(float(v) if type(v) is int and abs(v) <= _LARGEST else v for v in map(_plain, value))
@@ -130,10 +130,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def converted(found: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a record as today's schema has them; `found` itself if it is of no older schema.
+    """The fields of a record of an older schema in today's schema; `found` itself if it has no older schema.
 
-    Schema 1 had one name for algorithm and schedule, no `generator`, and as `fingerprint` a digest of source text: such a record says what
-    was fast, but not of which kernel.
+    Schema 1 had one name for algorithm and schedule, no `generator`, and a digest of source text as `fingerprint`. Such a record states
+    which tile was fast, but not of which kernel.
     """
     if found.get("schema") != 1 or type(found["schema"]) is not int:
         return found
@@ -151,8 +151,8 @@ def _fail(name: str, value: object, rule: str) -> RecordError:
 class Record:
     """One candidate (algorithm and tile) tried on one layer and device: its outcome, raw times, check and versions.
 
-    Numbers of other libraries become Python's own; a list of samples becomes a tuple. A candidate that was not ok may have
-    an `error` that no number describes (NaN or infinite, its output held one): it becomes None, while "ok" refuses it.
+    Numbers of other libraries become Python's own, and a list of samples becomes a tuple. A failed candidate may have an `error` that is
+    NaN or infinite because its output held such values: it becomes None. A candidate with the outcome "ok" must have a finite error.
 
     Fields:
         schema: version of this list of fields.
@@ -160,7 +160,7 @@ class Record:
         algorithm, schedule, tile: what was tried; the tile as ``Tile.as_dict()`` gives it.
         outcome: ok, wrong (failed its check), build_error, crashed, timeout or illegal.
         message: why it was not ok; empty otherwise.
-        samples_s: every time measured, in seconds, in order; only where ok, and then at least one.
+        samples_s: every time measured, in seconds, in order; at least one where ok, none otherwise.
         error, tolerance: greatest relative error against the float64 reference, and what was allowed; None if not checked.
         extra_bytes: memory beyond input, filter and output, in bytes; None if unknown.
         device: slug of the machine, the folder of its logs.
@@ -169,7 +169,7 @@ class Record:
         tvm, im2win: versions.
         fingerprint: of the kernel that was timed (`im2win.records.emission`); `NO_KERNEL` where none was compiled.
         generator: digest of the source that generated it (`im2win.registry.sources.code_digest`); empty if unknown.
-        seed, trial: of the search, and the number of this candidate in it.
+        seed, trial: seed of the search, and the number of this candidate in it.
         date: ISO 8601, UTC.
 
     Raises:
@@ -212,7 +212,7 @@ class Record:
         self._check_together()
 
     def _check_together(self) -> None:
-        """The rules that no field can be held to alone."""
+        """Checks the rules that involve several fields."""
         try:
             parse_key(self.conv)
         except ValueError as error:
@@ -231,12 +231,15 @@ class Record:
 
     @cached_property
     def cost(self) -> float:
-        """What candidates are chosen by, in seconds: time and memory (`im2win.spec.objective`); infinite if not ok."""
+        """What candidates are compared by, in seconds: time and memory (`im2win.spec.objective`); infinite if not ok."""
         return math.inf if self.seconds is None else cost(self.conv2d, self.seconds, self.extra_bytes or 0)
 
     @property
     def gflops(self) -> float | None:
-        """Speed in 1e9 operations of the direct form a second (`Conv2d.flops`), whatever the algorithm; None if not ok."""
+        """Speed in 1e9 operations a second; None if not ok.
+
+        It counts the operations of direct convolution for every algorithm (`Conv2d.flops`).
+        """
         return None if self.seconds is None else self.conv2d.flops / self.seconds / 1e9
 
     @property
@@ -250,15 +253,15 @@ class Record:
         return parse_key(self.conv)
 
     def to_line(self) -> str:
-        """The record as one line of JSON in ASCII, fields in the order above, without the newline."""
+        """The record as one line of ASCII JSON without the newline, fields in the order above."""
         return json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, allow_nan=False)
 
     @classmethod
     def from_line(cls, text: str) -> Record:
-        """The inverse of `to_line`; a newline at the end may be there or not.
+        """The inverse of `to_line`. A newline at the end is optional.
 
         Raises:
-            RecordError: not JSON, not an object, another schema, a field that is missing, unknown or not valid.
+            RecordError: not JSON, not an object, another schema, or a field that is missing, unknown or not valid.
         """
         try:
             found = json.loads(text)
@@ -276,4 +279,3 @@ class Record:
             if name not in _RULES:
                 raise RecordError(f"Record: `{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
         return cls(**found)
-

@@ -1,4 +1,4 @@
-"""The rungs of the look-up ladder by name, as those see them who take tuned layers only; see `records.lookup.find`."""
+"""Names of the look-up tiers, as seen by callers that accept only tuned layers; see `records.lookup.find`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from im2win.spec.conv2d import Conv2d
 
 Untuned = Literal["default", "keep"]
 """What layers get that no record of this device is about: im2win's tile, or what they had."""
-TUNED = ("exact", "other epilogue")  # a record of this very convolution, taken on this device, chose the tile
-NO_RECORD = "no record of this layer on this device"  # why `untuned="keep"` leaves a layer what it had
+TUNED = ("exact", "other epilogue")  # tiers with a record of this very convolution on this device
+NO_RECORD = "no record of this layer on this device"  # the reason why a layer is left alone with `untuned="keep"`
 
 
 def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
-    """The rung on which a problem's record stands: "other epilogue" where the nearest layer is the same convolution.
+    """The tier of a problem's record: "other epilogue" where the nearest layer is the same convolution with another epilogue.
 
     Args:
         recorded: the problem of the record, if one was found.
@@ -24,10 +24,10 @@ def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
 
 
 def checked_untuned(untuned: str) -> Untuned:
-    """The word, if it is one.
+    """The word, if it is a valid one.
 
     Raises:
-        ValueError: it is not; the message names the argument and the words.
+        ValueError: it is not; the message names the argument and the valid words.
     """
     if untuned not in get_args(Untuned):
         raise ValueError(f"`untuned` (={untuned!r}) must be one of {', '.join(get_args(Untuned))}.")

@@ -1,1 +1,1 @@
-"""From committed results to what people read: tables and plots."""
+"""Turns committed results into tables and plots."""

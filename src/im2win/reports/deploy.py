@@ -1,4 +1,4 @@
-"""From studies of deployed convolutions to what people read: whole models, PyTorch's ways to run one, and what a call costs."""
+"""Reports of the studies of deployed convolutions: whole models, ways to run one in PyTorch, and the overhead of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from im2win.common import markdown
 from im2win.common.markdown import ms, number
 
 MODELS, PYTORCH, OVERHEAD = "models", "pytorch-models", "op-overhead"  # the studies' names in their files
-NO_GRAD = "_no_grad"  # ends the name of a way that was called outside inference mode
+NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
 _MODES = {"eager": "eager", "compile": "torch.compile"}
 _LAYOUTS = {"nchw": "NCHW", "nhwc": "channels-last"}
@@ -29,7 +29,7 @@ Study = Mapping[str, Any]
 
 
 def models_table(studies: Sequence[Study]) -> str:
-    """Whole models end to end: ours, each peer, and the peer's time over ours, for every device."""
+    """Whole models end to end: im2win, each peer, and the peer's time over im2win's, for every device."""
     return "\n\n".join(f"{_models(study)}\n\n{_caption(study)}" for study in studies)
 
 
@@ -59,7 +59,7 @@ def _models(study: Study) -> str:
 
 
 def pytorch_table(studies: Sequence[Study]) -> str:
-    """One model in PyTorch: a line a way to run it, plain and optimised beside each other."""
+    """One model in PyTorch: one line for each way to run it, plain and optimised side by side."""
     rows = []
     for study in studies:
         for mode, layout in ((mode, layout) for mode in _MODES for layout in _LAYOUTS):
@@ -78,7 +78,7 @@ def pytorch_table(studies: Sequence[Study]) -> str:
 
 
 def overhead_table(studies: Sequence[Study]) -> str:
-    """Microseconds of a call of one small layer, every way, and what each has over the kernel alone."""
+    """Microseconds of a call of one small layer for every way to call it, and the overhead of each over the kernel alone."""
     rows = [
         [f"`{study['device']}`", layout, _way(way), f"{row['median']:.1f}", f"{row['overhead']:.1f}"]
         for study in studies for layout, ways in study["layouts"].items() for way, row in ways.items()

@@ -1,4 +1,4 @@
-"""From a measured ladder (studies/ladder.py, cuda_ladder.py) to what people read: gains from rung to rung, their tables and their plot."""
+"""Reports of a measured ablation ladder (studies/ladder.py, cuda_ladder.py): gains from rung to rung, tables and plots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from im2win.schedules.studies.cpu_ladder import RUNGS, Rung
 from im2win.spec.conv2d import Conv2d
 from im2win.studies.entries import LADDER_TRANSFORM as TRANSFORM
 
-ALGORITHM_9 = "prefetch"  # the GPU's rung with all techniques of the thesis
+ALGORITHM_9 = "prefetch"  # the GPU's rung with all techniques of the im2win papers
 
 Rungs = Mapping[str, Rung | cuda_ladder.CudaRung]
 
 
 def on_gpu(result: Result) -> bool:
-    """Whether a ladder's result is a GPU's."""
+    """Whether a ladder's result was measured on a GPU."""
     return "cuda" in result.versions
 
 
@@ -30,13 +30,13 @@ def rungs_of(result: Result) -> Rungs:
 
 
 def rates(row: Row) -> dict[str, float]:
-    """GFLOPS of each rung that was timed on a layer, in the run's order."""
+    """GFLOPS of each timed rung on a layer, in the run's order."""
     flops = Conv2d.parse(row.conv).flops
     return {name: flops / spread.median / 1e6 for name, spread in row.spread.items()}
 
 
 def gains(result: Result) -> list[tuple[str, float, float, float, float]]:
-    """For each rung after the first: name, mean gain over the rung before, and mean, least and most of its gain over the first.
+    """For each rung after the first: its name, the mean gain over the rung before, and mean, least and largest gain over the first.
 
     Means are geometric, over the layers on which all three were timed.
     """
@@ -53,27 +53,30 @@ def gains(result: Result) -> list[tuple[str, float, float, float, float]]:
 
 
 def order(result: Result) -> list[str]:
-    """The rungs that a result has on some layer, lowest first, those that failed included."""
+    """The rungs of a result on any layer, lowest first, including failed ones."""
     rungs = rungs_of(result)
     seen = dict.fromkeys(name for row in result.layers for name in (*row.spread, *row.peers_failed))
     return [name for name in rungs if name in seen] + [name for name in seen if name not in {*rungs, *cuda_ladder.WITHOUT, TRANSFORM}]
 
 
 def _over(result: Result, names: tuple[str, str]) -> tuple[float, float, float] | None:
-    """Mean, least and most of the first's speed over the second's, on the layers where both were timed."""
+    """Mean, least and largest ratio of the first's speed to the second's, on the layers where both were timed."""
     found = [speeds[names[0]] / speeds[names[1]] for speeds in map(rates, result.layers) if set(names) <= speeds.keys()]
     mean = geometric_mean(found)
     return None if mean is None else (mean, min(found), max(found))
 
 
 def losses(result: Result) -> list[tuple[str, float, float, float]]:
-    """For each technique that was taken out of Alg. 9: name, and mean, least and most of what is left of its speed (thesis fig. 4-9)."""
+    """For each technique that is removed from Alg.
+
+    9: its name, and mean, least and largest share of the speed that remains (thesis behind arXiv 2306.14316, fig. 4-9).
+    """
     found = [(name, _over(result, (name, ALGORITHM_9))) for name in cuda_ladder.WITHOUT]
     return [(name, *numbers) for name, numbers in found if numbers is not None]
 
 
 def table(result: Result) -> str:
-    """Markdown: a line a rung, on a GPU a line for Alg. 9 without each technique, and where and with what it was measured."""
+    """Markdown: one line for each rung, on a GPU one line for Alg. 9 without each technique, and where and with what it was measured."""
     lines, rungs = [], rungs_of(result)
     for name, step, total, least, most in gains(result):
         rung = rungs.get(name)
@@ -103,7 +106,9 @@ def _caption(result: Result) -> str:
 
 
 def plot(result: Result, path: Path) -> Path:
-    """Draws GFLOPS over rungs: a thin line a layer, a thick one for their geometric mean, the FMA peak dashed; returns the PNG's path.
+    """Draws GFLOPS over rungs: a thin line for each layer, a thick one for their geometric mean, the FMA peak dashed.
+
+    Returns the PNG's path.
 
     Needs matplotlib (the `bench` extra).
     """
@@ -145,7 +150,7 @@ def _plot_rungs(result: Result, names: Sequence[str], axes: Any) -> None:
 
 
 def _plot_losses(result: Result, names: Sequence[str], axes: Any) -> None:
-    """Bars of what is left of Alg. 9's speed, a group a layer and a bar a technique that was taken out."""
+    """Bars of the remaining share of Alg. 9's speed, one group for each layer and one bar for each removed technique."""
     colours, width = ("#D55E00", "#E69F00", "#009E73", "#CC79A7"), 0.84 / len(names)
     for index, name in enumerate(names):
         pairs = [(place, found) for place, found in enumerate(map(rates, result.layers)) if {name, ALGORITHM_9} <= found.keys()]

@@ -1,4 +1,4 @@
-"""From what a run of `bench.cuda_memory` found to the tables that people read."""
+"""Reports of device memory: tables from the results of `bench.cuda_memory`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NONE = "–"  # noqa: RUF001
 
 
 def load_all(folder: Path) -> dict[str, MemoryResult]:
-    """Every such result under `folder`, by its path without suffix, sorted."""
+    """Every memory result under `folder`, by its path without suffix, sorted."""
     paths = sorted(folder.rglob(f"{PREFIX}*.json"))
     return {path.relative_to(folder).with_suffix("").as_posix(): MemoryResult.load(path) for path in paths}
 
 
 def mebibytes(count: int | None) -> str:
-    """Bytes in MiB: whole ones from ten on."""
+    """Bytes in MiB, without decimals from ten on."""
     if count is None:
         return _NONE
     size = count / _MIB
@@ -29,7 +29,7 @@ def mebibytes(count: int | None) -> str:
 
 
 def ours(row: LayerMemory, name: str) -> str:
-    """An algorithm's bytes by formula, in MiB; the measured ones too where they are others."""
+    """An algorithm's bytes by formula, in MiB, with the measured ones if they differ."""
     text = mebibytes(row.formula_bytes.get(name))
     measured = row.measured_bytes.get(name)
     return f"{text} (measured {mebibytes(measured)})" if measured is not None and name in row.failed else text
@@ -40,7 +40,7 @@ def _names(tables: Iterable[dict[str, int]]) -> list[str]:
 
 
 def tables(result: MemoryResult) -> str:
-    """Two tables, ours and the peers', a row a layer, in MiB; and where, when and with what they were measured."""
+    """Two tables, im2win's and the peers', one row for each layer, in MiB; and where, when and with what they were measured."""
     rows = result.layers
     algorithms, peers = _names(row.formula_bytes for row in rows), _names(row.torch_bytes for row in rows)
     named = _names(row.cudnn_bytes for row in rows)

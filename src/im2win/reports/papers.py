@@ -1,4 +1,4 @@
-"""The source papers' numbers beside ours, where a committed result or a formula answers the same question."""
+"""The table of the source papers' numbers beside im2win's, where a committed result or a formula answers the same question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOTHING = "not measured"
 
 
 def table(results: Mapping[str, Result], studies: Iterable[Mapping[str, Any]], memory: Iterable[MemoryResult]) -> str:
-    """One row a claim: what was asked, who says it, their number and ours."""
+    """One row for each claim: the question, the source, its number and im2win's."""
     rows = [
         ["im2win tensor over im2col matrix, bytes", THESIS, "about 0.30", _tensors()],
         ["speed over cuDNN, float32, 12 layers, 128 images", GPU_PAPER, "1.1 on average, up to 1.8 (RTX 3090)",
@@ -41,7 +41,7 @@ def _images(batch: int) -> str:
 
 
 def _tensors() -> str:
-    """By formula, which no batch changes."""
+    """The ratio by formula, which does not depend on the batch."""
     shares = [im2win.transform_bytes(layer.conv) / im2col.transform_bytes(layer.conv) for layer in suite("papers12")]
     return f"{number(geometric_mean(shares), 2)} by formula ({min(shares):.2f} to {max(shares):.2f})"
 

@@ -1,6 +1,6 @@
-"""Where layers stand under the roofs of a machine: speed over arithmetic intensity, drawn from a result with measured ceilings.
+"""Roofline plots: speed over arithmetic intensity, from a result with measured ceilings.
 
-Arithmetic intensity is the direct form's operations over its compulsory bytes: input, filters and output, each moved once.
+Arithmetic intensity is the operations of direct convolution over its compulsory bytes: input, filters and output, each moved once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OURS, PEER = "#0072B2", "#E69F00"
 _GREY = "#444444"
 _ANGLES = [math.radians(degrees) for degrees in (0, 180, 90, 270, 45, 135, 315, 225)]
 _RADII = (9, 15, 22, 30, 40)  # points from a marker to its label
-_NAMED = 14  # layers that are named beside their points
-_MARKER = 4.0  # points from a marker's middle to its rim
+_NAMED = 14  # most layers that are named beside their points; more get numbers
+_MARKER = 4.0  # points from a marker's centre to its edge
 
 
 @dataclass(frozen=True)
 class Point:
-    """One layer: operations a byte, and GFLOPS of ours and of the best peer; None where there was none."""
+    """One layer: operations per byte, and GFLOPS of im2win and of the best peer; None where there is no time."""
 
     layer: str
     intensity: float
@@ -34,7 +34,7 @@ class Point:
 
 
 def points(result: Result) -> list[Point]:
-    """The layers that have a time, ours or a peer's."""
+    """The layers with a time, of im2win or of a peer."""
     found = []
     for row in result.layers:
         conv = Conv2d.parse(row.conv)
@@ -46,17 +46,17 @@ def points(result: Result) -> list[Point]:
 
 
 def roofs(result: Result) -> dict[str, float]:
-    """Arithmetic peaks that hold for the result's type and accuracy, GFLOPS, by name."""
+    """Arithmetic peaks for the result's type and accuracy, GFLOPS, by name."""
     return arithmetic_roofs(result.dtype, result.accuracy, result.ceilings)
 
 
 def labels(shown: Sequence[Point]) -> list[str]:
-    """What stands beside each point: its layer's name, or where there are too many for names, a number that a key explains."""
+    """The label of each point: its layer's name, or, if there are too many for names, a number that a key explains."""
     return [point.layer for point in shown] if len(shown) <= _NAMED else [str(number) for number in range(1, len(shown) + 1)]
 
 
 def plot(result: Result, path: Path) -> Path:
-    """Draws the roofline and writes it as PNG; returns its path. Needs matplotlib (the `bench` extra)."""
+    """Draws the roofline as a PNG and returns its path. Needs matplotlib (the `bench` extra)."""
     figure = draw(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
@@ -64,7 +64,7 @@ def plot(result: Result, path: Path) -> Path:
 
 
 def draw(result: Result) -> Any:
-    """The figure: a marker a layer for ours and for its best peer, joined by a line; roofs; every label where it covers nothing."""
+    """The figure: for each layer a marker for im2win and one for its best peer, joined by a line; roofs; and labels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -87,7 +87,7 @@ def draw(result: Result) -> Any:
     names = labels(shown)
     if len(shown) > _NAMED:
         _key(figure, [f"{name}  {point.layer}" for name, point in zip(names, shown, strict=True)])
-    figure.draw_without_rendering()  # the axes get their place
+    figure.draw_without_rendering()  # the axes get their position
     taken = [_around(axes, mark, mark, _MARKER) for mark in marks] + [_around(axes, *line, 0.5) for line in lines]
     taken += _roof_labels(axes, peaks, bandwidth, canvas, taken)
     for name, point in sorted(zip(names, shown, strict=True), key=lambda pair: pair[1].intensity):
@@ -109,7 +109,7 @@ def _axes(axes: Any, shown: Sequence[Point], peaks: dict[str, float], bandwidth:
 
     speeds = [speed for point in shown for speed in (point.ours, point.peer) if speed]
     highest, lowest = max([*peaks.values(), *speeds]), min([*speeds, *peaks.values()])
-    top, bottom = highest * max(1.45, (highest / lowest) ** 0.09), lowest / 2.2  # the roof's name has its place above it
+    top, bottom = highest * max(1.45, (highest / lowest) ** 0.09), lowest / 2.2  # leaves room for the roof's name above it
     left = min([bottom / bandwidth * 1.3, *(point.intensity / 1.5 for point in shown)])
     right = 1.9 * max([*(point.intensity for point in shown), max(peaks.values()) / bandwidth])
     axes.set_xscale("log")
@@ -133,7 +133,7 @@ def _axes(axes: Any, shown: Sequence[Point], peaks: dict[str, float], bandwidth:
 
 
 def _roof_labels(axes: Any, peaks: dict[str, float], bandwidth: float, canvas: Any, taken: Sequence[Any]) -> list[Any]:
-    """Writes names and numbers of the roofs, each beside its line where it covers least; returns their boxes."""
+    """Writes names and numbers of the roofs, each beside its line where it covers least. Returns their boxes."""
     left, highest, found = axes.get_xlim()[0], max(peaks.values()), list[Any]()
 
     def write(text: str, places: Sequence[tuple[float, float, str, str]]) -> None:
@@ -152,7 +152,7 @@ def _roof_labels(axes: Any, peaks: dict[str, float], bandwidth: float, canvas: A
 
     for name, peak in peaks.items():
         ridge, right = peak / bandwidth, axes.get_xlim()[1]
-        corner = "bottom" if peak == highest else "top"  # above a lower roof the line of the bandwidth goes on
+        corner = "bottom" if peak == highest else "top"  # the bandwidth's line continues above a lower roof
         places = [(ridge, peak, "left", corner), (right, peak, "right", "bottom"), (right, peak, "right", "top")]
         write(f"{name}: {peak:.0f} GFLOPS", places)
     write(f"copy bandwidth: {bandwidth:.0f} GB/s", [(x, x * bandwidth, "left", "top") for x in (1.25 * left, 1.7 * left, 2.4 * left)])
@@ -160,7 +160,7 @@ def _roof_labels(axes: Any, peaks: dict[str, float], bandwidth: float, canvas: A
 
 
 def _around(axes: Any, one: tuple[float, float], other: tuple[float, float], margin: float) -> Any:
-    """The box round two places, `margin` points wider, in pixels."""
+    """The box around two positions, `margin` points wider, in pixels."""
     from matplotlib.transforms import Bbox
 
     corners, margin = axes.transData.transform((one, other)), margin * axes.figure.dpi / 72
@@ -168,7 +168,7 @@ def _around(axes: Any, one: tuple[float, float], other: tuple[float, float], mar
 
 
 def _label(axes: Any, canvas: Any, name: str, point: Point, taken: Sequence[Any]) -> Any:
-    """Writes a layer's name or number near its marker, at the nearest place that covers nothing; returns its box."""
+    """Writes a layer's name or number near its marker, at the nearest position that covers nothing. Returns its box."""
     from matplotlib.transforms import Bbox
 
     at = point.intensity, point.ours or point.peer
@@ -178,7 +178,7 @@ def _label(axes: Any, canvas: Any, name: str, point: Point, taken: Sequence[Any]
     column, row = axes.transData.transform(at)
     places = []
     for radius, angle in itertools.product(_RADII, _ANGLES):
-        # the label's rim, not its middle, is `radius` away
+        # the label's edge, not its centre, is `radius` away
         across = math.cos(angle) * (radius + size.width / scale / 2)
         up = math.sin(angle) * (radius + size.height / scale / 2)
         box = Bbox.from_bounds(column + across * scale - size.width / 2, row + up * scale - size.height / 2, size.width, size.height)
@@ -194,7 +194,7 @@ def _label(axes: Any, canvas: Any, name: str, point: Point, taken: Sequence[Any]
 
 
 def _area(one: Any, other: Any) -> float:
-    """Of what two boxes share, in square pixels."""
+    """The overlap of two boxes, in square pixels."""
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return float(max(width, 0) * max(height, 0))

@@ -1,4 +1,4 @@
-"""From the study of how long to search (benchmarks/search_quality.py) to what people read."""
+"""Report of the study of search length (benchmarks/search_quality.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STUDY = "search-quality"  # the study's name in its file
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """One row a layer that was searched briefly and thoroughly: the speed of the brief search's kernel over the thorough one's."""
+    """One row for each layer that was searched briefly and thoroughly: the speed of the brief search's kernel over the thorough one's."""
     columns = ["layer", "device", "trials", "ms", "seconds", "trials", "ms", "speed reached"]
     rows = [
         [

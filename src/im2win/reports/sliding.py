@@ -1,4 +1,4 @@
-"""From the sliding-window study (studies/sliding.py) to what people read: its times by image and stride, and by thread block."""
+"""Reports of the sliding-window study (studies/sliding.py): its times by image and stride, and by thread block."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from im2win.common import markdown
 from im2win.spec.methods import shown
 from im2win.studies.entries import DEFAULT, IM2COL
 
-BLOCKS_OF = 4096  # the image whose thread blocks are shown, as in the source; the largest if it is not there
+BLOCKS_OF = 4096  # size of the image whose thread blocks are shown, as in the source; the largest image if it was not measured
 
 Entry = Mapping[str, Any]
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown for every device: a line an image and stride, a line a thread block, and where and with what it was measured."""
+    """Markdown for every device: one line for each image and stride, one for each thread block, and where and with what it was measured."""
     return "\n\n".join(f"{_images(study['entries'])}\n\n{_blocks(study['entries'])}\n\n{_caption(study)}" for study in studies)
 
 
 def _images(entries: Sequence[Entry]) -> str:
-    """Of the forms with thread blocks the fastest block; of the peers the fastest one."""
+    """Times by image and stride: of forms with thread blocks that of the fastest block, and that of the fastest peer."""
     rows = []
     for image, stride in sorted({(entry["image"], entry["stride"]) for entry in entries}):
         here = [entry for entry in entries if (entry["image"], entry["stride"]) == (image, stride)]
@@ -35,7 +35,7 @@ def _images(entries: Sequence[Entry]) -> str:
 
 
 def _blocks(entries: Sequence[Entry]) -> str:
-    """Times by thread block on one image; a block that could not be launched has the reason under the table, never a time."""
+    """Times by thread block on one image. A block that could not be launched has its reason below the table instead of a time."""
     images = {entry["image"] for entry in entries}
     image = BLOCKS_OF if BLOCKS_OF in images else max(images)
     here = [entry for entry in entries if entry["image"] == image and entry["block"] is not None]

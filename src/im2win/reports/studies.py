@@ -1,6 +1,6 @@
-"""What the scripts of `benchmarks/` measured apart from `im2win bench`: files `studies/DEVICE/*.json` beside the results, one a study.
+"""Loads the studies that the scripts of `benchmarks/` measure besides `im2win bench`: files `studies/DEVICE/*.json` beside the results.
 
-A study names itself under the key "study"; `TABLES` says what table people read of it.
+A file holds one study, whose name is under the key "study". `TABLES` maps names to the functions that write their tables.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
 
 
 class StudyError(ValueError):
-    """A file among the studies that is none; the message names it."""
+    """A file among the studies that is not one. The message names it."""
 
 
 def load_all(results: Path) -> list[dict[str, Any]]:
     """The studies beside the folder of results, sorted by device and name.
 
     Raises:
-        StudyError: a file that is not JSON, or of no study that has a table; the message names it.
+        StudyError: a file is not JSON, or its study has no table; the message names it.
     """
     studies = []
     for path in sorted(results.parent.glob("studies/*/*.json")):
@@ -53,5 +53,5 @@ def load_all(results: Path) -> list[dict[str, Any]]:
 
 
 def tables(studies: Sequence[Study]) -> dict[str, Callable[[], str]]:
-    """Of every study that there is, what makes its table, by its name."""
+    """By name of the study, a function that writes its table."""
     return {name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])}

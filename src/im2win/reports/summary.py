@@ -1,4 +1,4 @@
-"""What each layer costs before anything is built: operations, bytes and every algorithm's extra memory."""
+"""The cost of each layer before anything is built: operations, bytes and every algorithm's extra memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from im2win.spec.suites import Layer
 
 
 def summary_rows(layers: Iterable[Layer], target: str = "cpu") -> list[dict[str, Any]]:
-    """One row a layer, of plain values (ready for a table, JSON or CSV); `count` multiplies nothing.
+    """One row of plain values for each layer (ready for a table, JSON or CSV). Values are of one occurrence, whatever `count` is.
 
-    Keys: `name`, `key` (parse it with `Conv2d.parse`), `count`, `flops` (of one occurrence), `bytes_moved` (least bytes that must
-    move), `flops_per_byte` (arithmetic intensity: the one over the other) and `algorithms`: for each registered schedule, named
-    `algorithm/schedule`, the bytes of its transformed tensor on the target (an int) or the reason it does not support the layer there
+    Keys: `name`, `key` (parse it with `Conv2d.parse`), `count`, `flops`, `bytes_moved` (least bytes that must move), `flops_per_byte`
+    (arithmetic intensity: the one over the other) and `algorithms`. The latter holds for each registered schedule, named
+    `algorithm/schedule`, the bytes of its transformed tensor on the target (an int), or the reason why it does not support the layer there
     (a string).
     """
     from im2win.registry.schedules import SCHEDULES

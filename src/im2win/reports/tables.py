@@ -1,10 +1,10 @@
-"""From committed results to what people read: README tables between markers, and plots.
+"""Fills tables between markers in Markdown documents, and draws plots, from committed results.
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->``. NAME is a result's path under the results folder without its suffix
-(``device/papers12-float32-b8``), ``summary`` for one row a result, or a study (studies.py), whose files lie in the folder `studies` beside
-the results. With ``table?:`` the result may be missing: what stands between the markers then stays. Tables of device memory
-(``device/memory-...``) have results of their own kind; ``winograd-float16`` and ``winograd-int8`` are computed anew. ``papers`` has the
-source papers' numbers beside ours.
+(``device/papers12-float32-b8``), ``summary`` for one row for each result, or a study (studies.py), whose files lie in the folder `studies`
+beside the results. With ``table?:`` the result may be missing: the text between the markers then stays. Tables of device memory
+(``device/memory-...``) have their own kind of results. ``winograd-float16`` and ``winograd-int8`` are computed. ``papers`` shows the source
+papers' numbers beside im2win's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TITLES = {
     "cudnn": "cuDNN by name",
     "tvm": "TVM MetaSchedule",
 }
-# Okabe and Ito's colours, which stay apart for colour-blind readers; one contender has the same in every plot.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; a subject has the same colour in every plot.
 _COLOURS = {
     "ours": "#0072B2",
     "untuned": "#56B4E9",
@@ -52,7 +52,7 @@ CUDNN = "cudnn_"  # cuDNN's algorithms called by name
 _SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
 UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 WORKSPACE, PEER_WORKSPACE = "ours: workspace MiB", "best peer's workspace MiB"
-# Columns that appear where a result has them.
+# Columns that appear only if a result has values for them.
 _OPTIONAL: dict[str, Callable[[Row], float | None]] = {
     TRANSFORM: lambda row: row.transform_ms,
     WORKSPACE: lambda row: row.extra_bytes if row.peers_extra_bytes else None,
@@ -65,7 +65,7 @@ _MARKER = re.compile(r"(<!-- table(?P<optional>\??):(?P<name>\S+) -->\n).*?(<!--
 
 
 class ReportError(ValueError):
-    """A marker that no result answers; the message names it."""
+    """A marker without a result. The message names it."""
 
 
 def load_all(folder: Path) -> dict[str, Result]:
@@ -75,12 +75,12 @@ def load_all(folder: Path) -> dict[str, Result]:
 
 
 def refresh(readme: Path, folder: Path) -> bool:
-    """Fills every marked table of `readme` from the results under `folder`; whether the text changed.
+    """Fills every marked table of `readme` from the results under `folder`. Returns whether the text changed.
 
     Raises:
-        ReportError: a marker names a result that is not there.
+        ReportError: a marker names a result that does not exist.
         ResultError: a file under `folder` is not a result.
-        StudyError: a file among the studies is none.
+        StudyError: a file among the studies is not a study.
     """
     text = readme.read_text(encoding="utf-8")
     filled = fill(text, load_all(folder), studies.load_all(folder), memory_report.load_all(folder))
@@ -95,7 +95,7 @@ def fill(
     found: Sequence[studies.Study] = (),
     memory: Mapping[str, MemoryResult] | None = None,
 ) -> str:
-    """`text` with each marked table replaced by the one its result gives."""
+    """`text` with each marked table replaced by the table of its result."""
 
     tables: dict[str, Callable[[], str]] = {"summary": partial(summary_table, results), **studies.tables(found)}
     tables["papers"] = partial(papers_report.table, results, found, list((memory or {}).values()))
@@ -124,7 +124,10 @@ def _table(result: Result) -> str:
 
 
 def gathered(result: Result) -> Result:
-    """The result with cuDNN's algorithms as one contender, on every layer the best of them; failures of some are left out."""
+    """The result with cuDNN's algorithms merged into one subject, the best of them on every layer.
+
+    Failures of single algorithms are left out.
+    """
 
     def row_of(row: Row) -> Row:
         named = {name: time for name, time in row.peers.items() if name.startswith(CUDNN)}
@@ -155,13 +158,13 @@ def _machine(result: Result) -> str:
 
 
 def contenders(result: Result) -> list[str]:
-    """Peers that occur in the result, in the order of `TITLES`, then by name."""
+    """Peers in the result, in the order of `TITLES`, then by name."""
     names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
     return [name for name in TITLES if name in names] + sorted(names - TITLES.keys())
 
 
 def layer_table(result: Result) -> str:
-    """One row a layer, the best peer's time in bold; then their sum and the geometric mean, and where and with what it was measured."""
+    """One row for each layer with the best peer's time in bold, their sum and geometric mean, and the facts of the run."""
     result = gathered(result)
     names = contenders(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
@@ -213,7 +216,7 @@ def caption(result: Result) -> str:
 
 
 def summary_table(results: Mapping[str, Result]) -> str:
-    """One row a result: geometric mean and smallest ratio, untuned too, and the sum over layers with their counts."""
+    """One row for each result: geometric mean and smallest ratio, also of untuned kernels, and the sum over layers with their counts."""
     columns = ["suite", "batch", "device", "layers", "ratio, mean", "ratio, least", "untuned, mean", "ratio of sums"]
     rows = []
     for result in results.values():
@@ -229,7 +232,9 @@ def summary_table(results: Mapping[str, Result]) -> str:
 
 
 def plot(result: Result, path: Path) -> Path:
-    """Grouped bars of GFLOPS, a group a layer and a bar a contender, with the arithmetic peaks as lines; returns the PNG's path.
+    """Grouped bars of GFLOPS, a group for each layer and a bar for each subject, with the arithmetic peaks as lines.
+
+    Returns the PNG's path.
 
     Needs matplotlib (the `bench` extra).
     """
@@ -268,7 +273,7 @@ def plot(result: Result, path: Path) -> Path:
 
 
 def plot_all(folder: Path) -> list[Path]:
-    """Draws a PNG beside every result under `folder`, and for a GPU's its roofline; returns their paths."""
+    """Draws a PNG beside every result under `folder`, and a roofline for GPU results. Returns their paths."""
     paths = []
     for name, result in load_all(folder).items():
         paths.append((ladder_report.plot if _is_ladder(result) else plot)(result, folder / f"{name}.png"))

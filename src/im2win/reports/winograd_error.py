@@ -1,4 +1,4 @@
-"""What Winograd's form costs in float16 and in int8, as tables: errors measured in numpy, in the arithmetic of the kernels."""
+"""Tables of the error of Winograd's forms in float16 and int8, measured in numpy with the arithmetic of the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHANNELS = (16, 64, 512)
 
 
 def half_table() -> str:
-    """One row a form: the largest error over the largest output by input channels, beside what is allowed; and what tiles may grow to."""
+    """One row for each form: the largest error by number of input channels, the tolerance, and the growth of tile values."""
     columns = ["form", "offered", "fewer products", "inputs grow", *(f"error, {count} channels" for count in CHANNELS), "allowed"]
     rows = []
     for taps, outputs in ((taps, m) for taps, forms in FORMS.items() for m in forms):
@@ -32,7 +32,7 @@ def half_table() -> str:
 
 
 def quantised_table() -> str:
-    """One row a form of kernels of 3x3 and what has a scale: as above, and the error if inputs are smaller."""
+    """One row for each form of 3x3 kernels and kind of scales: as in `half_table`, and the error for smaller inputs."""
     less = SPREAD / 4
     columns = ["form", "a scale for", "offered", "fewer products", "inputs grow", *(f"error, {count} channels" for count in CHANNELS),
                f"error, inputs of a spread of {less:.0f}", "allowed"]  # fmt: skip

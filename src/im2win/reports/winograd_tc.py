@@ -1,4 +1,4 @@
-"""From the study of Winograd's form on tensor cores (studies/winograd_tc.py) to what people read: its table and its plot."""
+"""Reports of the study of Winograd's form on tensor cores (studies/winograd_tc.py): its tables and its plot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINES = {
     },
 }
 """What the panels of a type show: labels by form."""
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = {"unfused": "#E69F00", "PKF-Shmem-16": "#0072B2", "PKF-Shmem-32": "#56B4E9", "PKF-LLC-16": "#D55E00", "PKF-LLC-32": "#CC79A7",
             "one kernel": "#000000", "our best": "#009E73", "our best, int8 to int8": "#F0E442", "TVM": "#999999"}  # fmt: skip
 _RULES = {
@@ -38,7 +38,7 @@ Entry = Mapping[str, Any]
 
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown for every device: a line a batch and a map, why forms have no time, and where and with what it was measured."""
+    """Markdown for every device: one line for each batch and map, the reasons for missing times, and the facts of the run."""
     return "\n\n".join("\n\n".join(_parts(study, study["entries"])) for study in studies)
 
 
@@ -59,7 +59,7 @@ def _problems(entries: Sequence[Entry]) -> list[Problem]:
 
 
 def _times(entries: Sequence[Entry], problem: Problem) -> dict[str, Entry | None]:
-    """The fastest of each form on a problem, and of cuDNN: of all in the layout; in Winograd's form, which it has channels first."""
+    """The fastest time of each form on a problem, of all of cuDNN in the layout, and of cuDNN's Winograd, which is channels-first only."""
     here = [entry for entry in entries if _problem(entry) == problem]
     found = {form: _fastest(entry for entry in here if entry["form"] == form) for form in (*_OURS, TVM, *INT8, REQUANTISED)}
     found[REQUANTISED_PEER] = _fastest(entry for entry in here if str(entry["form"]).startswith(REQUANTISED_PEER))
@@ -101,7 +101,7 @@ def _layers(entries: Sequence[Entry]) -> str:
 
 
 def _rules(entries: Sequence[Entry]) -> str:
-    """What each rule of the reconstructor gains: the time without it over the time with it."""
+    """The gain of each rule of the reconstructor: the time without it over the time with it."""
     rows = []
     for rule, (without, ways, what) in _RULES.items():
         for layout in sorted({problem[0] for problem in _problems(entries)}):
@@ -115,7 +115,7 @@ def _rules(entries: Sequence[Entry]) -> str:
 
 
 def _integers(entries: Sequence[Entry]) -> list[str]:
-    """A line a problem for Winograd's form in int8, beside exact int8 sums; nothing where it was not measured."""
+    """One line for each problem of Winograd's form in int8, beside exact int8 sums; empty if it was not measured."""
     if not any(entry["form"] in INT8 for entry in entries):
         return []
     rows = []
@@ -144,7 +144,10 @@ def _errors(entries: Sequence[Entry]) -> list[str]:
 
 
 def _failures(entries: Sequence[Entry]) -> list[str]:
-    """Why forms have no time on a problem: of reasons that differ in numbers only the first, and of how many problems it is one."""
+    """Reasons why forms have no time on a problem, with the number of problems.
+
+    Of reasons that differ in numbers only the first is shown.
+    """
     reasons: dict[str, str] = {}
     problems: dict[str, set[Any]] = {}
     for problem in _problems(entries):
@@ -165,7 +168,7 @@ def _fastest(entries: Iterable[Entry]) -> Entry | None:
 
 
 def _cells(entries: Sequence[Entry], problem: Problem, fastest: Mapping[str, Entry | None]) -> list[str]:
-    """Milliseconds of each form; without a time "failed" where it was tried, as peers always are."""
+    """Milliseconds of each form; "failed" for a form that was tried without a time, as peers always are."""
     tried = {"winograd", "cudnn", *(entry["form"] for entry in entries if _problem(entry) == problem)}
     none = {form: "failed" if form in tried else "-" for form in fastest}
     return [none[form] if one is None else f"{one['ms']:.4f}" if one["ms"] < 1 else f"{one['ms']:.3f}" for form, one in fastest.items()]
@@ -200,7 +203,12 @@ def _of_scaled(study: Mapping[str, Any]) -> str:
 
 
 def plot(study: Mapping[str, Any], path: Path) -> Path:
-    """Times of cuDNN's Winograd over ours by map, a line a form, a row of panels a type; returns the PNG's path. Needs matplotlib."""
+    """Draws times of cuDNN's Winograd over im2win's by map, one line for each form and one row of panels for each type.
+
+    Returns the PNG's path.
+
+    Needs matplotlib.
+    """
     from matplotlib.figure import Figure
 
     entries = study["entries"]
@@ -223,7 +231,7 @@ def plot(study: Mapping[str, Any], path: Path) -> Path:
 
 
 def _draw(axes: Any, entries: Sequence[Entry], group: tuple[str, int], lines: Mapping[str, str]) -> dict[str, Any]:
-    """One panel; its lines by their labels."""
+    """Draws one panel. Returns its lines by their labels."""
     drawn = {}
     times = {problem[2]: _times(entries, problem) for problem in _problems(entries) if problem[:2] == group}
     for form, label in lines.items():

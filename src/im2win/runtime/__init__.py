@@ -1,1 +1,1 @@
-"""Loading and running what was built; needs numpy and the TVM runtime, never the compiler."""
+"""Loads and runs built operators and models. Needs numpy and the TVM runtime, never the compiler."""

@@ -1,4 +1,4 @@
-"""Running built convolutions on a GPU, on the caller's current stream."""
+"""Runs built convolutions on a GPU, on the caller's current stream."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from im2win.runtime.op import Launch, Op
 from im2win.runtime.tensors import ArgumentError, is_torch
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
-ALIGNMENT = 16  # bytes: of the widest copies, and of boxes
+ALIGNMENT = 16  # bytes; what the widest vector copies and TMA boxes require
 _DLPACK_CUDA = 2
 _AS_IT_IS = contextlib.nullcontext()
 
 
 class Kernels:
-    """The functions of a library, called with the input, what the transform makes of it, and the kernel's other tensors in their order.
+    """The functions of a CUDA library: the convolution kernel and, for some algorithms, a transform before it.
 
-    transform: (input, made): makes the tensor of windows. Where it holds a part of them at a time, `in_parts`, the product makes each part
-        itself, and this makes them all, one over the other: for measuring. None where windows come from the input, or never leave the
-        kernel that makes them.
+    Attributes:
+        product: the convolution kernel.
+        in_parts: the workspace holds a part of the transformed tensor at a time, and `product` itself runs the transform for each part.
+        transform: ``transform(input, workspace)`` writes the transformed tensor. With `in_parts` it writes all parts over each other, which
+            is only useful for measuring its time. None where the kernel reads its windows from the input, or where the transformed tensor
+            never leaves the kernel.
     """
 
     def __init__(self, module: Any, made: bool) -> None:
@@ -36,7 +39,13 @@ class Kernels:
         self.transform = module[name] if made and module.implements_function(name) else None
 
     def __call__(self, data: Any, made: Any, *others: Any) -> None:
-        """Runs them; `made` is scratch, None where there is no transform."""
+        """Runs transform and product.
+
+        Args:
+            data: the input.
+            made: the workspace; None without a transform.
+            others: packed filters, bias, scale, residual and output, in the order of the kernel's parameters.
+        """
         if self.in_parts:
             self.product(data, made, *others)
         elif self.transform is not None:
@@ -49,8 +58,8 @@ class Kernels:
 class CudaOp(Op):
     """A convolution built for a GPU: ``y = op(x, w)``, as `Op`, on CUDA tensors.
 
-    Kernels run on the current stream of the tensors' library and nothing waits for them; what a call allocates comes from PyTorch's
-    allocator, so calls can be captured in a CUDA graph after a first one. Several devices may use one operator.
+    Kernels run on the current stream of the tensors' library, and a call does not wait for them. Memory that a call allocates comes from
+    PyTorch's allocator, so a CUDA graph can capture calls after a first one. One operator can serve several devices.
     """
 
     def __init__(self, manifest: Manifest, library: Path) -> None:
@@ -59,20 +68,21 @@ class CudaOp(Op):
         self.kernels = Kernels(self._module, bool(manifest.made))
 
     def bind(self, w: Any, bias: Any = None, scale: Any = None) -> CudaLayer:
-        """Packs filters (and bias and scale) once, on w's device, or the current one if w lies on the CPU.
+        """Packs filters, bias and scale once, on the device of `w`, or on the current device if `w` lies on the CPU.
 
         Args:
-            w: filters of `conv.filter_shape`; later changes to it are not seen.
-            bias: [out_channels], exactly where the problem has a bias.
-            scale: float32 [out_channels], finite, exactly where the problem requantises its outputs.
+            w: filters of `conv.filter_shape`; later changes to the tensor have no effect.
+            bias: [out_channels]; required where the problem has a bias, refused elsewhere.
+            scale: float32 [out_channels], finite; required where the problem requantises its outputs, refused elsewhere.
 
         Raises:
-            ArgumentError: a tensor that does not fit, a scale that is not finite, or a bias or scale missing or not wanted.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, a scale is not finite, or a bias or scale is missing or not
+                wanted.
         """
         return CudaLayer(self, w, bias, scale)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None, scale: Any = None) -> Any:
-        """One call without binding: packs filters, bias and scale every time; see `bind` and `CudaLayer.__call__`."""
+        """One call without binding: packs filters, bias and scale every time. See `bind` and `CudaLayer.__call__`."""
         return self.bind(w, bias, scale)(x, residual, out)
 
 
@@ -101,12 +111,13 @@ class CudaLayer:
         return packed
 
     def rebind(self, w: Any, bias: Any = None, scale: Any = None) -> None:
-        """Packs other filters (and bias and scale) into the memory of those bound: CUDA graphs captured before compute with them then.
+        """Packs other filters (and bias and scale) into the memory of the bound ones.
 
-        The copy runs on the current stream, as calls do.
+        CUDA graphs that were captured before use the new values. The copy runs on the current stream, as calls do.
 
         Raises:
-            ArgumentError: a tensor that does not fit, a scale that is not finite, or a bias or scale missing or not wanted.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, a scale is not finite, or a bias or scale is missing or not
+                wanted.
         """
         for held, array in zip(self._packed, self._pack(w, bias, scale), strict=True):
             if is_torch(held):
@@ -115,15 +126,15 @@ class CudaLayer:
                 held.copyfrom(np.ascontiguousarray(array))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
-        """The convolution of x with the bound filters, into `out` if given.
+        """The convolution of x with the bound filters, written into `out` if it is given.
 
         Args:
             x: input of `conv.input_shape`, contiguous, on the device of the bound filters.
-            residual: tensor of `conv.output_shape`, exactly where the problem adds one.
-            out: where to write; a new PyTorch tensor if None. It must not overlap the inputs.
+            residual: tensor of `conv.output_shape`; required where the problem adds one, refused elsewhere.
+            out: tensor of `conv.output_shape` to write to; a new PyTorch tensor if None. It must not overlap the inputs.
 
         Raises:
-            ArgumentError: a tensor that does not fit.
+            ArgumentError: a tensor has the wrong shape, dtype, device or layout.
         """
         conv = self._conv
         _check("x", x, conv.input_shape, conv.dtype, self.device)
@@ -145,10 +156,12 @@ class CudaLayer:
         return out
 
     def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
-        """A call without its checks: PyTorch tensors of the right shape, type, device and memory order that require no gradient.
+        """A call without its checks.
 
         Args:
-            like: a PyTorch tensor of x's type and device, where x is none (`addressed`): its allocator makes scratch.
+            x: PyTorch tensor of the right shape, dtype, device and memory order that requires no gradient; `residual` and `out` likewise.
+            like: a PyTorch tensor of x's dtype and device whose allocator provides the workspace, for callers that pass x by address
+                (`runtime.dltensor`).
         """
         added = () if residual is None else (residual,)
         scratch = (x if like is None else like).new_empty(self._made) if self._made else None
@@ -157,20 +170,22 @@ class CudaLayer:
 
     @property
     def launch(self) -> Launch:
-        """What a call runs."""
+        """The functions and tensors of a call, for callers that run it themselves."""
         kernels = self._kernels
         return Launch(kernels.product, None if kernels.in_parts else kernels.transform, self._made, self._packed)
 
     @property
     def transforms(self) -> bool:
-        """Whether a call makes a tensor of windows before the product, or parts of it."""
+        """Whether a call runs a transform before the product, for the whole input or part by part."""
         return self._kernels.transform is not None
 
     def transform(self, x: Any) -> Any:
-        """What a call makes of x before the product, alone: for measuring what it takes. Of windows made in parts the last one is left.
+        """Runs the transform alone and returns the workspace, for measuring.
+
+        Where the transform runs in parts, the workspace holds the last part.
 
         Raises:
-            ArgumentError: a tensor that does not fit, or the algorithm makes nothing.
+            ArgumentError: x has the wrong shape, dtype or device, or the algorithm has no transform.
         """
         if self._kernels.transform is None:
             raise ArgumentError(f"{self.op.method} takes windows from the input: there is no transform to run alone.")
@@ -187,14 +202,14 @@ class CudaLayer:
 
     def _new_scratch(self, x: Any) -> Any:
         if is_torch(x):
-            return x.new_empty(self._made)  # from the allocator of x's stream: safe on any stream, and in a graph
+            return x.new_empty(self._made)  # allocated on x's stream: safe on any stream and in a CUDA graph
         if self._scratch is None:
             self._scratch = _empty(self._made, self._conv.dtype, self.device)
         return self._scratch
 
 
 def keep_device(device: int) -> Any:
-    """A context for calls on a device, behind which PyTorch's current one is what it was: TVM makes that of the tensors the current one."""
+    """A context for calls on a device that restores PyTorch's current device afterwards: TVM makes the tensors' device the current one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or torch.cuda.current_device() == device:
         return _AS_IT_IS
@@ -207,7 +222,7 @@ def _current_device() -> int:
 
 
 def _upload(array: np.ndarray[Any, Any], device: int) -> Any:
-    """A copy on a device, of PyTorch's if the program uses it."""
+    """A copy on a device; a PyTorch tensor if the program uses PyTorch."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{device}")
@@ -223,7 +238,7 @@ def _empty(count: int, dtype: str, device: int) -> Any:
 
 
 def _values(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """The values of a tensor anywhere as a numpy array, checked."""
+    """The checked values of a tensor on any device, as a numpy array."""
     if is_torch(value):
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray):
@@ -240,7 +255,7 @@ def _fits(name: str, dtype: str, shape: tuple[int, ...], want_shape: tuple[int, 
 
 
 def _is_right(value: Any, shape: tuple[int, ...], dtype: str, device: int) -> bool:
-    """Whether `_check` would find nothing, in a tenth of its time; only of tensors that are just PyTorch's."""
+    """A fast test for plain PyTorch tensors: true only where `_check` would find nothing. It takes a tenth of the time of `_check`."""
     torch = sys.modules.get("torch")
     return (
         torch is not None and type(value) is torch.Tensor and value.is_cuda and value.get_device() == device and value.shape == shape
@@ -249,7 +264,7 @@ def _is_right(value: Any, shape: tuple[int, ...], dtype: str, device: int) -> bo
 
 
 def _check(name: str, value: Any, shape: tuple[int, ...], dtype: str, device: int) -> None:
-    """Raises ArgumentError unless `value` is a contiguous tensor of that shape and type on that CUDA device."""
+    """Raises ArgumentError unless `value` is a contiguous tensor of the given shape and dtype on the given CUDA device."""
     if _is_right(value, shape, dtype, device):
         return
     if is_torch(value):
@@ -274,4 +289,3 @@ def _check(name: str, value: Any, shape: tuple[int, ...], dtype: str, device: in
         contiguous = tensor.is_contiguous()
     if not contiguous:
         raise ArgumentError(f"`{name}` is not contiguous; pass a contiguous copy (channels-last data goes to a kernel of layout NHWC).")
-

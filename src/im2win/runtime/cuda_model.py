@@ -1,4 +1,4 @@
-"""Running compiled models on a GPU, on PyTorch's current stream."""
+"""Runs compiled models on a GPU, on PyTorch's current stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from im2win.runtime.tensors import ArgumentError, is_torch
 
 
 class CudaModel(Model):
-    """A `Model` for CUDA tensors of PyTorch; nothing waits for its kernels. Weights are on the current device from the first call on."""
+    """A `Model` for CUDA tensors of PyTorch. A call does not wait for its kernels. The first call on a device copies the weights to it."""
 
     def __init__(self, manifest: ModelManifest, library: Path, weights: Path) -> None:
         cuda_runtime_library()
@@ -24,10 +24,11 @@ class CudaModel(Model):
         self._resident: dict[int, Any] = {}
 
     def _held(self, path: Path) -> Any:
+        """None: the weights are read when a device first needs them."""
         return None
 
     def _on(self, device: int) -> Any:
-        """The weights on a device."""
+        """The weights on a device, copied there by the first call."""
         import torch
 
         if device not in self._resident:
@@ -36,7 +37,7 @@ class CudaModel(Model):
         return self._resident[device]
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
-        """The outputs for inputs in the model's order: CUDA tensors of PyTorch, on one device; see `Model`."""
+        """The model's outputs for inputs in the model's order. All tensors are CUDA tensors of PyTorch on one device; see `Model`."""
         import torch
 
         self._counted(inputs)
@@ -56,6 +57,7 @@ class CudaModel(Model):
         return out if out is not None else results[0] if len(results) == 1 else tuple(results)
 
     def _in_pieces(self, pieces: Pieces, inputs: Sequence[Any], results: Sequence[Any], device: int) -> None:
+        """Runs the images in pieces, each by the function of a compiled batch."""
         import torch
 
         begin = 0
@@ -76,7 +78,7 @@ class CudaModel(Model):
 
 
 def _part(value: Any, batched: bool, begin: int, count: int, bucket: Bucket) -> Any:
-    """Images of an input, aligned, and filled up with zeros to the batch of the function."""
+    """Images `begin` to `begin + count` of an input, aligned, and padded with zeros to the batch of the function."""
     part = value[begin : begin + count] if batched else value
     if not batched or count == bucket.batch:
         return part if part.data_ptr() % ALIGNMENT == 0 else part.clone()

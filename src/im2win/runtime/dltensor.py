@@ -1,4 +1,7 @@
-"""A convolution's tensors, handed to its kernel by their addresses alone, which costs a call less than a view of each of them."""
+"""Passes a convolution's tensors to its kernel as `DLTensor` structures that are filled with addresses alone.
+
+This costs a call less than one DLPack view for each tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-_ONE_LANE = 1 << 16  # of DLDataType: lanes after code and bits of 8 bits each
+_ONE_LANE = 1 << 16  # of DLDataType: 8 bits of type code, 8 bits of width, 16 bits of lanes
 
 
 class _DLTensor(ctypes.Structure):
@@ -28,12 +31,13 @@ class _DLTensor(ctypes.Structure):
 
 
 class Addressed(threading.local):
-    """Input, what is added, and output of a problem in float32 or float16, compact and in the problem's layout.
+    """`DLTensor` arguments of a problem: input, residual and output, contiguous and in the problem's layout.
 
-    Each thread has its own, since a kernel reads them while other threads run.
+    Each thread has its own structures, since a kernel reads them while other threads run.
 
     Args:
-        device: DLPack's type of device and the device's number.
+        conv: the problem; its input and output have one dtype.
+        device: DLPack's device type and the device's number.
     """
 
     def __init__(self, conv: Conv2d, device: tuple[int, int]) -> None:
@@ -43,12 +47,15 @@ class Addressed(threading.local):
         arguments: list[Any] = [ctypes.c_void_p(ctypes.addressof(one)) for one in tensors]
         if not conv.residual:
             arguments[1] = None
-        self._own = data, added, output, arguments  # one attribute, since finding a thread's takes time
+        self._own = data, added, output, arguments  # one attribute, since each look-up of a thread-local attribute takes time
 
     def at(self, x: int, added: int, y: int) -> list[Any]:
-        """The kernel's arguments with their first elements there, None for what the problem does not add.
+        """The kernel's arguments [input, residual, output] at the given addresses; the residual is None where the problem has none.
 
-        They are for one call by this thread, during which the memory must live.
+        The structures serve one call by this thread, and the memory must stay allocated during the call.
+
+        Args:
+            x, added, y: addresses of the first elements of input, residual (0 for none) and output.
         """
         data, other, output, arguments = self._own
         data.data, output.data = x, y
@@ -58,6 +65,7 @@ class Addressed(threading.local):
 
 
 def _tensor(shape: tuple[int, ...], kind: int, device: tuple[int, int]) -> _DLTensor:
+    """A contiguous DLTensor without an address. `kind` is its packed DLDataType."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)

@@ -1,4 +1,4 @@
-"""TVM's runtime, and the shared libraries whose kernels it runs."""
+"""Loads TVM's runtime, and the shared libraries whose kernels it runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from im2win.runtime.manifest import ArtefactError
 
 @functools.cache
 def runtime_library() -> ctypes.CDLL:
-    """Loads TVM's runtime (not its compiler) and lets kernels use every CPU that this process may use."""
+    """Loads TVM's runtime, not its compiler, and lets kernels use every CPU that this process may use."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or not spec.origin:
         raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
-    # TVM takes half of the logical CPUs unless told; its thread pool reads this when the first kernel runs.
+    # TVM uses half of the logical CPUs by default; its thread pool reads this variable when the first kernel runs.
     os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
     library = next(p for p in (Path(spec.origin).parent / "lib").iterdir() if p.name.startswith("libtvm_runtime."))
     return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
@@ -33,7 +33,7 @@ def cuda_runtime_library() -> ctypes.CDLL:
     """Loads the part of TVM's runtime that runs kernels on a GPU.
 
     Raises:
-        ArtefactError: it is not there, or the machine has no CUDA driver.
+        ArtefactError: the library is missing, or the machine has no CUDA driver.
     """
     host = Path(str(runtime_library()._name))
     try:
@@ -43,10 +43,10 @@ def cuda_runtime_library() -> ctypes.CDLL:
 
 
 def load_kernel(library: Path) -> Any:
-    """The module in a shared library, with TVM's runtime behind it.
+    """Loads a shared library as a module of TVM's runtime.
 
-    The dynamic linker takes two files of one path for the same library, even where the file was replaced in between; so each load goes
-    through a link with a name of its own.
+    The dynamic linker treats two files of one path as the same library, even if the file was replaced in between. Each load therefore goes
+    through a link with a unique name.
     """
     runtime_library()
     with tempfile.TemporaryDirectory(prefix="im2win-load-") as folder:
@@ -54,7 +54,7 @@ def load_kernel(library: Path) -> Any:
         link.symlink_to(library.resolve())
         module = tvm_ffi.load_module(str(link))
         if _launch is not None:
-            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU: TVM's runtime serves it
+            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU, has no such symbol
                 ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
         return module
 
@@ -63,14 +63,18 @@ _launch: ctypes.c_void_p | None = None
 
 
 def launch_through(function: ctypes.c_void_p | None) -> None:
-    """Lets kernels loaded from now on run their parallel loops through a function like TVMBackendParallelLaunch; None: through TVM's."""
+    """Sets the function, with the signature of TVMBackendParallelLaunch, that runs parallel loops of kernels loaded from now on.
+
+    Args:
+        function: None for TVM's own.
+    """
     global _launch
     _launch = function
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux lists them; empty where it does not (then nothing is checked)."""
+    """The CPU's features as Linux lists them; empty where it does not list them (then nothing is checked)."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Loading what was built: single convolutions and whole models."""
+"""Loads built operators: single convolutions and whole models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from im2win.runtime.op import Op
 
 
 def load(path: str | os.PathLike[str]) -> Op:
-    """Loads an exported convolution. Needs the TVM runtime only.
+    """Loads an exported convolution. Needs only the TVM runtime.
 
     Raises:
-        ArtefactError: library or manifest missing, truncated, foreign, or built for instructions that this CPU lacks.
+        ArtefactError: the library or its manifest is missing, truncated, not of im2win, or built for instructions that this CPU lacks.
     """
-    library = Path(path).resolve()  # a bare name would be searched on the library path
+    library = Path(path).resolve()  # the dynamic linker would search the library path for a bare name
     manifest, digest = Manifest.read(manifest_path(library))
     try:
         content = library.read_bytes()
@@ -38,13 +38,13 @@ def load(path: str | os.PathLike[str]) -> Op:
 
 
 def load_model(path: str | os.PathLike[str], *, verify: bool = False) -> Model:
-    """Loads a compiled model. Needs the TVM runtime only; nothing is compiled, and weights are read when they are first used.
+    """Loads a compiled model. Needs only the TVM runtime and compiles nothing. Weights are read when they are first used.
 
     Args:
-        verify: check the weights' digest, too, which reads them all; else only their size is checked.
+        verify: check the digest of the weights too, which reads the whole file; without it only the file's size is checked.
 
     Raises:
-        ArtefactError: a file is missing, truncated or foreign, or built for instructions that this CPU lacks.
+        ArtefactError: a file is missing, truncated, not of im2win, or built for instructions that this CPU lacks.
     """
     library = Path(path).resolve()
     manifest = ModelManifest.read(manifest_path(library))

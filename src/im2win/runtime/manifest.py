@@ -1,4 +1,4 @@
-"""What a built library holds, as JSON beside it."""
+"""The manifest of a built library: a JSON file beside it that says what the library holds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ _FIELDS = {
 
 
 class ArtefactError(ValueError):
-    """A library or manifest that cannot be loaded; the message names the file and what is wrong with it."""
+    """A library or manifest that cannot be loaded. The message names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a shared library holds, as stored beside it.
+    """What a shared library holds, as stored in the JSON file beside it.
 
-    made: on a GPU, elements of the tensor that a kernel of its own makes from the input before the product, the whole or a part at a time;
-        0 where there is none.
+    Attributes:
+        isa: instruction set of the CPU, or architecture of the GPU, that the library was built for.
+        extra_bytes: bytes that a call allocates beside input, filter and output.
+        made: on a GPU, elements of the workspace for the transformed tensor, whole or a part at a time; 0 without a transform.
     """
 
     conv: Conv2d
@@ -52,7 +54,7 @@ class Manifest:
         return methods.key(self.algorithm, self.schedule)
 
     def to_json(self, library: Path) -> str:
-        """The manifest's text for the library it lies beside."""
+        """The manifest as JSON, for the library that it describes."""
         values = {
             "schema": SCHEMA, "conv": str(self.conv), "algorithm": self.algorithm, "schedule": self.schedule, "tile": self.tile,
             "pack": packs.as_dict(self.pack),
@@ -64,10 +66,10 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> tuple[Manifest, str]:
-        """The manifest in a file, and its library's sha256.
+        """Reads a manifest file. Returns the manifest and the library's SHA-256.
 
         Raises:
-            ArtefactError: missing, not JSON, or not such a manifest.
+            ArtefactError: the file is missing, not JSON, or not a manifest of this schema.
         """
         values = read_values(path, "im2win build")
         if not isinstance(values, dict) or "schema" not in values:
@@ -87,13 +89,13 @@ class Manifest:
 
 
 def read_values(path: Path, writer: str) -> Any:
-    """The JSON of a manifest, whatever it holds.
+    """The JSON values of a manifest file, of whatever kind.
 
     Args:
-        writer: the command that writes such manifests.
+        writer: the command that writes such manifests, for the message.
 
     Raises:
-        ArtefactError: missing, or not JSON.
+        ArtefactError: the file is missing or not JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -104,5 +106,5 @@ def read_values(path: Path, writer: str) -> Any:
 
 
 def manifest_path(library: Path) -> Path:
-    """Where a library's manifest lies: beside it, with .json appended."""
+    """The path of a library's manifest: the library's path with .json appended."""
     return library.with_name(library.name + ".json")

@@ -1,4 +1,4 @@
-"""Loading and running compiled models; needs numpy and the TVM runtime, never the compiler."""
+"""Loads and runs compiled models. Needs numpy and the TVM runtime, never the compiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from im2win.runtime.manifest import ArtefactError, manifest_path
 from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, weights_path
 from im2win.runtime.tensors import ArgumentError, is_torch, view
 
-ALIGNMENT = 64  # bytes; so that no vector load from a tensor's begin crosses a cache line
+ALIGNMENT = 64  # bytes; vector loads from a tensor's begin then cross no cache line
 Array = np.ndarray[Any, Any]
 Pieces = list[tuple[Bucket, int]]
 
@@ -27,8 +27,8 @@ Pieces = list[tuple[Bucket, int]]
 class Model:
     """A compiled model: ``y = model(x)``.
 
-    Any number of images may be given: the smallest of `batches` that holds them is used, its rest filled with zeros; more than the largest
-    are taken in pieces. Thread-safe: each call that runs at the same time as another has a workspace of its own.
+    A call takes any number of images. It runs the function of the smallest of `batches` that holds them and pads the rest with zeros. More
+    images than the largest batch are run in pieces. The model is thread-safe: calls that run at the same time have separate workspaces.
     """
 
     def __init__(self, manifest: ModelManifest, library: Path, weights: Path) -> None:
@@ -41,7 +41,7 @@ class Model:
         self._weights = self._held(weights)
 
     def _held(self, path: Path) -> Any:
-        """The weights as a tensor: the file itself, mapped, so that loading reads nothing."""
+        """The weights as a tensor. The file is memory-mapped, so that loading reads nothing."""
         if not self.manifest.weights_bytes:
             return tvm_ffi.from_dlpack(np.zeros(1, np.uint8))
         with path.open("rb") as file:
@@ -50,17 +50,17 @@ class Model:
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """Names, dtypes and shapes of its inputs."""
+        """Names, dtypes and shapes of the inputs."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """Names, dtypes and shapes of its outputs."""
+        """Names, dtypes and shapes of the outputs."""
         return self.manifest.outputs
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The numbers of images that it was compiled for."""
+        """The batch sizes that the model was compiled for, ascending."""
         return tuple(bucket.batch for bucket in self._buckets)
 
     def __repr__(self) -> str:
@@ -70,11 +70,12 @@ class Model:
         """The outputs for inputs in the model's order: one tensor, or a tuple if the model has several outputs.
 
         Args:
-            inputs: contiguous CPU tensors of numpy, PyTorch or any DLPack library; results are numpy arrays, or PyTorch's if the first is.
-            out: where to write, as this returns it; new tensors if None.
+            inputs: contiguous CPU tensors of numpy, PyTorch or any DLPack library. Results are PyTorch tensors if the first input is one,
+                else numpy arrays.
+            out: tensors to write to, in the form in which the call returns them; new tensors if None.
 
         Raises:
-            ArgumentError: a tensor that does not fit, or too few or many of them.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, or the number of inputs is wrong.
         """
         self._counted(inputs)
         results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], self._given(out))
@@ -88,12 +89,13 @@ class Model:
         return made[0] if len(made) == 1 else tuple(made)
 
     def _counted(self, inputs: Sequence[Any]) -> None:
+        """Checks the number of inputs."""
         if len(inputs) != len(self.inputs):
             names = ", ".join(port.name for port in self.inputs)
             raise ArgumentError(f"the model takes {len(self.inputs)} inputs ({names}), not {len(inputs)}.")
 
     def _given(self, out: Any) -> tuple[Any, ...]:
-        """The tensors to write to; none if they are to be made."""
+        """The tensors to write to; empty if the call allocates them."""
         given = () if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if out is not None and len(given) != len(self.outputs):
             raise ArgumentError(f"`out` must have {len(self.outputs)} tensors, not {len(given)}.")
@@ -103,7 +105,7 @@ class Model:
         """The outputs by name, for inputs by name.
 
         Raises:
-            ArgumentError: a name that is missing or unknown, or a tensor that does not fit.
+            ArgumentError: a name is missing or unknown, or a tensor has the wrong shape, dtype or layout.
         """
         known = [port.name for port in self.inputs]
         if set(inputs) != set(known):
@@ -130,7 +132,7 @@ class Model:
         return results
 
     def _images(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """How many images inputs of these shapes hold."""
+        """The number of images in inputs of these shapes."""
         counts = {port.name: (*shapes[port.name], 0)[0] for port in self.inputs if port.batched}
         if not counts:
             return self._buckets[0].batch
@@ -140,7 +142,7 @@ class Model:
         return next(iter(counts.values()))
 
     def _pieces(self, images: int) -> Pieces:
-        """Which function takes how many of the images, one after another."""
+        """The compiled batches to run one after another, each with the number of images that it takes."""
         pieces: Pieces = []
         largest = self._buckets[-1]
         left = images
@@ -155,7 +157,7 @@ class Model:
         return pieces
 
     def _piece(self, bucket: Bucket, inputs: list[Array], results: list[Array], begin: int, count: int) -> None:
-        """Runs images `begin` to `begin + count`, through tensors filled up with zeros where the function takes more."""
+        """Runs images `begin` to `begin + count`. Where the function takes more images, its tensors are padded with zeros."""
         full = count == bucket.batch
         taken: list[Array] = []
         for port, value in zip(self.inputs, inputs, strict=True):
@@ -185,7 +187,7 @@ class Model:
                 value[begin : begin + count] = part[:count]
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the library to `path`, its weights and its manifest beside it; returns the library's path.
+        """Writes the library to `path`, and its weights and manifest beside it. Returns the library's path.
 
         Raises:
             ArtefactError: the folder cannot be written.
@@ -206,24 +208,25 @@ class Model:
 
 
 def write_manifest(manifest: ModelManifest, library: Path) -> ModelManifest:
-    """Writes a manifest beside a library, under the names that library and weights have there; returns it so."""
+    """Writes a manifest beside a library, and returns it with the file names that library and weights have there."""
     named = replace(manifest, library=library.name, weights=weights_path(library).name)
     manifest_path(library).write_text(named.to_json())
     return named
 
 
 def _workspace(size: int) -> Any:
+    """An aligned buffer of at least `size` bytes."""
     raw = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % ALIGNMENT
     return tvm_ffi.from_dlpack(raw[begin : begin + max(size, 1)])
 
 
 def _array(name: str, value: Any) -> Array:
-    """The tensor as an array that shares its memory; checks of its shape and dtype follow."""
+    """The tensor as a numpy array that shares its memory. The caller checks shape and dtype."""
     if isinstance(value, np.ndarray):
         return value
     if is_torch(value):
-        view(name, value, tuple(value.shape), str(value.dtype).removeprefix("torch."))  # the right device, contiguous, no gradients
+        view(name, value, tuple(value.shape), str(value.dtype).removeprefix("torch."))  # checks device, contiguity and gradients
         array: Array = value.numpy()
         return array
     if not hasattr(value, "__dlpack__"):

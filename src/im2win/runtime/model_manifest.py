@@ -1,4 +1,4 @@
-"""What lies beside a compiled model: the weights, and a manifest of everything a runtime must know; numpy only, no compiler."""
+"""The manifest of a compiled model and the path and checks of its weights. Needs numpy only, no compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ SCHEMA, KIND = 1, "model"
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output: name, dtype, shape at the first batch, and whether the first axis is that of the images."""
+    """An input or output of a model.
+
+    Attributes:
+        shape: at the first batch.
+        batched: whether the first axis counts images.
+    """
 
     name: str
     dtype: str
@@ -24,13 +29,13 @@ class Port:
     batched: bool
 
     def at(self, batch: int) -> tuple[int, ...]:
-        """Its shape with so many images."""
+        """The shape with `batch` images."""
         return (batch, *self.shape[1:]) if self.batched else self.shape
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The function for one batch, and the bytes of the workspace that it needs."""
+    """A compiled batch: the number of images, the name of its function, and the bytes of workspace that it needs."""
 
     batch: int
     function: str
@@ -39,7 +44,14 @@ class Bucket:
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """A convolution or product: its node, problem, algorithm and tile, and the rung of the look-up ladder that they come from."""
+    """A convolution or product of the model.
+
+    Attributes:
+        name: of the node.
+        conv: key of the problem.
+        rung: tier of the look-up that the algorithm and tile come from.
+        extra_bytes: bytes that the kernel allocates beside its arguments.
+    """
 
     name: str
     conv: str
@@ -51,10 +63,12 @@ class ModelLayer:
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """What a compiled model is.
+    """What a compiled model holds.
 
-    skipped: convolutions that are left to TVM, with the reason.
-    weights_bytes, weights_sha256, sha256: of the weights' file and the library.
+    Attributes:
+        skipped: convolutions that TVM compiles instead, with the reason.
+        weights_bytes: size of the weights' file.
+        weights_sha256, sha256: digests of the weights' file and of the library.
     """
 
     inputs: tuple[Port, ...]
@@ -77,15 +91,15 @@ class ModelManifest:
     schema: int = field(default=SCHEMA)
 
     def to_json(self) -> str:
-        """The manifest's text."""
+        """The manifest as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> ModelManifest:
-        """The manifest in a file.
+        """Reads a manifest file.
 
         Raises:
-            ArtefactError: missing, not JSON, or not such a manifest.
+            ArtefactError: the file is missing, not JSON, or not a manifest of this schema.
         """
         values = read_values(path, "im2win compile")
         if not isinstance(values, dict) or values.get("kind") != KIND:
@@ -104,15 +118,15 @@ class ModelManifest:
 
 
 def weights_path(library: Path) -> Path:
-    """Where a model's weights lie: beside its library, with .weights appended."""
+    """The path of a model's weights: the library's path with .weights appended."""
     return library.with_name(library.name + ".weights")
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file.
+    """SHA-256 of a file, in hexadecimal digits.
 
     Raises:
-        ArtefactError: it cannot be read.
+        ArtefactError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -122,6 +136,7 @@ def digest(path: Path) -> str:
 
 
 def _blockwise(file: Any) -> str:  # Python 3.10
+    """SHA-256 of an open file, read in blocks."""
     total = hashlib.sha256()
     while block := file.read(1 << 20):
         total.update(block)
@@ -129,10 +144,10 @@ def _blockwise(file: Any) -> str:  # Python 3.10
 
 
 def check(library: Path, manifest: ModelManifest, *, verify: bool) -> Path:
-    """Checks a library, and its weights by their size or, to `verify`, by their digest; returns the weights' path.
+    """Checks a library against its manifest, and the weights by size or, with `verify`, by digest. Returns the weights' path.
 
     Raises:
-        ArtefactError: a file is missing, cut short or another one.
+        ArtefactError: a file is missing, truncated or another one.
     """
     if digest(library) != manifest.sha256:
         raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")

@@ -1,4 +1,4 @@
-"""Loading and running built convolutions; needs numpy and the TVM runtime, never the compiler."""
+"""Loads and runs built convolutions. Needs numpy and the TVM runtime, never the compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from im2win.spec.symbols import SYMBOL
 class Op:
     """A built convolution: ``y = op(x, w)``.
 
-    Thread-safe: calls share nothing but the code. Each call takes contiguous CPU tensors and returns one of x's kind.
+    Operators are thread-safe: calls share nothing but the code. A call takes contiguous CPU tensors and returns a tensor of the same
+    library as x.
     """
 
     def __init__(self, manifest: Manifest, library: Path) -> None:
@@ -38,17 +39,17 @@ class Op:
 
     @property
     def conv(self) -> Conv2d:
-        """The problem it computes."""
+        """The problem that the operator computes."""
         return self.manifest.conv
 
     @property
     def algorithm(self) -> str:
-        """Name of its algorithm."""
+        """Name of the algorithm."""
         return self.manifest.algorithm
 
     @property
     def schedule(self) -> str:
-        """Name of the schedule that the algorithm runs by."""
+        """Name of the schedule that runs the algorithm."""
         return self.manifest.schedule
 
     @property
@@ -58,44 +59,48 @@ class Op:
 
     @property
     def tile(self) -> dict[str, Any]:
-        """The numbers of its schedule."""
+        """The parameters of the schedule."""
         return self.manifest.tile
 
     @property
     def tuned(self) -> bool:
-        """Whether a tuning record chose the tile, rather than the model."""
+        """Whether a tuning record chose the tile, rather than the analytic model."""
         return self.manifest.tuned
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes it allocates during a call beside input, filter and output."""
+        """Bytes that a call allocates beside input, filter and output."""
         return self.manifest.extra_bytes
 
     def __repr__(self) -> str:
         return f"<Op {self.conv} {self.method} {'tuned' if self.tuned else 'default tile'}>"
 
     def bind(self, w: Any, bias: Any = None) -> Any:
-        """Packs filters (and bias) once; the result is called with the input alone.
+        """Packs filters and bias once. Returns a `Layer`, which is called with the input alone.
 
         Args:
-            w: filters of `conv.filter_shape`; later changes to it are not seen.
-            bias: [out_channels], exactly where the problem has a bias.
+            w: filters of `conv.filter_shape`; later changes to the tensor have no effect.
+            bias: [out_channels]; required where the problem has a bias, refused elsewhere.
 
         Raises:
-            ArgumentError: a tensor that does not fit, or a bias missing or not wanted.
+            ArgumentError: a tensor has the wrong shape, dtype or layout, or a bias is missing or not wanted.
         """
         return Layer(self, w, bias)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, residual: Any = None, out: Any = None) -> Any:
-        """The convolution of x with w; filters are packed in every call, so bind them for repeated use.
+        """The convolution of x with w. Every call packs the filters; `bind` them for repeated use.
+
+        Args:
+            x: input of `conv.input_shape`; see `Layer.__call__` for `residual` and `out`.
+            w: filters of `conv.filter_shape`.
 
         Raises:
-            ArgumentError: a tensor that does not fit; see `Conv2d` for shapes.
+            ArgumentError: a tensor has the wrong shape, dtype or layout.
         """
         return self.bind(w, bias)(x, residual, out)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the shared library to `path` and its manifest beside it; returns the library's path.
+        """Writes the shared library to `path` and its manifest beside it. Returns the library's path.
 
         Raises:
             ArtefactError: the folder cannot be written.
@@ -114,25 +119,31 @@ class Op:
         return target
 
     def export_c(self, folder: str | os.PathLike[str], name: str | None = None) -> Path:
-        """Compiles it anew for programs in C and C++ that have nothing of TVM's: NAME.h and libNAME.so and .a, on a GPU NAME.h and NAME.cu.
+        """Compiles the operator again as C or CUDA code that does not depend on TVM.
+
+        The files are NAME.h, libNAME.so and libNAME.a for a CPU, and NAME.h and NAME.cu for a GPU.
 
         Args:
-            folder: for the files; made if it does not exist.
-            name: ends the names of functions and files: letters, digits and underscores; the problem's key if None.
+            folder: where the files go; it is created if it does not exist.
+            name: suffix of the names of functions and files: letters, digits and underscores; the problem's key if None.
 
         Raises:
-            ArtefactError: built for another device, or the folder cannot be written. ValueError: `name` is no part of a C name.
-            ToolchainError: no C compiler. ImportError: only TVM's runtime is installed.
+            ArtefactError: the operator was built for another device, or the folder cannot be written.
+            ValueError: `name` cannot be part of a C identifier.
+            ToolchainError: there is no C compiler.
+            ImportError: only TVM's runtime is installed.
         """
         return im2win.export_c(self, folder, name)
 
 
 class Launch(NamedTuple):
-    """What a call of a bound layer runs, for callers that run it by themselves.
+    """What a call of a bound layer runs, for callers that run it themselves.
 
-    product: TVM's function of x, `packed`, what is added if anything is, and the output.
-    transform: None, or the function of x and scratch that runs before it; `product` then takes scratch in place of x.
-    made: elements of scratch, of x's type; 0 for none. Without a transform `product` takes scratch behind x.
+    Attributes:
+        product: TVM's function of x, `packed`, the residual if there is one, and the output.
+        transform: function of x and the workspace that runs before `product`, which then takes the workspace in place of x; None for none.
+        made: elements of the workspace, of x's dtype; 0 for none. Without a transform `product` takes the workspace behind x.
+        packed: packed filters, bias and scale.
     """
 
     product: Any
@@ -158,31 +169,31 @@ class Layer:
 
     def _pack(self, w: Any, bias: Any) -> list[Any]:
         conv, pack = self.op.conv, self.op.manifest.pack
-        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has one
+        assert not isinstance(pack, CudaPack | ChunkPack | SplitPack | QuantisedPack)  # no CPU library has such a packing
         packed = [pack.filter(conv, as_numpy("w", w, conv.filter_shape, conv.dtype))]
         if conv.bias:
             packed.append(pack.bias(conv, as_numpy("bias", bias, (conv.out_channels,), conv.dtype)))
         return packed
 
     def rebind(self, w: Any, bias: Any = None) -> None:
-        """Packs other filters (and bias) into the memory of those bound; no call may run meanwhile.
+        """Packs other filters (and bias) into the memory of the bound ones. No call may run meanwhile.
 
         Raises:
-            ArgumentError: a tensor that does not fit.
+            ArgumentError: a tensor has the wrong shape, dtype or layout.
         """
         for memory, array in zip(self._memory, self._pack(w, bias), strict=True):
             memory[...] = array
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
-        """The convolution of x with the bound filters, into `out` if given.
+        """The convolution of x with the bound filters, written into `out` if it is given.
 
         Args:
             x: input of `conv.input_shape`, contiguous, on the CPU.
-            residual: tensor of `conv.output_shape`, exactly where the problem adds one.
-            out: where to write; a new tensor of x's kind if None. It must not overlap the inputs.
+            residual: tensor of `conv.output_shape`; required where the problem adds one, refused elsewhere.
+            out: tensor of `conv.output_shape` to write to; a new tensor of x's library if None. It must not overlap the inputs.
 
         Raises:
-            ArgumentError: a tensor that does not fit.
+            ArgumentError: a tensor has the wrong shape, dtype or layout.
         """
         data = self._data(x)
         if (residual is None) == (self._residual is not None):
@@ -196,10 +207,10 @@ class Layer:
         return result
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the operator's library and manifest as `Op.export`, and beside them the packed filters for programs in C++.
+        """Writes library and manifest as `Op.export` does, and beside them the packed filters for C++ programs.
 
         Args:
-            path: of the library; the filters' has ".weights" appended (`runtime.weights.weights_file`).
+            path: of the library; the filters' path has ".weights" appended (`runtime.weights.weights_file`).
 
         Raises:
             ArtefactError: the folder cannot be written.
@@ -215,14 +226,15 @@ class Layer:
 
     @property
     def launch(self) -> Launch:
-        """What a call runs."""
+        """The functions and tensors of a call, for callers that run it themselves."""
         return Launch(self._kernel, None, 0, self._packed)
 
     def run(self, x: Any, residual: Any, out: Any, like: Any = None) -> None:
-        """A call without its checks: tensors of the right shape, type, device and memory order that require no gradient.
+        """A call without its checks.
 
         Args:
-            like: a PyTorch tensor of x's type and device, where x is none (`addressed`); a GPU's scratch comes from its allocator.
+            x: tensor of the right shape, dtype, device and memory order that requires no gradient; `residual` and `out` likewise.
+            like: not used on a CPU; see `CudaLayer.run`.
         """
         added = () if residual is None else (residual,)
         self._kernel(x, *self._packed, *added, out)

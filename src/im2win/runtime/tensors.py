@@ -1,4 +1,4 @@
-"""Tensors at the door: any contiguous CPU tensor (numpy, PyTorch, DLPack) is checked and handed to a kernel without a copy."""
+"""Checks a caller's contiguous CPU tensors (numpy, PyTorch, DLPack) and passes them to a kernel without a copy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _DLPACK_CPU = 1
 
 
 class ArgumentError(ValueError):
-    """A tensor that a kernel cannot take; the message names the argument, its value and the rule."""
+    """A tensor that a kernel cannot take. The message names the argument, its value and the rule."""
 
 
 def _torch() -> Any:
-    return sys.modules.get("torch")  # a torch tensor can only come from a program that has imported torch
+    """PyTorch if the program has imported it, else None."""
+    return sys.modules.get("torch")  # only a program that has imported torch has torch tensors
 
 
 def is_torch(value: object) -> bool:
@@ -31,7 +32,8 @@ def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable:
     """A kernel argument that shares memory with `value`.
 
     Raises:
-        ArgumentError: not a tensor, wrong device, type or shape, not contiguous, requires grad, or read-only where it is written.
+        ArgumentError: `value` is not a tensor, has the wrong device, dtype or shape, is not contiguous, requires grad, or is read-only
+            although the kernel writes it.
     """
     if isinstance(value, np.ndarray):
         _check(name, str(value.dtype), tuple(value.shape), value.flags.c_contiguous, dtype, shape)
@@ -51,7 +53,10 @@ def view(name: str, value: Any, shape: tuple[int, ...], dtype: str, *, writable:
 
 
 class Port:
-    """An argument of a kernel: checked in well under a microsecond where it is right; where it is not, `view` finds the words."""
+    """An argument of a kernel with its expected shape and dtype.
+
+    A valid tensor is accepted in well under a microsecond. For any other one `view` composes the error message.
+    """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, *, writable: bool = False) -> None:
         self.name, self.shape, self.dtype, self.writable = name, shape, dtype, writable
@@ -60,13 +65,13 @@ class Port:
         self._torch: Any = None
 
     def __call__(self, value: Any) -> Any:
-        """A kernel argument that shares memory with `value`; errors as in `view`."""
+        """A kernel argument that shares memory with `value`. Errors as in `view`."""
         if type(value) is np.ndarray and value.dtype == self._numpy and value.shape == self.shape:
             flags = value.flags
             if flags.c_contiguous and flags.writeable:
                 return tvm_ffi.from_dlpack(value)
         elif self._is_right(value):
-            return value  # kernels take PyTorch's tensors as they are
+            return value  # kernels take PyTorch tensors directly
         return view(self.name, value, self.shape, self.dtype, writable=self.writable)
 
     def _is_right(self, value: Any) -> bool:
@@ -103,6 +108,7 @@ def _check(name: str, dtype: str, shape: tuple[int, ...], contiguous: bool, want
 
 
 def _compact(shape: Any, strides: Any) -> bool:
+    """Whether strides, in elements, are those of a contiguous tensor."""
     expected = 1
     for size, stride in zip(reversed(tuple(shape)), reversed(tuple(strides)), strict=True):
         if size != 1 and stride != expected:
@@ -112,7 +118,10 @@ def _compact(shape: Any, strides: Any) -> bool:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A view of a read-only array that DLPack agrees to export (it cannot mark memory as read-only; kernels never write their inputs)."""
+    """A view of a read-only array that DLPack agrees to export.
+
+    DLPack cannot mark memory as read-only, but kernels never write their inputs.
+    """
     memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
     memory._keep = array
     shared: np.ndarray[Any, Any] = np.frombuffer(memory, array.dtype).reshape(array.shape)
@@ -120,14 +129,14 @@ def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
-    """An uninitialised tensor of the same kind as `value`; numpy for kinds that cannot make one."""
+    """An uninitialised tensor of the same library as `value`; a numpy array for libraries that cannot make one."""
     if is_torch(value):
         return value.new_empty(shape)
     return np.empty(shape, np.float32)
 
 
 def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """The values of a tensor as a numpy array, checked as in `view` (contiguity aside: filters are packed, so they are copied anyway)."""
+    """The values of a tensor as a numpy array, checked as in `view` except for contiguity: filters are copied when they are packed."""
     if is_torch(value):
         if value.device.type != "cpu":
             raise ArgumentError(f"`{name}` is on device {value.device}; this kernel runs on the CPU: pass {name}.cpu().")

@@ -1,4 +1,4 @@
-"""A layer's packed filters as a file beside its library, for programs that do not pack (see export/include/im2win/layer.hpp)."""
+"""Stores a layer's packed filters in a file beside its library, for programs that do not pack (see export/include/im2win/layer.hpp)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ALIGNMENT = 64  # bytes, of every tensor's data in the file
 
 
 def weights_path(library: Path) -> Path:
-    """Where a layer's packed filters lie: beside its library, with .weights appended."""
+    """The path of a layer's packed filters: the library's path with .weights appended."""
     return library.with_name(library.name + ".weights")
 
 
 def checksum(content: bytes) -> int:
-    """64-bit FNV-1a of a library: filters packed for another one would give wrong numbers without a word."""
+    """64-bit FNV-1a of a library. It detects filters that were packed for another library, which would silently give wrong numbers."""
     value = 0xCBF29CE484222325
     for byte in content:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -28,7 +28,7 @@ def checksum(content: bytes) -> int:
 
 
 def weights_file(conv: Conv2d, packed: Mapping[str, npt.NDArray[Any]], library: bytes) -> bytes:
-    """The file's content: lines of text up to "data", then the data, each tensor at a multiple of `ALIGNMENT`.
+    """The file's content: lines of text up to "data", then the data, each tensor at a multiple of `ALIGNMENT` bytes.
 
         im2win-weights 1
         library 9a3c...                     checksum of the library, in hexadecimal digits

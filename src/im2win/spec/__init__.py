@@ -1,1 +1,1 @@
-"""What is asked for: the convolution, suites of layers, the objective."""
+"""Specification of what is computed: the convolution, suites of layers, activations, element types, accuracy, the objective."""

@@ -1,4 +1,4 @@
-"""How accurate a kernel must be: what its arithmetic may round."""
+"""Accuracy classes of kernels: the rounding that their arithmetic may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Accuracy = Literal["exact", "float32", "tf32", "winograd"]
 
 
 def checked_accuracy(value: str) -> Accuracy:
-    """A word as an accuracy.
+    """The word as an accuracy.
 
     Raises:
         ValueError: it is none.
@@ -20,6 +20,6 @@ def checked_accuracy(value: str) -> Accuracy:
 
 
 def allows(accuracy: Accuracy, needed: Accuracy) -> bool:
-    """Whether a user who asks for an accuracy accepts a kernel that has another."""
+    """Whether a caller who requests `accuracy` accepts a kernel of accuracy `needed`."""
     order = get_args(Accuracy)
     return bool(order.index(needed) <= order.index(accuracy))

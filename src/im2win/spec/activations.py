@@ -1,7 +1,7 @@
-"""The table of activations: what a kernel may apply to its sums, one row each.
+"""The table of activations that a kernel can apply in its epilogue, one row each.
 
-A row's `formula` is written once, over an `Arithmetic`: numpy's float64 (the reference), tensor expressions on the CPU, CUDA. The other
-columns are facts that the rest of the package asks for. A new activation is a row here, and a line in the tests' oracle.
+A row's `formula` is written once over an `Arithmetic`, which is numpy's float64 (the reference), tensor expressions (CPU kernels) or CUDA.
+The other columns are facts that the rest of the package needs. A new activation is one row here, and one line in the tests' oracle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARAMETER = "the activation's parameter"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that an activation takes: at least `least` and below `below`, a float32."""
+    """A number that an activation takes: a float32 that is at least `least` and below `below`."""
 
     name: str
     default: float
@@ -36,10 +36,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of another framework that is an activation where its arguments have certain values.
+    """A function of another framework that is an activation if its arguments have certain values.
 
-    arguments: by name, in the order in which they may be given: (value, default); a value may be `PARAMETER`.
-    module: PyTorch's module of the same arguments. since: ONNX' operator set.
+    Attributes:
+        arguments: by name, in the order in which they may be given: (value, default); a value may be `PARAMETER`.
+        module: PyTorch's module with the same arguments.
+        since: ONNX operator set that introduced it.
     """
 
     name: str
@@ -48,7 +50,7 @@ class Operator:
     since: int = 1
 
     def parameters(self, given: Mapping[str, Any]) -> tuple[float, ...] | None:
-        """The activation's parameters (one or none) in a call with these arguments; None where that is another function."""
+        """The activation's parameters (one or none) for a call with these arguments; None if the call is another function."""
         found = []
         for name, (value, default) in self.arguments.items():
             actual = given.get(name, default)
@@ -62,7 +64,7 @@ class Operator:
         return tuple(found)
 
     def called(self, parameters: tuple[float, ...]) -> dict[str, Any]:
-        """The arguments of a call that is the activation with these parameters (one or none)."""
+        """The arguments of a call that computes the activation with these parameters (one or none)."""
         return {name: parameters[0] if value is PARAMETER else value for name, (value, _) in self.arguments.items()}
 
 
@@ -75,15 +77,19 @@ INPUT = "the activation's input"
 class Activation:
     """A row of the table.
 
-    name: in the key of a problem, before the parameter's value if there is one.
-    formula: (arithmetic, y) or (arithmetic, y, parameter) -> activated y. No finite y overflows to NaN in it.
-    torch: functions of torch.nn.functional, torch and aten that are it; the first one computes it.
-    onnx: operators that are it by themselves. written: how it is written where there is none, or where few runtimes know that.
-    integers: it makes integers of integers, so int32 sums may have it.
-    int8_outputs: outputs that are requantised to int8 may have it.
-    rounds: it rounds even where sums are exact.
-    bound: the largest output, where there is one; slope: the steepest, by which errors of sums grow or shrink.
-    derivative: of y by the sum, told from y (and the parameter); without it, gradients compute the sum again.
+    Attributes:
+        name: in the key of a problem, before the parameter's value if there is one.
+        formula: (arithmetic, y) or (arithmetic, y, parameter) -> activated y. No finite y gives NaN.
+        torch: functions of torch.nn.functional, torch and aten that compute it; the first one is called.
+        onnx: single operators that compute it.
+        written: how it is written to ONNX if no operator computes it, or if few runtimes support the operator.
+        integers: it maps integers to integers, so it may follow int32 sums.
+        int8_outputs: it may precede requantisation to int8.
+        rounds: it rounds even where sums are exact.
+        bound: the largest output, if there is one.
+        slope: the steepest slope, by which errors of sums grow or shrink.
+        derivative: derivative with respect to its argument as a function of the output (and the parameter); without it, gradients compute
+            the sum again.
     """
 
     name: str
@@ -101,11 +107,11 @@ class Activation:
 
     @property
     def squashes(self) -> bool:
-        """Whether outputs are at most 1, however large sums are: then errors are relative to 1, and not to the sums."""
+        """Whether outputs are at most 1 for sums of any size. Errors are then relative to 1 instead of the sums."""
         return self.bound is not None and self.bound <= 1
 
     def key(self, *parameters: float) -> str | None:
-        """The word of a problem's key, ``leaky_relu0.1``; None for parameters that are not allowed."""
+        """The word in a problem's key, ``leaky_relu0.1``; None for parameters that are not allowed."""
         if self.parameter is None:
             return None if parameters else self.name
         value = np.float32(parameters[0] if parameters else self.parameter.default)
@@ -210,7 +216,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @functools.lru_cache(maxsize=256)
 def found(word: str) -> tuple[Activation, tuple[float, ...]] | None:
-    """The row and the parameters (one or none) that a key's word names, whether they are allowed or not; None if it names no activation."""
+    """The row and the parameters (one or none) that a key's word names, allowed or not; None if it names no activation."""
     if word in ACTIVATIONS:
         row = ACTIVATIONS[word]
         return row, () if row.parameter is None else (row.parameter.default,)
@@ -229,7 +235,7 @@ def activation_of(word: str) -> Activation:
 
 
 def checked(word: str) -> str:
-    """The word as it stands in keys: ``leaky_relu`` becomes ``leaky_relu0.01``.
+    """The word in canonical form: ``leaky_relu`` becomes ``leaky_relu0.01``.
 
     Raises:
         ValueError: it names no activation, or its parameter is not allowed; the message is the rule.
@@ -247,7 +253,7 @@ def checked(word: str) -> str:
 
 
 def apply(word: str, arithmetic: Arithmetic, y: Value) -> Value:
-    """An activation of a value, in an arithmetic."""
+    """Applies an activation to a value, in an arithmetic."""
     named = found(word)
     assert named is not None, word
     row, parameters = named
@@ -255,20 +261,20 @@ def apply(word: str, arithmetic: Arithmetic, y: Value) -> Value:
 
 
 def reference(word: str, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An activation of a float64 array."""
-    with np.errstate(over="ignore"):  # an exponential to infinity, whose inverse is zero
+    """Applies an activation to a float64 array."""
+    with np.errstate(over="ignore"):  # an exponential may become infinity, whose inverse is zero
         return np.ascontiguousarray(apply(word, Float64(), y))
 
 
 def derivative(word: str, y: Any) -> Any:
-    """The derivative of an activation by its argument where its output is y, for rows that tell it from that."""
+    """The derivative of an activation with respect to its argument, computed from its output y, for rows that define it."""
     named = found(word)
     assert named is not None and named[0].derivative is not None, word
     return named[0].derivative(y, *named[1])
 
 
 def of_onnx(operator: str, stated: Mapping[str, Any]) -> tuple[Activation, tuple[float, ...]] | None:
-    """The row and the parameters of an ONNX operator with these attributes; None if it is no activation by itself."""
+    """The row and the parameters of an ONNX operator with these attributes; None if the operator alone is no activation."""
     stated = {name: one.decode() if isinstance(one, bytes) else one for name, one in stated.items()}
     for row in ACTIVATIONS.values():
         for one in row.onnx:
@@ -278,7 +284,7 @@ def of_onnx(operator: str, stated: Mapping[str, Any]) -> tuple[Activation, tuple
 
 
 def torch_function(word: str, *, inplace: bool = False) -> Callable[[Any], Any]:
-    """PyTorch's function for an activation of a tensor, the one that writes into it where there is one and `inplace` asks for it."""
+    """PyTorch's function for an activation of a tensor, in place if `inplace` and if PyTorch has such a function."""
     import torch
 
     named = found(word)

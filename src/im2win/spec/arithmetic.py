@@ -1,4 +1,4 @@
-"""What formulas that are written once are computed with: the operations they need, and float64 to compare the others with."""
+"""The operations that formulas written once are evaluated with, and their float64 implementation as the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
 class Arithmetic(Protocol):
-    """The operations that formulas need beside + - * /."""
+    """The operations that formulas need in addition to + - * /."""
 
     def max(self, value: Value, other: Value) -> Value: ...
     def min(self, value: Value, other: Value) -> Value: ...
@@ -24,7 +24,7 @@ class Arithmetic(Protocol):
 
 
 class Float64:
-    """Numpy arrays of float64."""
+    """The operations on numpy arrays of float64."""
 
     def max(self, value: Value, other: Value) -> Value:
         return np.maximum(value, other)

@@ -1,7 +1,8 @@
-"""Files of layers met in running programs: a line a layer and run, appended under a lock, read by `im2win layers` and `im2win tune`.
+"""Files of layers captured in running programs, which `im2win layers` and `im2win tune` read.
 
-A line is ``{"schema": 1, "conv": KEY, "count": N, "target": "cpu" or "cuda"}``: in one run the problem occurred N times. Reading adds up
-the counts of lines of the same problem; a line that cannot be used costs that line only.
+Each layer and run has one line, appended under a lock: ``{"schema": 1, "conv": KEY, "count": N, "target": "cpu" or "cuda"}``. It says that
+in one run the problem occurred N times. Reading adds up the counts of lines of the same problem. A line that cannot be used is skipped and
+reported.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ SUFFIX = ".jsonl"
 
 
 class LayerFileError(ValueError):
-    """A file of layers that cannot be read, or that holds none; the message names the file."""
+    """A file of layers that cannot be read, or that holds none. The message names the file."""
 
 
 def append_layers(path: str | os.PathLike[str], counts: Mapping[tuple[Conv2d, str], int]) -> None:
     """Adds a line for each (problem, target) with its count. Any number of processes may append at once.
 
     Raises:
-        LogError: the file cannot be written; nothing of the lines is left then.
+        LogError: the file cannot be written; nothing of the lines remains then.
     """
     rows = [{"schema": SCHEMA, "conv": str(conv), "count": count, "target": target} for (conv, target), count in counts.items()]
     file = Path(path)
@@ -37,13 +38,14 @@ def append_layers(path: str | os.PathLike[str], counts: Mapping[tuple[Conv2d, st
 
 
 def read_layers(path: str | os.PathLike[str], batch: int | None = None) -> tuple[list[Layer], list[str]]:
-    """The distinct layers of a file in the order they were first met, named by their keys, and a line for each that cannot be used.
+    """The distinct layers of a file in the order of first occurrence, named by their keys, and a message for each line that cannot be used.
 
     Args:
-        batch: replaces that of every layer.
+        batch: replaces the batch of every layer.
 
     Raises:
-        LayerFileError: no such file, or no layer in it. ConvError: `batch` is not a positive integer.
+        LayerFileError: no such file, or no layer in it.
+        ConvError: `batch` is not a positive integer.
     """
     try:
         lines = Path(path).read_bytes().split(b"\n")

@@ -22,7 +22,7 @@ _RULE = "Conv2d: `{name}` (={value!r}) must be {rule}."
 
 
 class ConvError(ValueError):
-    """A convolution that is not valid; the message names the argument, its value and the rule."""
+    """An invalid convolution. The message names the argument, its value and the rule."""
 
 
 def _fail(name: str, value: object, rule: str) -> ConvError:
@@ -50,7 +50,7 @@ def _pair(name: str, value: IntPair, least: int) -> tuple[int, int]:
 
 
 def _same(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
-    """Padding (before, after) that makes the output ceil(size / stride); the odd element goes after, as in ONNX SAME_UPPER."""
+    """Padding (before, after) that makes the output ceil(size / stride). The odd element goes after, as in ONNX SAME_UPPER."""
     total = max((math.ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)
     return total // 2, total - total // 2
 
@@ -59,16 +59,16 @@ def _same(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]
 class Conv2d:
     """A 2-D convolution (cross-correlation, as in every deep-learning framework) with its fused epilogue.
 
-    ``y = activation(conv(x, w) + bias + residual)``; bias and residual only where asked for.
+    ``y = activation(conv(x, w) + bias + residual)``; bias and residual are optional.
 
-    Products of int8 are summed in int32, and so is their bias. Outputs are these sums, or, with another `out_dtype`, requantised:
-    ``y = convert(activation(float32(conv(x, w) + bias) * scale + float32(residual)))`` with a float32 scale for every output channel. Every
-    operation on float32 is rounded by itself, to nearest even. `convert` is to `out_dtype`: to int8 it rounds to nearest even, and what
-    is outside -128 to 127 becomes the nearest of them.
+    Products of int8 are summed in int32, which is also the type of their bias. Outputs are these sums, or, with another `out_dtype`,
+    requantised: ``y = convert(activation(float32(conv(x, w) + bias) * scale + float32(residual)))`` with a float32 scale for every output
+    channel. Every operation on float32 is rounded by itself, to nearest even. `convert` converts to `out_dtype`: for int8 it rounds to
+    nearest even and saturates to -128 to 127.
 
-    Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC);
-    w is always ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale ``[out_channels]``;
-    residual and y have `output_shape`. `dtypes` says what they are of.
+    Shapes: x is ``[batch, in_channels, height, width]`` (NCHW) or ``[batch, height, width, in_channels]`` (NHWC); w is always
+    ``[out_channels, in_channels / groups, kernel_h, kernel_w]``; bias and scale are ``[out_channels]``; residual and y have `output_shape`.
+    `dtypes` gives their element types.
 
     Args:
         batch: images; this and all other sizes are at least 1.
@@ -78,18 +78,19 @@ class Conv2d:
         out_channels: channels of y, which is the number of filters.
         kernel: size of a filter: an integer or a pair (vertical, horizontal).
         stride: steps between windows: an integer or a pair (vertical, horizontal).
-        padding: zeros round the input: an integer, a pair (vertical, horizontal), four sides (top, left, bottom, right)
-            as in ONNX, ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
+        padding: zeros around the input: an integer, a pair (vertical, horizontal), four sides (top, left, bottom, right) as in ONNX,
+            ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
         dilation: steps between taps: an integer or a pair (vertical, horizontal).
-        groups: channels are split into this many independent convolutions; `in_channels` of them is depthwise.
+        groups: channels are split into this many independent convolutions; with `in_channels` groups the convolution is depthwise.
         dtype: of x and w: float32, float16 or int8.
         layout: of x, y and residual: NCHW or NHWC.
         bias: whether the epilogue adds a number for every output channel.
         residual: whether the epilogue adds a tensor of the output's shape.
-        activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error
-            function) or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. Outputs
-            of int8 take none or relu, int32 sums relu6, too.
-        out_dtype: of y and residual; default `dtype`, and int32 for int8, which may be int8, float16 or float32, too: requantised.
+        activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error function)
+            or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. int8 outputs support none
+            and relu, int32 sums also relu6.
+        out_dtype: of y and residual. The default is `dtype`, and int32 for int8. For int8 it may also be int8, float16 or float32: the
+            outputs are then requantised.
 
     Raises:
         ConvError: a message that names the argument, its value and the rule.
@@ -201,7 +202,7 @@ class Conv2d:
 
     @functools.cached_property
     def window(self) -> tuple[int, int]:
-        """Input rows and columns that one output sees: (kernel - 1) * dilation + 1."""
+        """Input rows and columns under one output: (kernel - 1) * dilation + 1."""
         return (self.kernel[0] - 1) * self.dilation[0] + 1, (self.kernel[1] - 1) * self.dilation[1] + 1
 
     @functools.cached_property
@@ -230,12 +231,12 @@ class Conv2d:
 
     @functools.cached_property
     def filter_shape(self) -> tuple[int, int, int, int]:
-        """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w], whatever the layout."""
+        """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w] in every layout."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the direct form, a multiplication and an addition each counted (thesis eq. 3-4)."""
+        """Floating-point operations of direct convolution, with a multiplication and an addition counted as two."""
         return 2 * math.prod(self.output_shape) * math.prod(self.filter_shape[1:])
 
     @property
@@ -255,7 +256,7 @@ class Conv2d:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that must move at least once: input, filter and output (and the residual)."""
+        """Bytes that must move at least once: input, filter, output, and the residual if there is one."""
         given = self.itemsize * (math.prod(self.input_shape) + math.prod(self.filter_shape))
         return given + self.output_bytes * (1 + self.residual)
 
@@ -281,23 +282,23 @@ class Conv2d:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names of the tensors a kernel takes, in order, the output last."""
+        """Names of the tensors that a kernel takes, in order, the output last."""
         added = (("bias", self.bias), ("scale", self.requantised), ("residual", self.residual))
         return ("data", "filter", *(name for name, on in added if on), "output")
 
     @functools.cached_property
     def dtypes(self) -> dict[str, str]:
-        """Element types of `arguments`: bias is of the type of sums that are stored, scale of float32."""
+        """Element types of `arguments`: the bias has the type of the stored sums, the scale is float32."""
         known = {"data": self.dtype, "filter": self.dtype, "bias": ELEMENT_TYPES[self.dtype].outputs[0], "scale": "float32"}
         return {name: known.get(name, self.out_dtype) for name in self.arguments}
 
     def with_(self, **changes: Any) -> Conv2d:
-        """A copy with some fields changed (validated again); with another dtype it has the default `out_dtype`, unless that is given."""
+        """A validated copy with some fields changed. With another dtype it has the default `out_dtype`, unless that is given."""
         if changes.get("dtype", self.dtype) != self.dtype:
             changes.setdefault("out_dtype", None)
         try:
             return _changed(self, tuple((name, type(value), value) for name, value in changes.items()))  # True is not 1
-        except TypeError:  # a list, say, where a tuple would do
+        except TypeError:  # an unhashable value, such as a list
             return replace(self, **changes)
 
     # --- the key -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The table of element types: what tensors may be of, one row each, and all that the package asks about a type.
+"""The table of element types of tensors, one row each, with all facts that the package needs of a type.
 
-What multiplies them on tensor cores stands in `schedules.cuda.arithmetic`. A type is named as numpy and PyTorch name it.
+`schedules.cuda.arithmetic` lists the tensor-core instructions that multiply them. A type has the name that numpy and PyTorch use.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from dataclasses import dataclass
 class ElementType:
     """A row of the table.
 
-    itemsize: bytes. sums: the type in which products are summed, and of a bias before them.
-    outputs: what outputs of a problem in this type may be of, the default first; none where there are no such problems.
-    epsilon: from 1 to the next number; 0 for integers. limits: the least and the most of an integer.
-    short: in names of device functions. pair: the device function that makes a word of two float32 in this type, or of their bytes.
-    c: in C, where float16 is its bits. onnx: in TensorProto.DataType, for types that graphs are read in; "" for others.
-    torch: PyTorch's convolutions are in this type, so that modules and peers have it.
-    dlpack, cudnn: the code in DLDataType and in cudnnDataType_t. cudnn_maths: arguments `math` of `im2win.bench.peers.cudnn` that it has.
-    ceilings: names of measured peaks of this arithmetic, the nearest first.
-    poisons: values of outputs that were not written: one that none has, or two, since none has both. guard: of memory beside outputs.
+    Attributes:
+        itemsize: bytes.
+        sums: the type in which products are accumulated, and of a bias.
+        outputs: output types of a problem in this type, the default first; none where there are no such problems.
+        epsilon: from 1 to the next number; 0 for integers.
+        limits: the least and the largest value of an integer type.
+        short: in names of device functions.
+        pair: the device function that makes a word of two float32 values in this type, or of their bytes.
+        c: the C type; float16 is passed as its bits.
+        onnx: the name in TensorProto.DataType, for types that graphs are read in; "" for others.
+        torch: whether PyTorch has convolutions in this type, for modules and peers.
+        dlpack, cudnn: the code in DLDataType and in cudnnDataType_t.
+        cudnn_maths: values of the argument `math` of `im2win.bench.peers.cudnn` that it supports.
+        ceilings: names of measured peaks of this arithmetic, the nearest first.
+        poisons: values that mark unwritten outputs: one that no output takes, or two, of which an output takes one at most.
+        guard: value of the guard zones around outputs.
     """
 
     name: str
@@ -44,12 +51,12 @@ class ElementType:
 
     @property
     def integer(self) -> bool:
-        """Whether it holds integers, whose products and sums are exact."""
+        """Whether it is an integer type, whose products and sums are exact."""
         return self.limits is not None
 
     @property
     def narrow(self) -> bool:
-        """Whether it is a floating-point type with sums of another: the rounding of a single output is then more than that of its sum."""
+        """Whether it is a floating-point type with wider accumulators: rounding an output then costs more than rounding its sum."""
         return not self.integer and self.sums != self.name
 
 

@@ -1,11 +1,11 @@
-"""Names of what computes a layer: an algorithm, which is mathematics, and the schedule that says how it runs.
+"""Names of methods that compute a layer: an algorithm, which is mathematics, and a schedule, which says how it runs.
 
-Both together are written ``algorithm/schedule`` where a program reads them, and ``algorithm / schedule`` where people do.
+Both together are written ``algorithm/schedule`` for programs, and ``algorithm / schedule`` for people.
 """
 
 from __future__ import annotations
 
-# What one name stood for before algorithms and schedules were told apart; records, results and callers may still say it.
+# Old names from before algorithms and schedules were separated; records, results and callers may still contain them.
 OLD_NAMES = {
     "direct": "direct/tiled",
     "direct_persistent": "direct/persistent",
@@ -28,12 +28,12 @@ def key(algorithm: str, schedule: str) -> str:
 
 
 def split(method: str) -> tuple[str, str]:
-    """(algorithm, schedule) of a key, or of an old name; the schedule is "" for a name of neither form."""
+    """(algorithm, schedule) of a key or an old name; the schedule is "" for any other name."""
     algorithm, _, schedule = OLD_NAMES.get(method, method).partition("/")
     return algorithm, schedule
 
 
 def shown(method: str) -> str:
-    """A key or an old name as people read it: "direct / persistent"; other names as they are."""
+    """A key or an old name in the form for people: "direct / persistent"; other names are unchanged."""
     algorithm, schedule = split(method)
     return f"{algorithm} / {schedule}" if schedule else method

@@ -1,21 +1,23 @@
 """Named suites of convolution layers: the literal tables that benchmarks, tuning runs and tests iterate.
 
-A row is (name, key, count): the key is a `Conv2d` key without its batch, the count says how often the layer occurs in its network.
-The batch is the caller's, or the suite's default.
+A row is (name, key, count). The key is a `Conv2d` key without its batch. The count says how often the layer occurs in its network. The
+batch is the caller's, or the suite's default.
 
 Sources:
-    papers12: im2win thesis, table 3-3 (the layers of arXiv 2306.14320 and 2306.14316); float32, no padding. The source runs batch 128;
-        the default here is 8, so that a layer takes milliseconds on a desktop CPU: ask for ``batch=128`` to reproduce the paper.
+    papers12: the twelve layers of the im2win papers (arXiv 2306.14320 for CPUs, 2306.14316 for GPUs; table 3-3 of the thesis behind them);
+    float32, no padding. The papers run batch 128. The default here is 8, so that a layer takes milliseconds on a desktop CPU; ``batch=128``
+    reproduces the papers.
     resnet50: He et al., "Deep Residual Learning", arXiv 1512.03385, table 1, in the variant of the ONNX model zoo (Caffe2; "v1.5" in
-        torchvision): the 3x3 of a stage's first block has stride 2, where the paper gives it to the 1x1 before. Plain convolutions without
-        bias, as in the graph, where batch normalisation follows each. Names are stage_block_role, of the first layer with that shape.
+    torchvision): the 3x3 of a stage's first block has stride 2, where the paper gives it to the 1x1 before. Plain convolutions without
+    bias, as in the graph, where batch normalisation follows each. Names are stage_block_role, of the first layer with that shape.
     vgg16: Simonyan and Zisserman, arXiv 1409.1556, table 1, configuration D, each with its bias and ReLU. Its shapes are those of VGG-19.
     mobilenet_v2: Sandler et al., arXiv 1801.04381, table 2, width 1.0, 224x224; batch normalisation folded to a bias, ReLU6 fused where the
-        network has it (the projections are linear), residual additions left out. Names are the bottleneck's number and role.
-    winograd64: the Winograd kernel-fusion paper's sweep: 3x3, 64 channels and filters, padding 1, maps from 224 to super-resolution's 960.
-        The source runs float16 and int8; these are float32, ``conv.with_(dtype=...)`` changes that.
-    sliding: the sliding-window CUDA study: 3 channels, 3 filters of 3x3, square images from 128 to 8192, strides 1 to 3, padding 1
-        (the source's printed output sizes are those without padding).
+    network has it (the projections are linear), residual additions left out. Names are the bottleneck's number and role.
+    winograd64: the sweep of the study of Winograd convolution on tensor cores with partial kernel fusion: 3x3, 64 channels and filters,
+    padding 1, maps from 224 to super-resolution's 960. The source runs float16 and int8; these are float32, and ``conv.with_(dtype=...)``
+    changes that.
+    sliding: the study of sliding-window kernels in CUDA: 3 channels, 3 filters of 3x3, square images from 128 to 8192, strides 1 to 3,
+    padding 1 (the source's printed output sizes are those without padding).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Row = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution with the name it has in its network and how many times it occurs there."""
+    """A convolution with its name in its network and the number of times that it occurs there."""
 
     name: str
     conv: Conv2d
@@ -161,7 +163,7 @@ SUITES: dict[str, Suite] = {
 
 
 def suite_names() -> list[str]:
-    """Names that `suite` knows."""
+    """Names that `suite` accepts."""
     return list(SUITES)
 
 
@@ -170,7 +172,7 @@ def suite(name: str, batch: int | None = None) -> list[Layer]:
 
     Args:
         name: one of `suite_names()`.
-        batch: images; default the suite's own (1, and 8 for papers12, whose source says 128).
+        batch: images; the default is the suite's own (1, and 8 for papers12, whose source uses 128).
 
     Raises:
         ValueError: the name is unknown; the message lists the known ones.

@@ -1,1 +1,1 @@
-"""Measurements for the papers: one study a module."""
+"""Measurements that repeat the source papers' comparisons (docs/papers.md), and ablations: one study in each module."""

@@ -1,8 +1,9 @@
-"""The GPU's ladder measured: every rung of schedules.studies.cuda_ladder, and Alg. 9 without each technique, on the same layers in one run.
+"""Measures the GPU's ablation ladder: every rung, and Alg. 9 without each technique, on the same layers in one run.
 
-Each kernel is compiled beforehand, checked against the float64 reference before it is timed and again behind, and timed as in the benchmark
-(cuda_harness.py): in interleaved rounds, behind an overwritten level-2 cache, the im2win transform inside. The transform alone is timed in
-the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all the others.
+The rungs are those of schedules.studies.cuda_ladder, from the im2win papers (arXiv 2306.14316 and the thesis behind it). Every kernel is
+compiled beforehand, and checked against the float64 reference before it is timed and again afterwards. It is timed as in the benchmark
+(cuda_harness.py): in interleaved rounds, after the level-2 cache was overwritten, with the im2win transform included. The transform alone
+is timed in the same rounds. A result is a benchmark result whose "ours" is the ladder's last rung and whose "peers" are all others.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Progress = Callable[[int, int, Row], None]
 
 
 def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
-    """The kernels of a rung of the thesis: `conv2d`, over flat tensors in the order of `conv.arguments`, and `transform`.
+    """The kernels of a rung: `conv2d`, over flat tensors in the order of `conv.arguments`, and `transform`.
 
     Raises:
         TileError: the ladder has no kernel for the problem.
@@ -61,7 +62,7 @@ def rung_module(conv: Conv2d, rung: CudaRung) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class RungRecipe:
-    """A rung of the thesis for a problem."""
+    """A rung of the ladder for a problem."""
 
     conv: Conv2d
     rung: CudaRung
@@ -75,7 +76,7 @@ class RungRecipe:
 
 
 def recipe(conv: Conv2d, rung: CudaRung, gpu: Gpu) -> Recipe:
-    """How a rung is made; production is the project's im2win in IEEE float32, as the rungs of the thesis are."""
+    """The recipe of a rung. "production" is the project's im2win schedule in IEEE float32, the arithmetic of all rungs."""
     return TileRecipe(conv, "im2win", gpu, "exact", recorded=True) if rung.production else RungRecipe(conv, rung, gpu)
 
 
@@ -88,18 +89,19 @@ def run(
     suite: str = "custom",
     progress: Progress | None = None,
 ) -> Result:
-    """Times every rung on every layer on the first GPU; one row a layer.
+    """Times every rung on every layer on the first GPU. The result has one row for each layer.
 
     Args:
         rungs: by name, lowest first; None: all of `RUNGS` and `WITHOUT`.
         rounds: most samples of a rung on a layer.
-        seconds: timed calls of a rung on a layer take about this long at most: slow ones get fewer samples, one at least.
-        suite: what the result is called, after "ladder-".
-        progress: called with (layers done, layers in all, row) after each.
+        seconds: most seconds of timed calls of a rung on a layer; slow rungs get fewer samples, at least one.
+        suite: name of the result after "ladder-".
+        progress: called with (layers done, layers in all, row) after each layer.
 
     Raises:
-        ValueError: no layers, no rungs, bad `rounds` or `seconds`. NoGpuError, ToolchainError: what measuring needs is not there.
-        A rung that fails is a message in its row instead.
+        ValueError: no layers, no rungs, bad `rounds` or `seconds`. A rung that fails is a message in its row instead.
+        NoGpuError: there is no GPU.
+        ToolchainError: there is no CUDA compiler.
     """
     rungs = {**RUNGS, **WITHOUT} if rungs is None else rungs
     if not layers or not rungs:
@@ -127,7 +129,7 @@ def run(
 
 
 def _twins(rungs: Mapping[str, CudaRung]) -> dict[str, str]:
-    """For each rung the first with the same techniques: the same kernel is built and timed once."""
+    """For each rung the first one with the same techniques, so that equal kernels are built and timed once."""
     first: dict[tuple[str, ...], str] = {}
     return {name: first.setdefault(rung.techniques, name) for name, rung in rungs.items()}
 
@@ -136,7 +138,7 @@ def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[
     """Checks and times every rung on one layer.
 
     Args:
-        built: libraries by name, or why there is none.
+        built: libraries by name, or the reason why there is none.
         twins: the name in `built` of every rung.
     """
     bench, row, last = Bench(layer.conv, SEED), Row(layer.name, str(layer.conv), layer.count), last_rung(list(twins), RUNGS)
@@ -164,7 +166,7 @@ def _contender(bench: Bench, library: Library | str) -> Contender:
 
 
 def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Contender]:
-    """The transform alone, which is the same in every library; nothing where there is none."""
+    """The transform alone, which is the same in every library; nothing if no library has one."""
     import torch
 
     for library in libraries:

@@ -1,22 +1,20 @@
-"""Names of studies and of the entries in their files: what measurements write and reports read."""
+"""Names of studies and of the entries in their files, shared by measurements and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-LADDER = "ladder-"  # starts the suite's name in a ladder's result
+LADDER = "ladder-"  # prefix of the suite's name in a ladder's result
 LADDER_TRANSFORM = "transform"  # the transform alone, beside a GPU's rungs
 
 
 def last_rung(names: Sequence[str], rungs: Container[str]) -> str:
-    """The highest of a ladder's rungs among names; where there is none, the last name."""
+    """The highest rung of a ladder among names; the last name if none is a rung."""
     return next((name for name in reversed(names) if name in rungs), names[-1])
 
 
-TAPS, ROWS, STAYS = "taps", "rows", "stays"  # kinds of tiles
-
 SLIDING = "sliding-window"
-IM2COL, DEFAULT = "im2col", "default"  # forms of ours that have no thread block to vary
+IM2COL, DEFAULT = "im2col", "default"  # forms without a thread block to vary
 
 WINOGRAD_TC = "winograd-tensor-cores"
 PROTOTYPE, SYNCHRONOUS, WHOLE, OTHERS, INTEGERS, TVM = "prototype", "synchronous", "whole", "others", "int8", "tvm"

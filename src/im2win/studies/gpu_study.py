@@ -1,4 +1,4 @@
-"""What studies of kernels on a GPU share: where and with what they were measured, contenders, and entries with times."""
+"""Shared parts of studies on a GPU: the facts of a run, subjects, and entries with times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def head(study: str, layers: Sequence[Layer], gpu: Gpu) -> dict[str, Any]:
 
 
 def timed(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
-    """The entry, a dataclass with these fields, with milliseconds, samples and error, or with the reason why it has none."""
+    """The entry (a dataclass with these fields) with milliseconds, samples and error, or with the reason why it has none."""
     made: Any = entry
     if spread is None or contender is None or failed is not None:
         found: Entry = replace(made, failed=failed or "not timed")
@@ -38,17 +38,18 @@ def timed(entry: Entry, spread: Spread | None, contender: Contender | None, fail
 
 
 def kernel_contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
-    """A kernel that was built for the problem.
+    """A kernel that was built for the problem, as a subject.
 
     Raises:
-        BuildError: there is none, for the reason in its place. WrongError: its error is above `allowed`.
+        BuildError: the kernel was not built, with the reason.
+        WrongError: its error exceeds `allowed`.
     """
     return op_contender(bench, load(library), allowed)
 
 
 @contextlib.contextmanager
 def every_peer(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
-    """PyTorch in both layouts, and cuDNN's algorithms by name, or why there are none: their workspace may be larger than memory."""
+    """PyTorch in both layouts and cuDNN's algorithms by name, or the reason why there are none, such as a workspace larger than memory."""
     layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in LAYOUTS]
     with contextlib.ExitStack() as stack:
         try:

@@ -1,8 +1,9 @@
-"""The ladder measured: every rung of schedules/studies/cpu_ladder.py on the same layers, in one run.
+"""Measures the CPU's ablation ladder: every rung of schedules/studies/cpu_ladder.py on the same layers, in one run.
 
-Each rung is a contender as in the benchmark (harness.py): a process of its own, checked against the float64 reference, warmed up by time,
-timed in interleaved rounds. Rungs without `parallel` have one thread, in the transform too. A result is a benchmark result whose "ours" is
-the last rung and whose "peers" are the rungs before it; there is no ratio in it, since nobody else takes part.
+The ladder is that of the im2win papers (arXiv 2306.14320 and the thesis behind it). Each rung is a subject as in the benchmark
+(harness.py): a separate process, checked against the float64 reference, warmed up by time, timed in interleaved rounds. Rungs without
+`parallel` use one thread, in the transform too. A result is a benchmark result whose "ours" is the last rung and whose "peers" are the
+rungs before it. It has no ratio, since there is no other library.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Progress = Callable[[int, int, Row], None]
 
 
 def compile_rung(conv: Conv2d, rung: Rung, machine: Machine) -> Compiled:
-    """Compiles a rung of the thesis. LLVM's vectorizers are off for scalar rungs, so that vectors come with their rung."""
+    """Compiles a rung of the ladder. LLVM's vectorizers are off for scalar rungs, so that vector code first appears on its rung."""
     scheduled = ladder.schedule(conv, im2win.define(conv, ladder.pack(conv, rung, machine)), rung, machine)
     scalar = [] if rung.vector else ["-vectorize-loops:bool=0", "-vectorize-slp:bool=0"]
     return compile_module(kernel_module(conv, scheduled), machine, scalar)
@@ -60,7 +61,7 @@ def build_rung(conv: Conv2d, rung: Rung, threads: int | None = None) -> Op:
 
 @dataclass(frozen=True)
 class RungKernel:
-    """A rung as a contender, filters bound, output preallocated."""
+    """A rung as a subject, with filters bound and output preallocated."""
 
     name: str
     rung: Rung
@@ -83,16 +84,16 @@ def run(
     suite: str = "custom",
     progress: Progress | None = None,
 ) -> Result:
-    """Times every rung on every layer; one row a layer.
+    """Times every rung on every layer. The result has one row for each layer.
 
     Args:
         rungs: by name, lowest first; None: all of `RUNGS`.
-        threads: of the parallel rungs; None: all CPUs this process may use.
+        threads: of the parallel rungs; None: all CPUs that this process may use.
         rounds: most samples of a rung on a layer.
-        seconds: timed calls of a rung on a layer take about this long at most: slow ones get fewer samples, down to the warm-up's one.
+        seconds: most seconds of timed calls of a rung on a layer; slow rungs get fewer samples, at least the one of the warm-up.
         seconds_warmup: of each rung before the first round.
-        suite: what the result is called, after "ladder-".
-        progress: called with (layers done, layers in all, row) after each.
+        suite: name of the result after "ladder-".
+        progress: called with (layers done, layers in all, row) after each layer.
 
     Raises:
         ValueError: no layers, no rungs, `rounds` below 1 or a bad `threads`. A rung that fails is a message in its row instead.
@@ -146,7 +147,7 @@ def _time_layer(
 def _rounds(
     workers: Mapping[str, Worker], fastest: Mapping[str, float], rounds: int, seconds: float, failed: dict[str, str]
 ) -> dict[str, list[float]]:
-    """Samples in seconds a call. A call that alone is over the limit has been timed by its warm-up, and that is its sample."""
+    """Samples in seconds per call. If one call exceeds the limit, the call of the warm-up is its sample."""
     counts = {name: min(rounds, int(seconds / call)) for name, call in fastest.items()}
     samples = {name: [] if counts[name] else [call] for name, call in fastest.items()}
     for turn in range(max(counts.values(), default=0)):
@@ -157,4 +158,3 @@ def _rounds(
                 except WorkerError as late:
                     failed[name] = str(late)
     return {name: values for name, values in samples.items() if name not in failed}
-

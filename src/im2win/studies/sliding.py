@@ -1,7 +1,8 @@
-"""The sliding-window study: a thread a pixel from global and from shared memory, against im2col, our default and cuDNN, in one run.
+"""The sliding-window study: kernels with one thread for each pixel, against im2col, the default kernel and cuDNN, in one run.
 
-Source: the sliding-window document, which varies the image, the stride and the thread block. Every form is checked against the float64
-reference before it is timed and ours again behind, as in the benchmark (cuda_harness.py). What cannot be launched has a reason and no time.
+The kernels read from global or from shared memory. The study repeats the comparison of docs/papers.md, section 5, which varies the image,
+the stride and the thread block. Every form is checked against the float64 reference before it is timed, and im2win's again afterwards, as
+in the benchmark (cuda_harness.py). A kernel that cannot be launched has a reason and no time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
 BLOCKS = (4, 8, 16, 32, 64)
-LIBRARIES = {IM2COL: "im2col", DEFAULT: "auto"}  # our forms that have no block: the registry's algorithm
+LIBRARIES = {IM2COL: "im2col", DEFAULT: "auto"}  # forms without a thread block to vary: the registry's algorithm
 
 Form = tuple[str, int | None]
 """(name, edge of the thread block where it is the form's to choose)"""
@@ -43,9 +44,11 @@ Form = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """One form on one problem: milliseconds a call, or why there are none.
+    """One form on one problem: milliseconds per call, or the reason why there is no time.
 
-    block: edge of its thread block, where that is varied. error: against the reference, relative to the largest output.
+    Attributes:
+        block: edge of its thread block, where that is varied.
+        error: against the reference, relative to the largest output.
     """
 
     conv: str
@@ -64,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SlidingRecipe:
-    """A form of the sliding window for a problem."""
+    """A sliding-window kernel for a problem."""
 
     conv: Conv2d
     form: str
@@ -75,7 +78,7 @@ class SlidingRecipe:
         """Compiles into the library `path`.
 
         Raises:
-            TileError: it could not be launched.
+            TileError: the thread block cannot be launched.
         """
         broken = sliding.violations(self.conv, self.form, self.block, self.gpu)
         if broken:
@@ -87,7 +90,7 @@ class SlidingRecipe:
 
 
 def recipes(conv: Conv2d, blocks: Sequence[int], gpu: Gpu) -> dict[Form, Recipe]:
-    """Our forms for a problem."""
+    """Recipes of im2win's forms for a problem."""
     ours: dict[Form, Recipe] = {(form, block): SlidingRecipe(conv, form, block, gpu) for form in sliding.FORMS for block in blocks}
     return {**ours, **{(form, None): TileRecipe(conv, algorithm, gpu) for form, algorithm in LIBRARIES.items()}}
 
@@ -104,16 +107,18 @@ def run(
 
     Args:
         layers: problems, as in the suite "sliding".
-        blocks: edges of thread blocks, those that no device can launch among them if wanted.
+        blocks: edges of thread blocks; edges that no device can launch are allowed.
         rounds: most samples of a form on a layer.
-        seconds: timed calls of a form on a layer take about this long at most.
-        progress: called with (layers done, layers in all, entries of the layer) after each.
+        seconds: most seconds of timed calls of a form on a layer.
+        progress: called with (layers done, layers in all, entries of the layer) after each layer.
 
     Returns:
         The study, as it is written to JSON (see `sliding_report`).
 
     Raises:
-        ValueError: no layers, no blocks, or `rounds` below 1. NoGpuError, ToolchainError: what measuring needs is not there.
+        ValueError: no layers, no blocks, or `rounds` below 1.
+        NoGpuError: there is no GPU.
+        ToolchainError: there is no CUDA compiler.
     """
     if not layers or not blocks or rounds < 1:
         raise ValueError(f"sliding: `layers` and `blocks` must name at least one each, and `rounds` (={rounds}) must be at least 1.")

@@ -1,8 +1,8 @@
-"""The document's experiment: Winograd's form on tensor cores, in float16 and int8, unfused and fused, against cuDNN, in one run.
+"""The study of Winograd's form on tensor cores, in float16 and int8, unfused and fused, against cuDNN, in one run.
 
-Source: the document on Winograd convolution on tensor cores with partial kernel fusion, which compares with the better of cuDNN's two
-Winograd algorithms on the suite `winograd64`. Every form is checked against the float64 reference before it is timed and ours again behind,
-as in the benchmark (cuda_harness.py). A form whose kernel is refused has the rule's reason and no time.
+It repeats the comparison of partial kernel fusion (PKF; docs/papers.md, section 4) with the better of cuDNN's two Winograd algorithms on
+the suite `winograd64`. Every form is checked against the float64 reference before it is timed, and im2win's again afterwards, as in the
+benchmark (cuda_harness.py). A form whose kernel is refused has the rule's reason and no time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from im2win.tuner.runners.cuda import Bench, verify
 SEED = 0
 ROW = "winograd/tensor_cores"
 ACCURACY: Accuracy = "winograd"
-TRIES = 4  # tiles of a form that are built and timed, the model's best first; the fastest is the form's time
+TRIES = 4  # tiles of a form that are built and timed, best estimate first; the fastest gives the form's time
 FORMS: dict[str, dict[str, Any]] = {
     SYNCHRONOUS: {"mapping": "bgemm", "fusion": "none"},
     PROTOTYPE: {"mapping": "sync_free", "fusion": "none"},
@@ -60,9 +60,11 @@ Named = list[tuple[str, Callable[[], Contender]]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One tile of a form, or one peer, on one problem: milliseconds a call, or why there are none.
+    """One tile of a form, or one peer, on one problem: milliseconds per call, or the reason why there is no time.
 
-    size, batch, layout: of the problem's maps, and its images. error: against the reference, relative to the largest output.
+    Attributes:
+        size, batch, layout: of the problem's maps.
+        error: against the reference, relative to the largest output.
     """
 
     conv: str
@@ -81,20 +83,26 @@ class Entry:
 
 
 def recipes(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-    """Ours for a problem: the first tiles of every form; in one kernel, and without Winograd's form, what the records or the model have."""
+    """Recipes for a problem: the first tiles of every form, Winograd in one kernel, and the best kernel of any algorithm.
+
+    The tiles of the last two come from the records, or else from the model.
+    """
     whole = TileRecipe(conv, "winograd", gpu, ACCURACY, recorded=True)
     others = TileRecipe(conv, "auto", gpu, recorded=True)
     return {**_first_tiles(conv, gpu, tries, FORMS), (WHOLE, 0): whole, (OTHERS, 0): others}
 
 
 def integers(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-    """The same for the problem of int8, where what is without Winograd's form is exact; cuDNN's algorithms by name know no such type."""
+    """Recipes for the problem in int8, whose kernels without Winograd's form are exact.
+
+    cuDNN's algorithms by name do not support this type.
+    """
     whole = conv.with_(dtype="int8")
     return {**_first_tiles(whole, gpu, tries, INT8_FORMS), (INTEGERS, 0): TileRecipe(whole, "auto", gpu, recorded=True)}
 
 
 def requantised(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-    """The same for int8 outputs, by the best kernel without Winograd's form: there is one."""
+    """Recipes for the problem with int8 outputs: the best kernel, which is without Winograd's form."""
     return {(REQUANTISED, 0): TileRecipe(conv.with_(dtype="int8", out_dtype="int8"), "auto", gpu, recorded=True)}
 
 
@@ -102,7 +110,11 @@ def requantised(conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
 class Part:
     """Forms that are timed on the same tensors, in the same rounds.
 
-    types: of the problem's tensors. forms: every one has an entry at least. recipes: ours. peers: of all peers those that take part.
+    Attributes:
+        types: of the problem's tensors.
+        forms: each has at least one entry.
+        recipes: of im2win's kernels.
+        peers: selects those that take part from all peers.
     """
 
     types: Mapping[str, str]
@@ -111,12 +123,12 @@ class Part:
     peers: Callable[[Named], Named] | None
 
     def of_forms(self, forms: Sequence[str], conv: Conv2d, gpu: Gpu, tries: int) -> dict[Try, Recipe]:
-        """Our recipes of some of the forms."""
+        """im2win's recipes of some of the forms."""
         return {one: recipe for one, recipe in self.recipes(conv, gpu, tries).items() if one[0] in forms} if forms else {}
 
 
 def _by_name(peers: Named) -> Named:
-    """cuDNN's algorithms, under names that say what of."""
+    """cuDNN's algorithms, under names that state the problem."""
     return [(name.replace("cudnn_", REQUANTISED_PEER), prepare) for name, prepare in peers if name.startswith("cudnn_")]
 
 
@@ -155,20 +167,22 @@ def run(
     Args:
         layers: problems in float16, as in the suite `winograd64`.
         tries: tiles of a form on a layer.
-        rounds: most samples of a tile on a layer. seconds: its timed calls take about this long at most.
-        tvm_trials: candidates that TVM's default search may try on a layer channels first; 0 leaves it out.
+        rounds: most samples of a tile on a layer.
+        seconds: most seconds of timed calls of a tile on a layer.
+        tvm_trials: candidates that TVM's default search may try for a channels-first layer; 0 leaves it out.
         tvm_cache, note: as in `im2win.bench.cuda.run`.
-        progress: called with (layers done, layers in all, entries of the layer) after each.
-        before: a study that was stopped: what it has is not measured again, if it is of the same device and libraries; layers that lack
-            some forms, or had them taken out, get these.
-        keep: called with the study as it stands after each layer.
+        progress: called with (layers done, layers in all, entries of the layer) after each layer.
+        before: an interrupted study. Its entries are not measured again if it is of the same device and libraries; layers that lack some
+            forms, or had them removed, get these.
+        keep: called with the partial study after each layer.
 
     Returns:
         The study, as it is written to JSON (see `fused_report`).
 
     Raises:
-        ValueError: no layers, one that the row does not compute, or `tries` or `rounds` below 1.
-        NoGpuError, ToolchainError: what measuring needs is not there.
+        ValueError: no layers, one that the schedule does not support, or `tries` or `rounds` below 1.
+        NoGpuError: there is no GPU.
+        ToolchainError: there is no CUDA compiler.
     """
     if not layers or tries < 1 or rounds < 1:
         raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
@@ -220,7 +234,7 @@ def _problem(entry: Entry) -> tuple[int, int, str]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two studies are of the same device and libraries; the kernel of the host's system is none."""
+    """Whether two studies are of the same device and libraries; the host's kernel version does not count."""
     heads = ({**head, "versions": {**head.get("versions", {}), "system": None}} for head in (one, other))
     first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
     return first == second
@@ -230,7 +244,7 @@ def time_part(
     part: Part, conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], forms: Sequence[str], rounds: int,
     seconds: float, searched: Mapping[str, Callable[[Bench], Contender]],
 ) -> list[Entry]:
-    """Checks and times tiles of these forms on one problem, what is searched for, and, where the forms are all of the part's, its peers."""
+    """Checks and times these forms on one problem, TVM's search if there is one, and the peers if the forms are all of the part's."""
     bench = Bench(conv.with_(**part.types), SEED)
     others = [(name, partial(prepare, bench)) for name, prepare in searched.items()]
     if part.peers is None or len(forms) < len(part.forms):
@@ -248,7 +262,11 @@ def _time(
     rounds: int,
     seconds: float,
 ) -> list[Entry]:
-    """Checks and times tiles and peers; ours are checked again behind. `forms`: of which every one has an entry."""
+    """Checks and times tiles and peers; im2win's tiles are checked again afterwards.
+
+    Args:
+        forms: each has an entry, even without a time.
+    """
     conv = bench.conv
     names = {f"{form} {place}": (form, place) for form, place in libraries}
     plain = (OTHERS, INTEGERS, REQUANTISED)

@@ -1,4 +1,7 @@
-"""The building worker: one candidate to one shared library, and before there are candidates, an algorithm's space put in order."""
+"""Worker process that builds candidates.
+
+It compiles one candidate into a shared library, or ranks an algorithm's tiles by the analytic model.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class RankJob:
-    """Put the tiles of `algorithm` in order, as the backend's `ranked` does."""
+    """Rank the tiles of `algorithm` as the backend's `ranked` does."""
 
     conv: Conv2d
     algorithm: str
@@ -37,7 +40,7 @@ class RankJob:
 
 @dataclass(frozen=True)
 class Built:
-    """How a job ended: outcome and why it is not "ok", or what was compiled."""
+    """Result of a job: its outcome and the reason if it is not "ok", or the compiled kernel."""
 
     outcome: str
     message: str = ""
@@ -45,7 +48,7 @@ class Built:
 
 
 def build(job: BuildJob) -> Built:
-    """Compiles; what the compiler raises is an outcome like any other."""
+    """Compiles a candidate. An exception of the compiler becomes an outcome."""
     try:
         kernel = backend_for(job.device).build(job.conv, schedule_of(job.algorithm), job.tile, job.path)
     except TileError as error:
@@ -56,15 +59,15 @@ def build(job: BuildJob) -> Built:
 
 
 def rank(job: RankJob) -> list[tuple[float, Tile]]:
-    """The model's estimates with their tiles, best first."""
+    """The tiles of an algorithm with the analytic model's estimates, best first."""
     return backend_for(job.device, job.accuracy).ranked(job.conv, schedule_of(job.algorithm))
 
 
 def handle(job: BuildJob | RankJob) -> Built | list[tuple[float, Tile]]:
-    """Does a job."""
+    """Runs a job of either kind."""
     return rank(job) if isinstance(job, RankJob) else build(job)
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     serve(handle, job_fd, result_fd)

@@ -1,7 +1,7 @@
-"""The learned cost model: gradient-boosted trees on what the analytic model knows of a tile, from the first measurements on.
+"""The learned cost model: gradient-boosted trees over the features that the analytic model computes for a tile.
 
-The target is log2(measured time / analytic estimate), so an untrained model is the analytic one and a trained one corrects it. Records of
-other layers on the same device count too, which makes it useful before the layer's own dozens of trials are in.
+The target is log2(measured time / analytic estimate). An untrained model therefore equals the analytic one, and a trained one corrects it.
+Records of other layers on the same device are training data too, so the model is useful before the layer itself has dozens of trials.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from im2win.spec.conv2d import Conv2d
 
 Features = npt.NDArray[np.float64]
 
-LEAST = 8  # measurements before anything is learned
+LEAST = 8  # measurements of this layer below which the model is not fitted
 ROUNDS = 120  # trees
-KEPT = 1 << 16  # candidates whose estimate and features are remembered: every layer of a suite learns from the records of all others
-OTHERS_WEIGHT = 0.25  # of a record of another layer, beside this layer's 1
+KEPT = 1 << 16  # entries of the caches of estimates and features: every layer of a suite learns from the records of all others
+OTHERS_WEIGHT = 0.25  # sample weight of another layer's record; this layer's records weigh 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate: an algorithm, its tile, and the analytic estimate (on a CPU in cycles, on a GPU in seconds)."""
+    """A candidate: an algorithm, its tile, and the analytic estimate, in cycles on a CPU and in seconds on a GPU."""
 
     algorithm: str
     tile: Tile
@@ -37,18 +37,18 @@ class Choice:
 
     @property
     def key(self) -> tuple[str, Tile]:
-        """What makes a candidate the same."""
+        """The candidate's identity: algorithm and tile, without the estimate."""
         return self.algorithm, self.tile
 
 
 @functools.lru_cache(maxsize=KEPT)
 def features(conv: Conv2d, choice: Choice, device: Device) -> list[float]:
-    """Numbers that tell candidates apart; see the backends."""
+    """Features of a candidate for the learned model; each backend defines its own."""
     return backend_for(device).features(conv, schedule_of(choice.algorithm), choice.tile, choice.cycles)
 
 
 class CostModel:
-    """Predicts log2(time / estimate) of candidates of one problem.
+    """Predicts log2(time / estimate) for candidates of one problem.
 
     Args:
         others: (features, log2 ratio) of measurements of other layers on this device, each layer's ratios centred on its median.
@@ -58,7 +58,7 @@ class CostModel:
         self._others = others
 
     def rank(self, seen: Features, ratios: Features, candidates: Features, seed: int) -> Features:
-        """Predicted log2 ratios of candidates, after fitting what was seen; zeros while that is too little.
+        """Fits the model to the measurements and predicts the log2 ratios of candidates; zeros while there are too few measurements.
 
         Shapes: seen [n, f], ratios [n], candidates [m, f] -> [m].
         """
@@ -76,7 +76,7 @@ class CostModel:
 
 
 def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], device: Device) -> tuple[Features, Features] | None:
-    """Features and centred log2 ratios of measurements (conv, candidate, seconds) of other layers; None without any."""
+    """Features and centred log2 ratios from measurements (conv, candidate, seconds) of other layers; None without measurements."""
     layers: dict[Conv2d, list[tuple[list[float], float]]] = {}
     for conv, choice, seconds in measured:
         layers.setdefault(conv, []).append((features(conv, choice, device), math.log2(seconds / choice.cycles)))
@@ -91,6 +91,6 @@ def training_data(measured: Sequence[tuple[Conv2d, Choice, float]], device: Devi
 
 @functools.lru_cache(maxsize=KEPT)
 def with_cycles(conv: Conv2d, algorithm: str, tile: Tile, device: Device) -> Choice:
-    """A candidate with its estimate."""
+    """A candidate with its analytic estimate."""
     choice = Choice(algorithm, tile, 0.0)
     return dataclasses.replace(choice, cycles=backend_for(device).cost(conv, schedule_of(algorithm), tile))

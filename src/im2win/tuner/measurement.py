@@ -1,4 +1,4 @@
-"""A session's candidates, built in parallel and measured alone, in the processes of a crew."""
+"""Builds a session's candidates in parallel and measures them one at a time, in the processes of a worker pool."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from im2win.tuner.pool import Crew
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 from im2win.tuner.session import Session
 
-BUILD_S, RUN_S = 60.0, 30.0  # limits of one candidate, in seconds; running also gets the time its check and samples need
+BUILD_S, RUN_S = 60.0, 30.0  # seconds for one candidate; `run` adds the time that check and samples need
 
 
 class Measurement:
-    """A session's work for its crew, and the folder of its libraries."""
+    """A session's jobs for its worker pool, and the temporary folder of the compiled libraries."""
 
     def __init__(self, session: Session, crew: Crew) -> None:
         self.session, self.builders, self.runner = session, crew.builders, crew.runner
@@ -41,23 +41,23 @@ class Measurement:
         return BuildJob(self.session.conv, choice.algorithm, choice.tile, self.session.device, path)
 
     def _failed(self, choice: Choice, built: Built | WorkerError) -> Outcome | None:
-        """The outcome of a build, if it failed."""
+        """The outcome of a failed build; None if the build succeeded."""
         if isinstance(built, WorkerError):
             built = Built("timeout" if built.kind == "timeout" else "build_error", f"building: {built}")
         self.kernels[choice.key] = built.kernel
         return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
 
     def each_built(self, batch: list[Choice]) -> Iterator[tuple[Choice, Outcome | None]]:
-        """Candidates in order as they are built, with the outcome of those that failed.
+        """Yields candidates in order as they are built, each with its outcome if the build failed.
 
-        A GPU measures while the CPUs build the rest. Where the CPU measures, everything is built before anything is handed out.
+        A GPU measures a candidate while the CPUs build the next ones. A CPU measures nothing before the whole batch is built.
         """
         answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
         pairs = ((choice, self._failed(choice, built)) for choice, built in zip(batch, answers, strict=True))
         yield from pairs if self.session.backend.target == "cuda" else list(pairs)
 
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
-        """What the measuring process must know of a candidate: how filters are packed, its accuracy, bytes of a tensor made first."""
+        """What the measuring process must know of a candidate: filter packing, accuracy, and bytes of the workspace of its transform."""
         backend, row = self.session.backend, schedule_of(choice.algorithm)
         conv, tile = self.session.conv, choice.tile
         return backend.pack(conv, row, tile), backend.accuracy(tile), backend.workspace_bytes(conv, row, tile)
@@ -69,7 +69,7 @@ class Measurement:
             session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed, **how
         )
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
-        limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference runs on numpy in float64
+        limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference is computed by numpy in float64
         try:
             outcomes: list[Outcome] = self.runner.call(job, limit)
         except WorkerError as error:

@@ -1,4 +1,4 @@
-"""The worker processes of tuning: what they put in order, build and measure for a session."""
+"""The worker pool of tuning: processes that rank, build and measure candidates for a session."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.build_worker import RankJob, rank
 
-RANK_S = 300.0  # of putting one algorithm's tiles in order
+RANK_S = 300.0  # time limit in seconds for ranking one algorithm's tiles
 
 Ranking = Mapping[str, list[tuple[float, Tile]]]
 """By algorithm: its tiles with the model's estimates, best first."""
 
 
 class Crew:
-    """The worker processes that build and measure on one device; sessions may follow one another on the same.
+    """A worker pool for one device: processes that build, and one that measures. Several sessions can use a pool one after the other.
 
     Args:
-        place: which of the places where this device's kernels can be measured.
-        share: crews that share the CPUs (`crews` has one for every place).
+        place: index of the measurement slot, one of the device's `places()`: on a machine with several GPUs, which GPU measures.
+        share: number of pools that share the CPUs (`crews` starts one for every measurement slot).
 
     Raises:
-        ToolchainError: the machine lacks what building or measuring for the device needs.
+        ToolchainError: the machine lacks a tool that building or measuring for the device needs.
     """
 
     def __init__(self, device: Device, place: int = 0, share: int = 1) -> None:
@@ -37,7 +37,10 @@ class Crew:
         self.runner = Worker(backend.runner, backend.places()[place])
 
     def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:
-        """The spaces of algorithms in order, each by a process of its own as far as there are any; what one fails at is done here."""
+        """The ranked tiles of each algorithm.
+
+        Worker processes rank the algorithms in parallel; this process repeats what a worker fails at.
+        """
         jobs = [RankJob(conv, name, device, accuracy) for name in names]
         answers = list(in_order(self.builders, jobs, RANK_S))
         return {job.algorithm: rank(job) if isinstance(one, WorkerError) else one for job, one in zip(jobs, answers, strict=True)}
@@ -52,7 +55,7 @@ class Crew:
 
 @contextlib.contextmanager
 def crews(device: Device, most: int) -> Iterator[list[Crew]]:
-    """A crew for every place where this device's kernels can be measured, `most` at most: several GPUs measure at the same time.
+    """A worker pool for every measurement slot of the device, at most `most` of them, so that several GPUs measure at the same time.
 
     Raises:
         ToolchainError: as `Crew`.

@@ -1,4 +1,4 @@
-"""Which candidates to try next: the model's favourites first, then what the measurements say, and always a few that nobody expects."""
+"""Selects the next candidates: first the best of the analytic model, then the best of the learned model, and always a few at random."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import Choice, CostModel, Features, features
 
 BATCH = 8  # candidates built together
-POOL = 3000  # candidates the learned model ranks: the best half by estimate, the rest at random
-EXPLORE = 2  # of a batch, drawn at random from the better half by estimate
+POOL = 3000  # candidates that the learned model ranks: one half the best by estimate, the other half random
+EXPLORE = 2  # candidates of a batch that are drawn at random from the better half by estimate
 HOPEFUL = 1.6  # an algorithm whose best estimate is this many times the best gets one trial, and more only if that surprises
 
 
 class Search:
-    """Proposes candidates of one problem. With the same seed and the same measurements it proposes the same sequence.
+    """Proposes candidates of one problem. The same seed and the same measurements give the same sequence.
 
     Args:
         ranked: each algorithm's candidates, best estimate first.
-        hints: what was best before the code changed, tried first behind the default.
+        hints: the best candidates of records that earlier code made; they follow the default tile.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Search:
 
     @property
     def size(self) -> int:
-        """Candidates in the space."""
+        """Number of candidates in the space."""
         return len(self.all)
 
     def propose(self, tried: Sequence[tuple[Choice, float]], count: int) -> list[Choice]:
-        """The next `count` candidates, fewer when the space is used up.
+        """The next `count` candidates; fewer when the space is exhausted.
 
         Args:
-            tried: candidates so far with their seconds, infinity for those that failed.
+            tried: the candidates so far with their cost in seconds, infinity for those that failed.
         """
         done = {choice.key for choice, _ in tried}
         rng = np.random.default_rng([self.seed, len(tried)])
@@ -65,7 +65,7 @@ class Search:
                     picked.append(choice)
 
         if not tried:
-            pick(self.firsts[:1], 1)  # the default tile is always the first trial
+            pick(self.firsts[:1], 1)  # the first trial is always the default tile
         pick(self.hints, count)
         if len(tried) < BATCH:
             pick(self._openings(), count)
@@ -77,7 +77,7 @@ class Search:
         return picked
 
     def _openings(self) -> list[Choice]:
-        """Each algorithm's favourite, then the overall favourites that differ in their register tile."""
+        """The first population: each algorithm's best estimate, then the best estimates overall with distinct register tiles."""
         seen: set[tuple[object, ...]] = set()
         openings = list(self.firsts)
         for choice in self.all:
@@ -90,6 +90,7 @@ class Search:
         return openings
 
     def _learned(self, tried: Sequence[tuple[Choice, float]], fresh: list[Choice], rng: np.random.Generator) -> list[Choice]:
+        """Untried candidates, best first by the learned model's prediction."""
         good = [(choice, seconds) for choice, seconds in tried if math.isfinite(seconds)]
         if not good:
             return fresh
@@ -102,6 +103,7 @@ class Search:
         return [pool[i] for i in np.argsort(score, kind="stable")]
 
     def _rows(self, choices: Sequence[Choice]) -> Features:
+        """The features [n, f] of candidates."""
         for choice in choices:
             if choice.key not in self._features:
                 self._features[choice.key] = features(self.conv, choice, self.machine)

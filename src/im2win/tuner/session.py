@@ -28,12 +28,12 @@ from im2win.tuner.proposer import BATCH, Search
 from im2win.tuner.runners.cpu import Outcome
 
 PATIENCE = 24  # trials
-HINTS = 6  # of other versions of the code, tried right behind the default
+HINTS = 6  # candidates of records of other code versions; they follow the default tile
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a session stands; times in seconds. `best_s` and `default_s` are None until they are known."""
+    """Progress of a session; times in seconds. `best_s` and `default_s` are None until they are known."""
 
     conv: Conv2d
     algorithm: str
@@ -46,7 +46,7 @@ class Progress:
 
 
 class Session:
-    """The state of tuning one problem: what was tried, with which outcome, and what that cost."""
+    """The state of tuning one problem: the candidates that were tried, their outcomes and costs."""
 
     def __init__(
         self, conv: Conv2d, names: list[str], device: Device, log: Log, trials: int, seed: int, patience: int | None = PATIENCE,
@@ -61,7 +61,7 @@ class Session:
         self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
         model = CostModel(training_data(list(self._other_layers()), device))
         self.search = Search(conv, device, ranked, seed, model, self._hints(names, accuracy))
-        self.tried: list[tuple[Choice, float]] = []  # with `Record.cost`
+        self.tried: list[tuple[Choice, float]] = []  # each with its `Record.cost`
         self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
         self.started = time.monotonic()
@@ -69,15 +69,17 @@ class Session:
         self.resumed = len(self.tried)
 
     def _same_place(self, record: Record) -> bool:
+        """Whether a record was taken with this session's target and number of threads."""
         return record.threads == self.backend.threads and record.target == self.backend.target
 
     def _applies(self, record: Record) -> bool:
+        """Whether a record is valid for today's code and this session's device."""
         return self._same_place(record) and stale(record, [self.log]) is None
 
     def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
-        """The best candidates of records that another version of the code or of TVM made, as far as they are still legal.
+        """The best candidates of records of other versions of the code or of TVM that are still legal.
 
-        To a problem that requantises, those of the same sums are as good, of whatever version.
+        For a problem that requantises its outputs, records of the same problem without requantisation count as well, of whatever version.
         """
         old: dict[tuple[str, str], Record] = {}
         for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
@@ -93,11 +95,12 @@ class Session:
         return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
 
     def _choice(self, conv: Conv2d, record: Record) -> Choice:
-        """What a record tried, with its estimate for a problem."""
+        """The candidate of a record, with its estimate for a problem."""
         tile = self.backend.tile(schedule_of(record.method), record.tile)
         return with_cycles(conv, record.method, tile, self.device)
 
     def _other_layers(self) -> Iterable[tuple[Conv2d, Choice, float]]:
+        """Measurements of other layers on this device, with their costs."""
         for conv in self.log.convs(self.backend.name):
             if conv == self.conv:
                 continue
@@ -106,7 +109,7 @@ class Session:
                     yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:
-        """Takes over the trials that the log already holds; the last record of a candidate counts."""
+        """Takes over the trials that the log already holds. The last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
         for record in self.log.read(self.conv, self.backend.name):
             if self._applies(record) and record.method in names:
@@ -119,7 +122,7 @@ class Session:
 
     @property
     def best(self) -> tuple[Choice, float] | None:
-        """The best right candidate so far, and its cost."""
+        """The best correct candidate so far, and its cost; None if there is none."""
         good = [(choice, cost) for choice, cost in self.tried if math.isfinite(cost)]
         return min(good, key=lambda item: item[1], default=None)
 
@@ -132,14 +135,14 @@ class Session:
         return min(costs[-self.patience :]) > 0.99 * min(costs[: -self.patience])
 
     def next_batch(self) -> list[Choice]:
-        """Candidates to try now; empty when the session is over."""
+        """The candidates to try next; empty when the session is over."""
         left = self.trials - len(self.tried)
         if left <= 0 or self.stalled:
             return []
         return self.search.propose(self.tried, min(max(BATCH, self.backend.workers), left))
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
-        """Notes an outcome, in memory and in the log; `again` is a second measurement of the same candidate."""
+        """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate."""
         algorithm, schedule = methods.split(choice.algorithm)
         record = Record(
             conv=str(self.conv), algorithm=algorithm, schedule=schedule, tile=choice.tile.as_dict(), outcome=outcome.outcome,
@@ -161,7 +164,7 @@ class Session:
         return record
 
     def progress(self, algorithm: str) -> Progress:
-        """A snapshot for whoever watches."""
+        """The current `Progress`."""
         elapsed, new = time.monotonic() - self.started, len(self.tried) - self.resumed
         best_s = self.seconds[self.best[0].key] if self.best else None
         left = elapsed / new * (self.trials - len(self.tried)) if new else None

@@ -1,4 +1,7 @@
-"""A tuning session of a problem: what is proposed is built in parallel and measured alone (`tuner.measurement`), and recorded at once."""
+"""Runs a tuning session of a problem.
+
+Proposed candidates are built in parallel, measured one at a time (`tuner.measurement`) and recorded at once.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Crew
 from im2win.tuner.session import PATIENCE, Progress, Session
 
-FINALISTS = 4  # measured again, in interleaved rounds, before one of them wins
-HOPELESS = 1.5  # a candidate this many times slower than the best is not sampled to the end
+FINALISTS = 4  # candidates that are measured again, in interleaved rounds, at the end
+HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
 class TuneError(RuntimeError):
-    """A session in which no candidate gave a right answer; the message holds the outcomes."""
+    """A session in which no candidate computed a correct result. The message lists the outcomes."""
 
 
 def _finals(session: Session, measurement: Measurement) -> None:
-    """Measures the best candidates again, against each other: the best of many noisy times is too often a lucky one."""
+    """Measures the best candidates again in interleaved rounds, since the least of many noisy times is often an outlier."""
     good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
     finalists = [choice for choice, _ in good[:FINALISTS]]
     if len(finalists) < 2 or len(session.tried) == session.resumed:
@@ -54,30 +57,34 @@ def tune(
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
 
-    Memory counts, too: of two kernels about as fast, the one that holds less beside its tensors is chosen (`Record.cost`).
+    Candidates are compared by time and memory (`Record.cost`): of two kernels with about the same time, the one with the smaller workspace
+    wins.
 
-    Trials that the log already holds count and are not repeated, so a session that was stopped goes on where it was. It ends early when
-    the last two dozen trials gained nothing.
+    Trials in the log count and are not repeated, so an interrupted session can be resumed. The session ends early when the last `patience`
+    trials gained less than 1 %.
 
     Args:
         conv: the problem, or its key.
+        target: "cpu" or "cuda".
         algorithm: a name of the registry, or "auto" to share the trials among all that support the problem.
-        trials: candidates to try in all.
-        logs: folder of the records; created if needed.
+        trials: number of candidates to try, those in the log included.
+        logs: folder of the records; it is created if needed.
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
-        patience: trials without a gain of 1 % after which the session ends; None lets it use all its trials.
-        accuracy: what kernels may round: "exact" is IEEE float32 sums of products; "float32" allows Winograd's form, and on a GPU sums of
-            TF32 products, where they keep the tolerance of such sums; "tf32" TF32 itself, on a GPU; "winograd" tiles transformed in
-            float16 and int8, too (docs/winograd.md says what that costs).
+        patience: trials without a gain of 1 % after which the session ends; None disables the early end.
+        accuracy: the rounding that kernels may use. "exact": sums of products in IEEE float32. "float32": also Winograd's algorithm, and on
+            a GPU sums of TF32 products, where their errors stay within the tolerance of float32 sums. "tf32": also plain TF32, on a GPU.
+            "winograd": also Winograd tiles transformed in float16 and int8 (docs/winograd.md states their errors).
         progress: called after every trial.
-        crew: worker processes to use, for several layers one after the other; of their own if None.
+        crew: the worker pool to use, for several layers one after the other; a temporary one if None.
 
     Returns:
-        The record of the best right candidate.
+        The record of the best correct candidate.
 
     Raises:
-        ValueError: a bad argument. LogError: the log cannot be written. TuneError: no candidate gave a right answer.
+        ValueError: a bad argument.
+        LogError: the log cannot be written.
+        TuneError: no candidate computed a correct result.
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
     device = device_for(target, threads)
@@ -106,6 +113,7 @@ def tune(
 
 
 def _winner(session: Session) -> Record:
+    """The latest correct record of the best candidate."""
     if session.best is None:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in session.outcomes.items())
         raise TuneError(f"tuning {session.conv} found no right kernel in {len(session.tried)} trials ({counts}); see the log.")

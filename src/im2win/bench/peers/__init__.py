@@ -1,1 +1,1 @@
-"""Who we are compared with."""
+"""The peers: libraries that im2win is compared with."""

@@ -1,7 +1,7 @@
-"""What a benchmark times: contenders, prepared for a layer and its tensors.
+"""The subjects of a benchmark: what is prepared for a layer and its tensors, and then timed.
 
-A contender has a `name` and `prepare(conv, tensors, threads) -> Trial`. Everything that a deployed model does once (session building,
-filter packing, tuning, layout change of the input) happens in `prepare`; `Trial.call` is what a user waits for.
+A subject has a `name` and `prepare(conv, tensors, threads) -> Trial`. Everything that a deployed model does once (session creation, filter
+packing, tuning, layout conversion of the input) happens in `prepare`. `Trial.call` is what a caller waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class PeerError(RuntimeError):
-    """A peer that cannot run here (not installed, layer not supported); the message says why."""
+    """A peer that cannot run here (not installed, layer not supported). The message says why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tensors:
 
     @classmethod
     def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
-        """Random normal tensors (never zeros or ones: some libraries and some CPUs are faster on those)."""
+        """Random normal tensors. Constant tensors are no choice, since some libraries and CPUs are faster on zeros or ones."""
         named = {name: array.astype(conv.dtype, copy=False) for name, array in random_tensors(conv, seed).items()}
         return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
 
@@ -44,7 +44,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Trial:
-    """A prepared contender: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`."""
+    """A prepared subject: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`."""
 
     call: Callable[[], object]
     read: Callable[[], Array]
@@ -54,15 +54,15 @@ class Trial:
 
 
 class Contender(Protocol):
-    """Anything that can be timed on a layer."""
+    """A subject: anything that can be timed on a layer."""
 
     @property
     def name(self) -> str:
-        """How results call it."""
+        """Name in results."""
         ...
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        """Everything done once a layer; raises PeerError (or whatever the library raises) when it cannot."""
+        """Does everything that is done once for a layer. Raises PeerError (or any exception of the library) if it cannot."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Who we are compared with on a CPU: each peer runs one convolution the fastest way its public interface offers, on given threads."""
+"""The peers on a CPU: each runs one convolution in the fastest way that its public interface offers, on the given threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _need_float32(conv: Conv2d, peer: str) -> None:
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch eager (oneDNN) under `inference_mode`; the activation in place. Its convolution takes no output tensor."""
+    """PyTorch eager (oneDNN) under `inference_mode`, with the activation in place. Its convolution takes no output tensor."""
 
     channels_last: bool = False
 
@@ -69,9 +69,10 @@ class Torch:
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """ONNX Runtime, CPU provider, all graph optimizations, input and output bound ahead (I/O binding), filters as initializers.
+    """ONNX Runtime, CPU provider, all graph optimizations, input and output bound ahead of time (I/O binding), filters as initializers.
 
-    Its threads spin between calls, as by default: up to 12 % faster than without, measured, and no harm to others (see harness.py).
+    Its threads spin between calls, which is the default. That is up to 12 % faster than without, measured, and does not slow others down
+    (see harness.py).
     """
 
     name: str = "onnxruntime"
@@ -99,7 +100,7 @@ class OnnxRuntime:
 
 
 def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
-    """The layer with its epilogue as an ONNX graph (Conv, Add, and what the table of activations writes), serialized."""
+    """The layer with its epilogue as a serialized ONNX graph (Conv, Add, and the nodes of the table of activations)."""
     from onnx import TensorProto, helper, numpy_helper
 
     shape = [conv.batch, conv.in_channels, conv.height, conv.width]
@@ -141,9 +142,9 @@ class TvmDefault:
     """TVM's default MetaSchedule space on a plain te convolution, searched with `trials` trials.
 
     Args:
-        trials: candidates measured a layer; the same number as ours had, to be fair.
-        cache: folder that keeps MetaSchedule's database and the best candidate of each layer, so that a second run searches nothing;
-            None: a temporary one.
+        trials: candidates measured for a layer; a fair comparison uses the number that im2win had.
+        cache: folder that keeps MetaSchedule's database and the best candidate of each layer, so that a second run does not search; None: a
+            temporary one.
     """
 
     trials: int = 64
@@ -174,7 +175,7 @@ PEERS: dict[str, tuple[Callable[[], Contender], ...]] = {
 
 
 def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: Path | None = None) -> list[Contender]:
-    """The contenders behind these names; `torch` stands for both of its layouts.
+    """The subjects with these names; `torch` stands for both of its layouts.
 
     Raises:
         ValueError: a name that is not in `PEERS`.

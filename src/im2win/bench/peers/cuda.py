@@ -1,4 +1,4 @@
-"""What benchmarks on a GPU compare with, as calls: PyTorch's convolution, and how cuDNN is asked; and the memory that any call holds."""
+"""The peers on a GPU as calls: PyTorch's convolution, and arguments for cuDNN; also the memory that any call takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 class Unsupported(RuntimeError):
-    """A convolution that a peer does not have."""
+    """A convolution that a peer does not support."""
 
 
 def torch_call(conv: Conv2d, tensors: dict[str, Any], layout: str) -> Callable[[], Any]:
-    """PyTorch's convolution of tensors named as in `conv.arguments`, in a layout; its result is [N, C, H, W] in memory of that layout.
+    """PyTorch's convolution of tensors named as in `conv.arguments`, in a layout. Its result is [N, C, H, W] with memory of that layout.
 
     Raises:
         Unsupported: PyTorch has no such convolution.
@@ -50,7 +50,7 @@ def cudnn_math(conv: Conv2d, accuracy: Accuracy) -> str:
 
 
 def call_bytes(call: Callable[[], Any]) -> tuple[int, Any]:
-    """The most device memory, in bytes, that a call after the first held of PyTorch's allocator, its result included; and the result."""
+    """The peak bytes that a call after the first takes from PyTorch's allocator, its result included; and the result."""
     import torch
 
     call()

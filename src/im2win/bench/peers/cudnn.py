@@ -1,9 +1,9 @@
-"""cuDNN's forward convolution, each algorithm called by name through cuDNN 9's own C interface.
+"""cuDNN's forward convolution, each algorithm called by name through the C interface of cuDNN 9.
 
-A framework often picks another algorithm than cuDNN's fastest. The peer is the best that cuDNN has, so here each one is asked for by
-itself, with all the workspace it wants. (The engines of cuDNN's graph interface are reached by PyTorch, not from here.)
+A framework often selects another algorithm than cuDNN's fastest. Here each algorithm is called by itself, with all the workspace that it
+needs, so that the peer is the best of them. (The engines of cuDNN's graph interface are reached through PyTorch, not from here.)
 
-Types, as cuDNN's table of `cudnnConvolutionForward` has them:
+Types, as in cuDNN's table of `cudnnConvolutionForward`:
 
 | `conv.dtype` | x, w | y | sums | layouts |
 |---|---|---|---|---|
@@ -11,16 +11,16 @@ Types, as cuDNN's table of `cudnnConvolutionForward` has them:
 | float16 | float16 | float16 | float32 | NCHW, NHWC |
 | int8 | int8 | int8 for `out_dtype` int8, else float32 | int32 | NHWC, channels a multiple of 4 |
 
-cuDNN writes the int32 sums of int8 tensors as int8 (saturated) or as float32, never as int32. We take float32, which holds every sum up to
-2**24, but where outputs shall be int8. cuDNN scales them by one number for all channels, while a `Conv2d` has one for each. Its other
-int8 forms want x, w and y in blocks of 4 or 32 channels (NCHW_VECT_C), layouts that `Conv2d` does not have.
+cuDNN writes the int32 sums of int8 tensors as int8 (saturated) or as float32, never as int32. Outputs that are not int8 are written as
+float32, which holds every sum up to 2**24. cuDNN scales them by one number for all channels, while a `Conv2d` has one for each channel. Its
+other int8 forms require x, w and y in blocks of 4 or 32 channels (NCHW_VECT_C), layouts that `Conv2d` does not have.
 
-Math, the argument that says which units may be used:
+The argument `math` says which units may be used:
 
 - `"fma"`: FMA_MATH, no tensor cores: IEEE float32 products of float32 (and float16) tensors.
-- `"tf32"`: DEFAULT_MATH, which for float32 permits TF32 since the A100. TENSOR_OP_MATH_ALLOW_CONVERSION is no choice: it permits
-  float16 products of float32 tensors. `NVIDIA_TF32_OVERRIDE=0` in the environment turns TF32 off here as well.
-- `"tensor"`: TENSOR_OP_MATH for float16 and int8: tensor cores permitted, tensors converted never.
+- `"tf32"`: DEFAULT_MATH, which for float32 permits TF32 since the A100. TENSOR_OP_MATH_ALLOW_CONVERSION is no choice: it permits float16
+  products of float32 tensors. `NVIDIA_TF32_OVERRIDE=0` in the environment turns TF32 off here as well.
+- `"tensor"`: TENSOR_OP_MATH for float16 and int8: tensor cores are permitted, conversions of tensors are not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIBRARY = "libcudnn.so.9"
 
 
 class CudnnError(RuntimeError):
-    """A call that cuDNN refused, a problem that its convolution cannot express, or no cuDNN; the message says which."""
+    """A call that cuDNN refused, a problem that its convolution cannot express, or a missing cuDNN. The message says which."""
 
 
 class Algorithm(IntEnum):
@@ -63,7 +63,7 @@ class Algorithm(IntEnum):
 
 
 class Math(IntEnum):
-    """cudnnMathType_t, as far as used."""
+    """The values of cudnnMathType_t that are used."""
 
     DEFAULT = 0
     TENSOR_OP = 1
@@ -109,7 +109,7 @@ class _Choice(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Forward:
-    """One way to run a convolution: names of an `Algorithm` and a `Math`, and the bytes of workspace it needs."""
+    """One way to run a convolution: names of an `Algorithm` and a `Math`, and the bytes of workspace that it needs."""
 
     algorithm: str
     math: str
@@ -118,12 +118,12 @@ class Forward:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the descriptor setters take after the descriptor itself, in their order.
+    """Arguments of the descriptor setters after the descriptor itself, in their order.
 
     Attributes:
         x, y: (format, type, n, c, h, w) for cudnnSetTensor4dDescriptor.
-        w: (type, format, k, c, h, w) for cudnnSetFilter4dDescriptor; c is of one group.
-        convolution: (pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, mode, type of the sums).
+        w: (type, format, k, c, h, w) for cudnnSetFilter4dDescriptor; c is that of one group.
+        convolution: (pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, mode, type of the accumulators).
         groups: for cudnnSetConvolutionGroupCount.
         math: for cudnnSetConvolutionMathType.
     """
@@ -137,7 +137,7 @@ class Arguments:
 
 
 def find_library() -> ctypes.CDLL | None:
-    """cuDNN 9: what is loaded already (by `import torch`), else the package nvidia-cudnn's, else the system's; None without any."""
+    """cuDNN 9: a loaded one (by `import torch`), else that of the package nvidia-cudnn, else the system's; None without any."""
     if sys.platform != "linux":
         return None
     package = importlib.util.find_spec("nvidia")
@@ -150,7 +150,7 @@ def find_library() -> ctypes.CDLL | None:
 
 
 def supports(conv: Conv2d, math: str | None = None) -> str | None:
-    """Why cuDNN's plain convolution cannot express `conv` (in this math, where given); None if it can."""
+    """The reason why cuDNN's plain convolution cannot express `conv` (in this math, where given); None if it can."""
     if math is not None and math not in (allowed := [name for name, dtypes in MATHS.items() if conv.dtype in dtypes]):
         return f"`math` (={math!r}) must be one of {', '.join(allowed)} for {conv.dtype}"
     if conv.bias or conv.residual or conv.activation != "none":
@@ -173,7 +173,7 @@ def arguments(conv: Conv2d, math: Math) -> Arguments:
     """The numbers that describe `conv` to cuDNN.
 
     Raises:
-        CudnnError: cuDNN cannot express it, in the words of `supports`.
+        CudnnError: cuDNN cannot express it, with the reason of `supports`.
     """
     if (reason := supports(conv)) is not None:
         raise CudnnError(f"cuDNN: {conv}: {reason}.")
@@ -190,9 +190,13 @@ def arguments(conv: Conv2d, math: Math) -> Arguments:
 
 
 class Cudnn:
-    """A cuDNN handle on the calling thread's current CUDA device, for one thread at a time; `close` or a `with` block destroys it.
+    """A cuDNN handle on the calling thread's current CUDA device, for one thread at a time. `close` or a `with` block destroys it.
 
-    `version` is cuDNN's, such as "9.19.0". Where `library` is None, it is what `find_library` finds.
+    Args:
+        library: path of cuDNN; None for the one that `find_library` finds.
+
+    Attributes:
+        version: of cuDNN, such as "9.19.0".
 
     Raises:
         CudnnError: there is no cuDNN 9, or it cannot start (no GPU, say).
@@ -217,25 +221,26 @@ class Cudnn:
         self.close()
 
     def close(self) -> None:
-        """Destroys the handle; runners of this object raise CudnnError from then on."""
+        """Destroys the handle. Runners of this object raise CudnnError from then on."""
         if self._handle:
             handle = c_void_p(self._handle.value)
             self._handle.value = None  # runners hold this very object
             self._do("cudnnDestroy", handle)
 
     def set_stream(self, stream: int) -> None:
-        """Work goes to this cudaStream_t from now on, such as `torch.cuda.current_stream().cuda_stream`; 0 is the default stream."""
+        """Sets the cudaStream_t for further work, such as `torch.cuda.current_stream().cuda_stream`; 0 is the default stream."""
         self._do("cudnnSetStream", self._handle, c_void_p(stream))
 
     def plans(self, conv: Conv2d, math: str) -> list[Forward]:
         """Every algorithm that cuDNN accepts for the problem, with unlimited workspace, in the order of `Algorithm`.
 
-        cuDNN accepts by description; an algorithm may still refuse when it is first run, so catch CudnnError there as well.
+        cuDNN accepts a description. An algorithm may still refuse when it first runs, so catch CudnnError there as well.
 
-        `math` is "fma", "tf32" or "tensor", see the top of this file.
+        Args:
+            math: "fma", "tf32" or "tensor", see the module's docstring.
 
         Raises:
-            CudnnError: the problem or the math is not possible (see `supports`), or cuDNN failed otherwise than by NOT_SUPPORTED.
+            CudnnError: the problem or the math is not possible (see `supports`), or cuDNN failed with another status than NOT_SUPPORTED.
         """
         if (reason := supports(conv, math)) is not None:
             raise CudnnError(f"cuDNN: {conv}: {reason}.")
@@ -251,10 +256,10 @@ class Cudnn:
         return found
 
     def choice(self, conv: Conv2d, math: str) -> Forward | None:
-        """What cuDNN's heuristics would run, without timing anything; None if they name nothing.
+        """The algorithm that cuDNN's heuristics select without timing; None if they select none.
 
         Raises:
-            CudnnError: as in `plans`; or this cuDNN has no such function any more.
+            CudnnError: as in `plans`; or this version of cuDNN does not have the function any more.
         """
         if (reason := supports(conv, math)) is not None:
             raise CudnnError(f"cuDNN: {conv}: {reason}.")
@@ -271,21 +276,21 @@ class Cudnn:
     def runner(
         self, conv: Conv2d, plan: Forward, x_ptr: int, w_ptr: int, y_ptr: int, workspace_ptr: int = 0, scale: float = 1.0
     ) -> Callable[[], None]:
-        """A function that puts one convolution, y = scale * conv(x, w), on the stream and does not wait for it.
+        """A function that enqueues one convolution, y = scale * conv(x, w), on the stream and does not wait for it.
 
-        Everything is described here once; a call is a bare cudnnConvolutionForward. The memory behind the pointers is the caller's.
+        The descriptors are created once here, so a call is a bare cudnnConvolutionForward. The caller owns the memory behind the pointers.
 
         Args:
             conv, plan: a problem and one of its `plans`.
-            x_ptr: device address of x, of `conv.input_shape` without gaps.
-            w_ptr: of w, **in the layout of x**: [out_channels, in_channels / groups, kernel_h, kernel_w] for NCHW,
-                [out_channels, kernel_h, kernel_w, in_channels / groups] for NHWC.
+            x_ptr: device address of x, of `conv.input_shape`, contiguous.
+            w_ptr: of w, **in the layout of x**: [out_channels, in_channels / groups, kernel_h, kernel_w] for NCHW, [out_channels, kernel_h,
+                kernel_w, in_channels / groups] for NHWC.
             y_ptr: of y, of `conv.output_shape` and `output_dtype(conv)`; overwritten.
-            workspace_ptr: of at least `plan.workspace_bytes` bytes; 0 where it needs none.
+            workspace_ptr: of at least `plan.workspace_bytes` bytes; 0 where none is needed.
             scale: of all channels; rounded to float32.
 
         Raises:
-            CudnnError: now or in a call, what cuDNN said; or a pointer is missing.
+            CudnnError: now or in a call, with cuDNN's message; or a pointer is missing.
         """
         needed = {"x_ptr": x_ptr, "w_ptr": w_ptr, "y_ptr": y_ptr, "workspace_ptr": workspace_ptr or not plan.workspace_bytes}
         if missing := [name for name, there in needed.items() if not there]:
@@ -293,7 +298,7 @@ class Cudnn:
         with ExitStack() as building:
             x, w, convolution, y = self._describe(building, arguments(conv, Math[plan.math]))
             descriptors = building.pop_all()
-        factor, zero = c_float(scale), c_float(0.0)  # scales are float32 for each of our types
+        factor, zero = c_float(scale), c_float(0.0)  # scales are float32 for all supported types
         inputs = (self._handle, byref(factor), x, c_void_p(x_ptr), w, c_void_p(w_ptr), convolution, int(Algorithm[plan.algorithm]))
         values = (*inputs, c_void_p(workspace_ptr), c_size_t(plan.workspace_bytes), byref(zero), y, c_void_p(y_ptr))
         forward = self._functions["cudnnConvolutionForward"]

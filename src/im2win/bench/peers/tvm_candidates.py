@@ -1,4 +1,4 @@
-"""How the candidates of TVM's default search are compiled and timed: as TVM does it, one at a time, without what takes minutes."""
+"""Compiles and times the candidates of TVM's default search as TVM does, one at a time, but without steps that take minutes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.runner.local_runner import default_alloc_argument
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-BUILD_S = 360.0  # TVM's 30 s are too few for a large candidate where every CPU compiles two
-RUN_S = 60.0  # of one candidate, which may begin with a new process
-SLOW_S = 0.1  # calls that take longer are timed once
+BUILD_S = 360.0  # seconds; TVM's 30 s are too few for a large candidate where every CPU compiles two
+RUN_S = 60.0  # seconds for one candidate, which may start a new process
+SLOW_S = 0.1  # seconds; a longer call is timed once
 NICENESS = 5
 _POLL_S = 0.005
 
 
 def compile_candidate(module: Any, target: Any, parameters: Any) -> Any:
-    """What TVM's builder does. Its own function registers every tensor intrinsic first, which takes each process 20 s, and a candidate
-    has its intrinsics in it already."""
+    """Compiles a candidate as TVM's builder does.
+
+    TVM's own function registers every tensor intrinsic first, which takes each process 20 s, although a candidate already contains its
+    intrinsics.
+    """
     return tvm.driver.build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
 
 
 def give_way() -> None:
-    """Lets processes that measure go before this one."""
+    """Lowers this process's priority below that of processes that measure."""
     os.nice(NICENESS)
 
 
 @derived_object  # type: ignore[untyped-decorator,unused-ignore]
 class Builder(ms.builder.PyBuilder):  # type: ignore[misc,unused-ignore]
-    """TVM's builder with so many processes; `errors` gets what it says of candidates that do not compile."""
+    """TVM's builder with a given number of processes; it appends the messages of candidates that do not compile to `errors`."""
 
     def __init__(self, processes: int, errors: list[str]) -> None:
         super().__init__()
@@ -43,17 +46,17 @@ class Builder(ms.builder.PyBuilder):  # type: ignore[misc,unused-ignore]
         self._builder, self._errors = ms.builder.LocalBuilder(max_workers=processes, timeout_sec=BUILD_S, **how), errors
 
     def build(self, build_inputs: list[Any]) -> list[Any]:
-        """The inputs' libraries or errors, in their order."""
+        """The inputs' libraries or errors, in order."""
         built: list[Any] = self._builder.build(build_inputs)
         self._errors += [str(one.error_msg) for one in built if one.error_msg is not None]
         return built
 
 
-_held: dict[str, Any] = {}  # in TVM's measuring process, which serves one search: its candidates all have the same arguments
+_held: dict[str, Any] = {}  # lives in TVM's measuring process, which serves one search: all its candidates have the same arguments
 
 
 def arguments(device: Any, kinds: Any, count: int) -> Any:
-    """`count` lists of tensors with random values, made once a process."""
+    """`count` lists of tensors with random values, created once in each process."""
     key = repr((str(device), kinds, count))
     if key not in _held:
         _held.clear()
@@ -66,7 +69,7 @@ def _prepare(device_type: str, kinds: Any) -> None:
 
 
 def seconds(module: Any, device: Any, how: Any, tensors: Any) -> list[float]:
-    """Seconds a call, as the evaluator's configuration `how` says, or one sample where a call takes more than `SLOW_S`."""
+    """Seconds per call, as the evaluator's configuration `how` says, or one sample if a call takes more than `SLOW_S`."""
 
     def sampled(number: int, repeat: int, least_ms: int) -> list[float]:
         timer = module.time_evaluator(module.entry_name, device, number=number, repeat=repeat, min_repeat_ms=least_ms)
@@ -79,19 +82,22 @@ def seconds(module: Any, device: Any, how: Any, tensors: Any) -> list[float]:
 
 @derived_object  # type: ignore[untyped-decorator,unused-ignore]
 class OneAtATime(ms.runner.PyRunner):  # type: ignore[misc,unused-ignore]
-    """TVM's runner in a process beside others: whoever holds the lock measures. Tensors are made before; `errors` as for `Builder`."""
+    """TVM's runner for several processes: the one that holds the lock measures.
+
+    Tensors are created before. `errors` as for `Builder`.
+    """
 
     def __init__(self, runner: Any, lock: Path, errors: list[str]) -> None:
         super().__init__()
         self._runner, self._lock, self._errors = runner, FileLock(lock), errors
 
     def run(self, runner_inputs: list[Any]) -> list[Any]:
-        """Futures of the inputs' times, in their order."""
-        if not runner_inputs:  # nothing compiled
+        """Futures of the inputs' times, in order."""
+        if not runner_inputs:  # no candidate compiled
             return []
         first = runner_inputs[0]
         kinds = tuple(kind.as_json() for kind in first.args_info)
-        with contextlib.suppress(Exception):  # the candidates say what is wrong
+        with contextlib.suppress(Exception):  # the candidates' results report what is wrong
             self._runner.pool.submit(_prepare, str(first.device_type), kinds).result()
         futures: list[Any] = []
         for given in runner_inputs:
@@ -104,11 +110,11 @@ class OneAtATime(ms.runner.PyRunner):  # type: ignore[misc,unused-ignore]
 
 @contextlib.contextmanager
 def runner(lock: Path, gpu: bool, errors: list[str]) -> Iterator[Any]:
-    """Times candidates while no other process does that holds the lock: about 0.2 s each, on a CPU by TVM's defaults."""
+    """Times candidates while no other process with the lock does: about 0.2 s each, on a CPU by TVM's defaults."""
     how = ms.runner.EvaluatorConfig(number=1, repeat=3, min_repeat_ms=30) if gpu else ms.runner.EvaluatorConfig()
     ways: dict[str, Any] = {"f_alloc_argument": arguments, "f_run_evaluator": seconds}
     inner = ms.runner.LocalRunner(timeout_sec=RUN_S, evaluator_config=how, **ways)
     try:
         yield OneAtATime(inner, lock, errors)
     finally:
-        inner.pool.shutdown()  # its process holds the tensors
+        inner.pool.shutdown()  # ends the process that holds the tensors

@@ -1,4 +1,4 @@
-"""TVM's own answer to a convolution: the default MetaSchedule space on a plain te definition. A peer, not a part of im2win."""
+"""The peer TVM: its default MetaSchedule space on a plain te definition of the convolution, without any part of im2win."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 _DONE, _LIBRARY = "done", "best.tar"
 _LOCK = "measuring.lock"
-_LONGEST_S = 3600.0  # that another process may search for the same layer
+_LONGEST_S = 3600.0  # seconds to wait for another process that searches for the same layer
 
 
 def definition(conv: Conv2d) -> Any:
-    """The textbook convolution of `conv` (NCHW, no epilogue) as a PrimFunc of (data, filter, output); float16 is summed in float32."""
+    """The textbook convolution of `conv` (NCHW, no epilogue) as a PrimFunc of (data, filter, output); float16 is accumulated in float32."""
     top, left = conv.padding[:2]
     data = te.placeholder(conv.input_shape, conv.dtype, name="data")
     weight = te.placeholder(conv.filter_shape, conv.dtype, name="filter")
@@ -58,27 +58,28 @@ def definition(conv: Conv2d) -> Any:
 
 
 def refused(conv: Conv2d) -> str | None:
-    """Why the definition is not this convolution, or None."""
+    """Why the definition is not this convolution; None if it is."""
     if conv.bias or conv.residual or conv.activation != "none" or conv.layout != "NCHW" or ELEMENT_TYPES[conv.dtype].integer:
         return f"TVM's default search gets the plain convolution in NCHW, not {conv}."
     return None
 
 
 def lacks(conv: Conv2d, trials: int, device: Device, cache: Path) -> bool:
-    """Whether the cache has no search of these trials, or one that was interrupted."""
+    """Whether the cache has no complete search with this number of trials."""
     return not (_folder(conv, trials, device, cache) / _DONE).exists()
 
 
 def search(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: int) -> float:
-    """Searches with `trials` trials, by so many threads and compiling processes, and keeps what was found in the cache.
+    """Searches with `trials` trials, on `cpus` threads and compiling processes, and stores the result in the cache.
 
-    Of several processes that want the same search one makes it, and the others wait for what it finds.
+    If several processes request the same search, one runs it and the others wait for the result.
 
     Returns:
-        Seconds a call of the best candidate.
+        Seconds per call of the best candidate.
 
     Raises:
-        PeerError: no candidate ran, or the best does not compile again. LogError: another process searches for longer than an hour.
+        PeerError: no candidate ran, or the best does not compile again.
+        LogError: another process searches for longer than an hour.
     """
     folder = _folder(conv, trials, device, cache)
     with locked(cache / f".{folder.name}.lock", _LONGEST_S):
@@ -91,7 +92,7 @@ def _search_anew(conv: Conv2d, trials: int, device: Device, cache: Path, cpus: i
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.ERROR)
     errors = list[str]()
     folder, target, builds = _folder(conv, trials, device, cache), _target(device), Builder(cpus, errors)
-    shutil.rmtree(folder, ignore_errors=True)  # a file that was cut off would not be read
+    shutil.rmtree(folder, ignore_errors=True)  # a truncated file could not be read
     folder.mkdir(parents=True)
     with runner(cache / _LOCK, not isinstance(device, Machine), errors) as runs:
         how = {"num_trials_per_iter": min(trials, 64), "num_tuning_cores": cpus, "builder": builds, "runner": runs, "seed": 1}
@@ -107,7 +108,7 @@ def _seconds(record: Any) -> float:
 
 
 def compiled(conv: Conv2d, trials: int, device: Device, cache: Path | None) -> Any:
-    """The best candidate of a search with `trials` trials, which is made now if `cache` lacks it.
+    """The best candidate of a search with `trials` trials, which runs now if `cache` lacks it.
 
     Raises:
         PeerError: no candidate ran, or the best does not compile again.
@@ -128,7 +129,14 @@ def _folder(conv: Conv2d, trials: int, device: Device, cache: Path) -> Path:
 
 
 def _best(database: Any, conv: Conv2d, target: Any, trials: int, errors: Sequence[str] = ()) -> Any:
-    """The fastest candidate's record; `errors`: of candidates that did not compile or run."""
+    """The fastest candidate's record.
+
+    Args:
+        errors: messages of candidates that did not compile or run.
+
+    Raises:
+        PeerError: no candidate ran.
+    """
     module = tvm.IRModule({"main": definition(conv)})
     record = database.query_tuning_record(module, target, "main")
     if record is None:
@@ -150,9 +158,11 @@ def _keep(record: Any, target: Any, folder: Path, builds: Any) -> None:
 
 
 def _space(conv: Conv2d, device: Device) -> Any:
-    """TVM's default space for the target; for float16 on a GPU that without tensor cores, since it does not compile what those come to.
+    """TVM's default space for the target.
 
-    Seen with TVM 0.27: "tvm_access_ptr element type must match the source buffer (float16 vs float32)", from any definition.
+    For float16 on a GPU it is the space without tensor cores, since TVM does not compile the candidates with them.
+
+    TVM 0.27 reports "tvm_access_ptr element type must match the source buffer (float16 vs float32)" for any definition.
     """
     if isinstance(device, Machine) or not ELEMENT_TYPES[conv.dtype].narrow:
         return "post-order-apply"
@@ -160,7 +170,7 @@ def _space(conv: Conv2d, device: Device) -> Any:
 
 
 def _target(device: Device) -> Any:
-    """TVM's target, with what its default space asks of one."""
+    """TVM's target, with the attributes that its default space requires."""
     if isinstance(device, Machine):
         return tvm.target.Target({"kind": "llvm", "mcpu": device.mcpu, "num-cores": device.threads})
 

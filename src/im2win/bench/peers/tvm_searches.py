@@ -1,4 +1,7 @@
-"""TVM's default searches of many layers at once. One by one, most CPUs wait most of the time for the last candidate to compile."""
+"""Runs TVM's default searches of many layers at once.
+
+One after the other, most CPUs would wait most of the time for the last candidate to compile.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from im2win.device.cpu import usable_cpus
 from im2win.registry.backends import Device
 from im2win.spec.conv2d import Conv2d
 
-SEARCH_S = 1800.0  # of one layer
-_BUSY = 2  # threads or compiling processes for each CPU, because layers do not end together
+SEARCH_S = 1800.0  # seconds for one layer
+_BUSY = 2  # threads or compiling processes for each CPU, because layers end at different times
 
 
 @dataclass(frozen=True)
 class Job:
-    """Have a layer's search in the cache."""
+    """Put a layer's search into the cache."""
 
     conv: Conv2d
     trials: int
@@ -30,7 +33,7 @@ class Job:
 
 
 def find(job: Job) -> float | str:
-    """Seconds a call of the best candidate, or why there is none."""
+    """Seconds per call of the best candidate, or the reason why there is none."""
     from im2win.bench.peers.tvm_default import search
 
     try:
@@ -40,7 +43,7 @@ def find(job: Job) -> float | str:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     serve(find, job_fd, result_fd)
 
 
@@ -48,19 +51,19 @@ def search_all(
     convs: Iterable[Conv2d], trials: int, device: Device, cache: Path, *, note: Callable[[str], Any] | None = None,
     processes: int | None = None, limit_s: float = SEARCH_S,
 ) -> dict[Conv2d, str]:
-    """Searches for the layers that the cache lacks and that TVM gets, at the same time; candidates are measured one at a time.
+    """Searches in parallel for those layers that TVM supports and the cache lacks. Candidates are measured one at a time.
 
-    Each layer is in the cache as soon as its search ends: a run that is stopped goes on with the others.
+    A layer is in the cache as soon as its search ends, so that an interrupted run continues with the others.
 
     Args:
-        trials: candidates a layer.
+        trials: candidates for each layer.
         cache: see `im2win.bench.peers.cpu.TvmDefault`.
         note: called with a line of text when searches begin, and for every layer.
         processes: searches at a time; None: as many as CPUs may be used.
-        limit_s: seconds that a layer may keep the others' results waiting; its search is ended then.
+        limit_s: seconds that the results of the others may wait for a layer's search, which is then ended.
 
     Returns:
-        Why searches failed, by layer.
+        The reasons why searches failed, by layer.
     """
     from im2win.bench.peers.tvm_default import lacks, refused
 

@@ -1,1 +1,1 @@
-"""The verbs of the command line, one a file; each imports what it needs when it runs, so that `im2win --help` starts at once."""
+"""The verbs of the command line, one in each file. Each imports its dependencies when it runs, so that `im2win --help` starts at once."""

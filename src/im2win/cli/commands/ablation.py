@@ -1,4 +1,4 @@
-"""`im2win ablation`: the thesis' ladders of CPU or GPU schedules, every rung timed on the same layers in one run."""
+"""`im2win ablation`: the im2win papers' ablation ladders of CPU or GPU schedules, every rung timed on the same layers in one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AnyRung = TypeVar("AnyRung")
 
-GPU_BATCHES = {"papers12": 128}  # what the source of a suite runs on a GPU; on a CPU the suite's own batch takes milliseconds
+GPU_BATCHES = {"papers12": 128}  # the batch of a suite's source on a GPU; on a CPU the suite's own batch takes milliseconds
 SECONDS = {"cpu": 10.0, "cuda": 1.0}
 
 
@@ -40,7 +40,7 @@ def ablation(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the ladder here, as PNG.")] = None,
 ) -> None:
-    """Time the thesis' ladder of schedules, from the plain form to the production schedule, rung by rung."""
+    """Time the im2win papers' ladder of schedules, rung by rung, from the plain loops to the production schedule."""
     from im2win.registry.backends import check_target
 
     check_target(target)
@@ -69,7 +69,7 @@ def ablation(
 
 
 def _on_cpu(names: str | None, threads: int | None) -> tuple[Rungs, Callable[..., Result], str]:
-    """The rungs that are wanted, what measures them, and a line to close with."""
+    """The requested rungs, the function that measures them, and a closing line."""
     from im2win.schedules.studies.cpu_ladder import RUNGS
     from im2win.studies import ladder as ablation
 
@@ -79,7 +79,7 @@ def _on_cpu(names: str | None, threads: int | None) -> tuple[Rungs, Callable[...
 
 
 def _on_gpu(names: str | None) -> tuple[Rungs, Callable[..., Result], str]:
-    """The same for a GPU."""
+    """As `_on_cpu`, for a GPU."""
     from im2win.schedules.studies.cuda_ladder import RUNGS, WITHOUT
     from im2win.studies import cuda_ladder as cuda_ablation
 
@@ -101,7 +101,7 @@ COLUMNS = ("rung", "what changes", "source", "ms", "samples", "GFLOPS", "gain", 
 
 
 def _rows(row: Row, rungs: Rungs) -> list[list[str]]:
-    """A line a rung, in the ladder's order; a rung that failed has its reason in place of numbers."""
+    """One line for each rung, in the ladder's order; a failed rung has its reason in place of numbers."""
     from im2win.reports.ladder import ALGORITHM_9, rates
     from im2win.schedules.studies.cuda_ladder import WITHOUT
 

@@ -1,4 +1,4 @@
-"""`im2win bench`: our kernels and the peers on the same layers in one run."""
+"""`im2win bench`: im2win's kernels and the peers on the same layers in one run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bench(
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
     tvm_cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.")] = None,
 ) -> None:
-    """Time our kernels and other libraries on the same layers, in interleaved rounds, each output checked."""
+    """Time im2win's kernels and other libraries on the same layers, in interleaved rounds, with each output checked."""
     from im2win.registry.backends import check_target
 
     check_target(target)
@@ -120,12 +120,12 @@ def _names(algorithms: str) -> list[str]:
     names = [name.strip() for name in algorithms.split(",")]
     for name in names:
         if name != "auto":
-            schedule_of(name)  # refuses an unknown name before anything is measured
+            schedule_of(name)  # raises for an unknown name before anything is measured
     return names
 
 
 def _noter(console: Console) -> Callable[[str], None]:
-    """A line for what takes long before the first layer is measured."""
+    """Prints messages about work that takes long before the first layer is measured."""
 
     def note(text: str) -> None:
         console.print(escape(text), soft_wrap=True)
@@ -134,7 +134,7 @@ def _noter(console: Console) -> Callable[[str], None]:
 
 
 def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
-    """A line for each layer as soon as it is measured."""
+    """Prints a line for each layer as soon as it is measured."""
 
     def report(done: int, total: int, row: Row) -> None:
         head = f"{done:>{len(str(total))}}/{total} {escape(row.layer):{width}}"

@@ -1,4 +1,4 @@
-"""`im2win build`: a shared library and a manifest for every layer, or what C and C++ take, from the logs or with the default tile."""
+"""`im2win build`: builds a shared library with a manifest for every layer, or files for C and C++."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build(
     accuracy: options.Accuracy = "float32",
     c_abi: Annotated[bool, typer.Option("--c-abi", help="For C and C++: headers with libraries, or CUDA, that need no TVM.")] = False,
 ) -> None:
-    """Compile each layer to a shared library with a manifest; `im2win.load` runs it without a compiler. Or for C and C++, without TVM."""
+    """Compile each layer to a shared library with a manifest, which `im2win.load` runs without a compiler; or for C and C++ without TVM."""
     wanted, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     from im2win.builder.build import chosen
 
@@ -60,7 +60,7 @@ def build(
 
 
 def _library(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[Path, int]:
-    """Builds and exports a layer; its library, and the bytes that it allocates during a call."""
+    """Builds and exports a layer. Returns its library, and the bytes that a call allocates."""
     from im2win.builder.build import build_tile
 
     op = build_tile(kernel.conv, kernel.algorithm, kernel.tile, kernel.device, tuned=kernel.tuned)
@@ -68,7 +68,7 @@ def _library(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[
 
 
 def _for_c(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[Path, int]:
-    """Exports a layer for C and C++; its library or source, and the bytes of its workspace."""
+    """Exports a layer for C and C++. Returns its library or source, and the bytes of its workspace."""
     from im2win.export.c_abi import export_kernel
     from im2win.export.c_abi.header import identifier
 
@@ -78,7 +78,7 @@ def _for_c(kernel: Kernel, layer: Layer, out: Path, names: set[str]) -> tuple[Pa
 
 
 def file_stem(name: str, key: str, taken: set[str]) -> str:
-    """A file name for a layer: its name where that is safe and free, else with its key, else with a number; added to `taken`."""
+    """A file name for a layer: its name if that is safe and free, else with its key, else with a number. It is added to `taken`."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.") or key
     stem = safe if safe not in taken else f"{safe}-{key}"
     number = 2

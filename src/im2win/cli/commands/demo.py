@@ -1,4 +1,4 @@
-"""`im2win demo`: the whole way on two layers, in a temporary folder: tune, export, load in a new process, check, compare."""
+"""`im2win demo`: the whole workflow on two layers, in a temporary folder: tune, export, load in a new process, check, compare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """The libraries of a folder, each named after the key of its layer, loaded where they are timed: in a process that never built one."""
+    """The libraries of a folder, each named after the key of its layer, as a subject of the benchmark.
+
+    The process that times them builds none.
+    """
 
     folder: Path
     name: str = "ours"
@@ -40,7 +43,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class NumpyProduct:
-    """im2col and one product an image with numpy alone: what a user has without any deep-learning framework."""
+    """im2col and one matrix product for each image in numpy: the baseline without any deep-learning framework."""
 
     name: str = "numpy"
 
@@ -56,7 +59,7 @@ class NumpyProduct:
 
 
 def im2col_product(conv: Conv2d, data: Array, filters: Array) -> Array:
-    """The convolution of NCHW data as im2col and a product, [batch, out_channels, out_h, out_w]."""
+    """The convolution of NCHW data as im2col and a matrix product, [batch, out_channels, out_h, out_w]."""
     top, left, bottom, right = conv.padding
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, conv.window, axis=(2, 3))

@@ -1,4 +1,4 @@
-"""`im2win algorithms` and `im2win device`: what can be chosen, and what schedules know of this machine."""
+"""`im2win algorithms` and `im2win device`: the algorithms to choose from, and the facts that schedules use of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from im2win.device.gpu import Gpu
     from im2win.registry.schedules import Schedule
 
-# An algorithm may ask for a least or a largest number of channels; it computes a property if it does at one of these widths.
+# An algorithm may require a least or a largest number of channels; it supports a property if it does at one of these widths.
 WIDTHS = (32, 128)
 PLAIN = tuple(Conv2d(1, width, 16, 16, width, 3, padding=1) for width in WIDTHS)
 PROBES: dict[str, tuple[Conv2d, ...]] = {
@@ -33,13 +33,13 @@ PROBES: dict[str, tuple[Conv2d, ...]] = {
     "epilogue": tuple(conv.with_(bias=True, residual=True, activation="relu") for conv in PLAIN),
 }
 """The columns of the table of supported layers: for each property that an algorithm may refuse, layers that have it."""
-LEAST: Accuracy = "winograd"  # accuracy of all, so that nothing is left out that somebody may ask for
+LEAST: Accuracy = "winograd"  # the least accuracy, so that no kernel is left out
 Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
 def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
-    """On which targets one of these layers at least is computed: yes on all, no on none, or their names."""
+    """The targets on which at least one of these layers is supported: yes for all, no for none, or their names."""
     from im2win.registry.backends import TARGETS
 
     kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in EXCHANGED for layout in LAYOUTS]
@@ -48,9 +48,9 @@ def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
 
 
 def properties() -> Table:
-    """The table of schedules: names, titles, paper, and for each property on which targets, in float32 or float16, in some layout.
+    """The table of schedules: names, titles, paper, and the targets on which each property is supported.
 
-    The registry is asked.
+    The registry is asked for float32 and float16 and for all layouts.
     """
     from im2win.registry.schedules import SCHEDULES
 
@@ -62,7 +62,7 @@ def properties() -> Table:
 
 
 def types() -> Table:
-    """The table of element types: for each algorithm the layouts of every target and type that it computes a plain layer in."""
+    """The table of element types: for each algorithm the layouts of every target and type in which it supports a plain layer."""
     from im2win.registry.backends import TARGETS
     from im2win.registry.schedules import SCHEDULES
 
@@ -79,12 +79,12 @@ def types() -> Table:
 
 
 def markdown_tables() -> str:
-    """Both tables as they stand in docs/architecture.md."""
+    """Both tables as in docs/architecture.md."""
     return "\n\n".join(table(columns, rows, words=len(columns)) for columns, rows in (properties(), types()))
 
 
 def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in docs/architecture.md.")] = False) -> None:
-    """The algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
+    """List the algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
     if markdown:
         typer.echo(markdown_tables())
         return
@@ -97,7 +97,7 @@ def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the
 def device(
     target: Annotated[str | None, typer.Option(help="cpu or cuda; if not said, the CPU, and the GPU where there is one.")] = None,
 ) -> None:
-    """What schedules know of this CPU and GPU, and the names that their records are kept under."""
+    """Show what schedules know of this CPU and GPU, and the names of the folders of their records."""
     from im2win.device.cpu import Machine
     from im2win.registry.backends import check_target
 

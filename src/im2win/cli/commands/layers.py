@@ -1,4 +1,4 @@
-"""`im2win layers`: what every layer computes and moves, and what each algorithm would store on top."""
+"""`im2win layers`: the operations and bytes of every layer, and the extra memory of each algorithm."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def layers(
 
 
 def _on_gpu(layers: list[Layer], suite: str, json: Path | None, console: Console) -> None:
-    """Measures and prints what calls hold, ours and the peers'."""
+    """Measures and prints the memory of calls, im2win's and the peers'."""
     from im2win.bench import cuda_memory
 
     def report(done: int, total: int, row: LayerMemory) -> None:
@@ -91,7 +91,7 @@ def _storage(value: int | str) -> str:
 
 
 def _allocated(conv: Any, name: str) -> str:
-    """What the compiled kernel of an algorithm's default tile allocates: it depends on tile and threads."""
+    """Bytes that the compiled kernel of an algorithm's default tile allocates, which depend on tile and threads."""
 
     from im2win.registry.schedules import schedule_of
 

@@ -1,4 +1,4 @@
-"""`im2win logs`: show, merge, prune and prove folders of tuning records."""
+"""`im2win logs`: shows, merges, prunes and proves folders of tuning records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _open(folder: Path) -> Log:
 
 @app.command()
 def show(folder: Folder = options.DEFAULT_LOGS, device: Device = None) -> None:
-    """The best record of every layer, how many there are, and lines that could not be read."""
+    """Show the best record of every layer, the number of records, and lines that could not be read."""
     log = _open(folder)
     console = tables.console()
     rows = list(_rows(log, device))
@@ -93,9 +93,9 @@ def restamp(
     check: Annotated[bool, typer.Option("--check", help="Only compare: write no proof, and exit with 1 if a kernel differs.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes that emit kernels; one for each CPU by default.")] = None,
 ) -> None:
-    """Emit every record's kernel anew and compare: records whose kernels are equal stay valid, and need not be emitted again.
+    """Emit every record's kernel again and compare. Records whose kernels are equal stay valid without being emitted again.
 
-    The proof lies beside the records, as proof.json in the device's folder.
+    The proof is written beside the records, as proof.json in the device's folder.
     """
     from im2win.device.cpu import usable_cpus
     from im2win.records.proofs import restamp as emit_again

@@ -1,4 +1,4 @@
-"""`im2win compile` and `im2win run`: a whole ONNX model as one library, and that library on tensors from files."""
+"""`im2win compile` and `im2win run`: compiles a whole ONNX model into one library, and runs that library on tensors from files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNGS = {"exact": "tuned for this layer", "default": "the model's tile"}
 
 
 class InputError(ValueError):
-    """An option that names no tensor file, or a file that holds no tensor."""
+    """An option that names no tensor file, or a file without a tensor."""
 
 
 def compile_(
@@ -110,7 +110,7 @@ def run(
 
 
 def _on_device(model: Model, given: dict[str, Any]) -> dict[str, Any]:
-    """The inputs where the model runs."""
+    """The inputs on the device where the model runs."""
     if model.manifest.target != "cuda":
         return given
     import torch

@@ -1,4 +1,4 @@
-"""`im2win onnxruntime`: an ONNX model whose convolutions ONNX Runtime computes with im2win's kernels, and the library that has them."""
+"""`im2win onnxruntime`: rewrites an ONNX model so that ONNX Runtime computes its convolutions with im2win's kernels, from a library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def onnxruntime(
     accuracy: options.Accuracy = "float32",
     untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
 ) -> None:
-    """Put a model's convolutions on im2win's kernels inside ONNX Runtime, which runs the rest and lends its threads."""
+    """Make ONNX Runtime compute a model's convolutions with im2win's kernels, on its own threads; it runs the rest itself."""
     from im2win.frontends.onnxruntime.operators import for_onnxruntime
 
     console = tables.console()

@@ -1,4 +1,4 @@
-"""Options that several verbs share, said once so that they mean the same everywhere."""
+"""Options that several verbs share, defined once so that they mean the same everywhere."""
 
 from __future__ import annotations
 

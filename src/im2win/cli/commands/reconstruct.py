@@ -1,4 +1,4 @@
-"""`im2win reconstruct`: rewrites generated CUDA by rule sets, and says what it did and why."""
+"""`im2win reconstruct`: rewrites generated CUDA by rule sets, and reports what was changed and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reconstruct(
     shared: Annotated[int, typer.Option(metavar="BYTES", help="Shared memory that a block may take.")] = 49152,
     wave: Annotated[int, typer.Option(help="pkf-llc: blocks that are served before the next tensor parts are made; 0 for all.")] = 0,
 ) -> None:
-    """Rewrite generated CUDA: needless barriers, partial kernel fusion, HIP."""
+    """Rewrite generated CUDA: remove unneeded barriers, fuse kernels partially, translate to HIP."""
     from im2win.reconstruct import ReconstructError
     from im2win.reconstruct.parse.unit import read
     from im2win.reconstruct.rulesets import Settings, rewrite, rule_sets, split
@@ -84,7 +84,7 @@ def _trial(console: Console, unit: Unit, validators: tuple[Validator, ...]) -> N
 
 
 def _explain(console: Console, name: str, before: Unit, after: Unit, matches: list[Match], notes: list[str]) -> None:
-    """A rule set's decisions, then what it changed."""
+    """Prints a rule set's decisions, then what it changed."""
     from im2win.reconstruct.rulesets import RULE_SETS
 
     console.print(Text(f"{name}: {RULE_SETS[name].why}; {len(matches)} matches", "bold"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`im2win report`: the tables and plots that people read, generated anew from committed results."""
+"""`im2win report`: generates the tables and plots of documents from committed results."""
 
 from __future__ import annotations
 

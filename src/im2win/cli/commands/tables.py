@@ -1,4 +1,4 @@
-"""How the verbs print: one console and one form for each kind of number."""
+"""Output of the verbs: one console and one format for each kind of number."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-PIPE_WIDTH = 400  # columns when the output is no terminal: nothing is cut
+PIPE_WIDTH = 400  # columns when the output is no terminal, so that nothing is truncated
 
 
 def console() -> Console:
-    """The console of stdout; made anew on each call, because tests and notebooks replace stdout."""
+    """The console of stdout. It is created for each call, because tests and notebooks replace stdout."""
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while something long runs, where that is a terminal; call it with what is done and what there is in all."""
+    """A progress bar on stderr, if that is a terminal. Call it with what is done and the total."""
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> Table:
-    """A table whose first `left` columns are words and the others numbers, aligned right."""
+    """A table whose first `left` columns are text and the others numbers, aligned right."""
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
         result.add_column(column, justify="left" if index < left else "right", no_wrap=True)
@@ -54,7 +54,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Time left or gone: "45 s", "3:05"."""
+    """A duration: "45 s", "3:05"."""
     if seconds is None:
         return "-"
     whole = round(seconds)
@@ -62,5 +62,5 @@ def duration(seconds: float | None) -> str:
 
 
 def gflops(flops: int, seconds: float | None) -> str:
-    """Floating-point operations a second, in units of 1e9."""
+    """Floating-point operations per second, in units of 1e9."""
     return "-" if not seconds else f"{flops / seconds / 1e9:.0f}"

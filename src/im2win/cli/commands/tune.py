@@ -1,4 +1,4 @@
-"""`im2win tune`: search the schedules of every layer, keep what was found in the logs."""
+"""`im2win tune`: searches the schedules of every layer and keeps the records in the logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tune(
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
 ) -> None:
-    """Search the fastest correct schedule of each layer. Ctrl-C stops; the same command goes on where it stopped."""
+    """Search for the fastest correct schedule of each layer. Ctrl-C stops the search; the same command resumes it."""
     chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
     console = tables.console()
     for line in skipped:
@@ -57,7 +57,7 @@ def tune(
 
 
 def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
-    """Tune the layers with live progress and a line for each, one after another on each device; False if the user stopped it."""
+    """Tunes the layers with live progress and a line for each, one after another on each device. False if the user interrupted it."""
     from im2win.registry.backends import device_for
     from im2win.tuner import crews
 
@@ -84,10 +84,12 @@ def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any])
 
 
 def shared_out(jobs: Sequence[Job], crews: Sequence[Crew], do: Callable[[Job, Crew, threading.Event], None]) -> None:
-    """Does all jobs, each crew one at a time. If one fails, or the user interrupts, no other is begun, and the event asks the rest to end.
+    """Runs all jobs, each worker pool one at a time.
+
+    If a job fails or the user interrupts, no other job starts, and the event asks the rest to end.
 
     Raises:
-        what a job raised first, or KeyboardInterrupt.
+        BaseException: the first exception of a job, or KeyboardInterrupt.
     """
     stop = threading.Event()
     if len(crews) == 1:
@@ -129,7 +131,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _reporter(progress: Progress, task: TaskID, stop: threading.Event) -> Callable[[Any], None]:
-    """The callback that `im2win.tune` calls after every trial: algorithm, best time, gain over the default tile, time left."""
+    """The callback of `im2win.tune` after every trial, which shows algorithm, best time, gain over the default tile, and time left."""
 
     def report(state: Any) -> None:
         if stop.is_set():

@@ -1,4 +1,4 @@
-"""What the user names on the command line, as layers: a suite, an ONNX file, captured layers or the key of one convolution."""
+"""Workloads of the command line as layers: a suite, an ONNX file, captured layers or the key of one convolution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WorkloadError(ValueError):
-    """A name that is no suite, no model and no key, or a layer that a workload does not have."""
+    """A name that is no suite, no model and no key, or a layer that a workload does not contain."""
 
 
 def read(
@@ -26,17 +26,17 @@ def read(
     out_dtype: str | None = None,
     deployed: bool = False,
 ) -> tuple[list[Layer], list[str]]:
-    """The layers that `what` names, and a line for each convolution of a model, or line of a file, that cannot be taken.
+    """The layers that `what` names, and a line for each convolution of a model, or line of a file, that cannot be used.
 
     Args:
         what: a suite ("resnet50"), a path that ends in .onnx or in .jsonl (`spec.captured_layers`), or a key ("n8-c64x56x56-k64x3x3-p1").
         batch, dtype, layout, out_dtype: replace those of every layer.
-        names: layer names with commas between them; all layers if None.
-        deployed: of a model, the layers that `im2win compile` looks up: with all that is fused behind convolutions, and products.
+        names: comma-separated layer names; all layers if None.
+        deployed: for a model, the layers that `im2win compile` looks up: convolutions with everything that is fused, and products.
 
     Raises:
         WorkloadError: `what` or one of `names` is unknown.
-        ValueError, OSError: what the reader of the suite, key or model says.
+        ValueError, OSError: an error of the reader of the suite, key or model.
     """
     from im2win.spec import suites
 
@@ -63,10 +63,10 @@ def read(
 
 
 def only(layers: list[Layer], names: str | None) -> list[Layer]:
-    """The layers of these names, with commas between them; all if None.
+    """The layers with these comma-separated names; all if None.
 
     Raises:
-        WorkloadError: a name is no layer's, or there is none.
+        WorkloadError: there is no layer with such a name, or `names` is empty.
     """
     if names is None:
         return layers

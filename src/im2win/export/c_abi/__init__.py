@@ -1,4 +1,4 @@
-"""Convolutions for programs in C and C++: a header with libraries, or with CUDA source, and nothing of TVM's behind them."""
+"""Exports convolutions to programs in C and C++: a header with libraries, or with CUDA source, without any dependency on TVM."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tupl
     """Writes a kernel's files: NAME.h, and libNAME.so and libNAME.a, or NAME.cu for a GPU.
 
     Args:
-        name: ends the names of functions and files; the problem's key if None.
+        name: suffix of the names of functions and files; the problem's key if None.
 
     Returns:
-        The path of the library or of the source, and what the header says.
+        The path of the library or of the source, and the contents of the header.
 
     Raises:
-        ArtefactError: the folder cannot be written. ValueError: `name` is no part of a C name.
-        TileError: the tile is not legal. ToolchainError: no C compiler.
+        ArtefactError: the folder cannot be written.
+        ValueError: `name` cannot be part of a C identifier.
+        TileError: the tile is not legal.
+        ToolchainError: there is no C compiler.
     """
     called = checked(name if name is not None else identifier(str(kernel.conv)))
     try:
@@ -39,15 +41,15 @@ def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tupl
 
 
 def export_c(op: Op, folder: str | os.PathLike[str], name: str | None = None) -> Path:
-    """Compiles an operator anew for programs in C and C++; see `Op.export_c`."""
+    """Compiles an operator again for programs in C and C++; see `Op.export_c`."""
     return export_manifest(op.manifest, Path(folder), name)
 
 
 def export_manifest(manifest: Manifest, folder: Path, name: str | None = None) -> Path:
-    """Exports what a manifest describes, for this machine; returns the path of the library or of the source.
+    """Exports the operator that a manifest describes, for this machine. Returns the path of the library or of the source.
 
     Raises:
-        ArtefactError: it was built for another device. Others as `export_kernel`.
+        ArtefactError: it was built for another device. Others as for `export_kernel`.
     """
     device = device_for(manifest.target)
     if isinstance(device, Machine):

@@ -1,4 +1,4 @@
-// What the hardware needs to copy boxes of a tensor of four axes. The driver's function is asked of CUDA's runtime: nothing else is linked.
+// TMA descriptors of tensors with four axes. CUDA's runtime provides the driver's function, so that no other library is linked.
 #ifndef IM2WIN_EMULATOR
 #include <cuda.h>
 #endif
@@ -6,7 +6,7 @@
 namespace {
 namespace im2win_launching {
 
-// The innermost axis first; strides in bytes, of the innermost axis the bytes of an element. swizzle: bytes of rows, or 0.
+// The innermost axis comes first. strides: in bytes, the first one is the size of an element. swizzle: bytes of its rows, or 0.
 struct Boxes {
   long long sizes[4], strides[4];
   int box[4], steps[4], swizzle;

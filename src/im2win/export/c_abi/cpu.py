@@ -1,4 +1,4 @@
-"""A CPU kernel as a C library of its own: TVM's object code, what calls it in place of TVM's runtime, and a pool of threads."""
+"""Exports a CPU kernel as a C library: TVM's object code, functions that replace TVM's runtime, and a thread pool."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
-KERNEL_PREFIX = "__tvm_ffi_"  # of a symbol in object code
-# What the pool of threads exports beside a layer's own functions: libraries of one program share the first one's.
+KERNEL_PREFIX = "__tvm_ffi_"  # prefix of a symbol in object code
+# Symbols that the thread pool exports beside a layer's own functions: libraries of one program share the first one's pool.
 SHARED = ("im2win_set_threads", "im2win_threads", "im2win_pool_1_run")
 
 
 def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, called: str) -> tuple[Path, Interface]:
-    """Writes CALLED.h, libCALLED.so and libCALLED.a; returns the path of the shared library, and what the header says.
+    """Writes CALLED.h, libCALLED.so and libCALLED.a. Returns the path of the shared library, and the contents of the header.
 
     Args:
-        name, tile: the algorithm and its tile. machine: whose threads also bound the workspace.
-        called: ends the names of functions and files.
+        name, tile: the algorithm and its tile.
+        machine: the CPU; its number of threads bounds the workspace.
+        called: suffix of the names of functions and files.
 
     Raises:
-        TileError: the tile is not legal. ToolchainError: no C compiler or objcopy, or a system other than Linux.
+        TileError: the tile is not legal.
+        ToolchainError: there is no C compiler or objcopy, or the system is not Linux.
     """
     compiler, objcopy = compiler_on_path(), _objcopy()
     symbol = f"im2win_conv_{called}_kernel"
@@ -61,7 +63,7 @@ def export(conv: Conv2d, name: str, tile: Any, machine: Machine, folder: Path, c
 
 
 def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -> tvm.IRModule:
-    """A kernel as a module of one function, `symbol`.
+    """A kernel as a module with one function, `symbol`.
 
     Raises:
         TileError: the tile is not legal.
@@ -71,14 +73,14 @@ def lowered(conv: Conv2d, name: str, tile: Any, machine: Machine, symbol: str) -
 
 
 def compiled(module: tvm.IRModule, machine: Machine) -> tuple[Any, Workspace]:
-    """TVM's executable of a kernel, which calls it KERNEL_PREFIX with its symbol, and the workspace that a call of it asks for."""
+    """TVM's executable of a kernel, whose symbol has the prefix KERNEL_PREFIX, and the workspace that a call requests."""
     demand = Workspace()
     with tvm.transform.PassContext(config=CONFIG, instruments=[demand]):
         return tvm.compile(module, llvm_target(machine), tir_pipeline=PIPELINE), demand
 
 
 def placed(made: Path, target: Path) -> None:
-    """Copies a file to where it belongs, at once: a file that is in use is replaced, not written over."""
+    """Copies a file to its destination atomically: a file that is in use is replaced, not overwritten."""
     partial = target.with_name(target.name + ".partial")
     shutil.copyfile(made, partial)
     os.replace(partial, target)
@@ -89,18 +91,18 @@ def _interface(conv: Conv2d, made: str, pack: Any, demand: Workspace, threads: i
 
 
 def workspace_bytes(conv: Conv2d, pack: Any, demanded: int) -> int:
-    """Bytes of a workspace at any address, of which the kernel itself demands so many."""
+    """Bytes of a workspace at any address, of which the kernel itself requests `demanded`."""
     size = _bias_bytes(conv, pack) + demanded
     return size + ALIGNMENT - 1 if size else 0
 
 
 def _padded(conv: Conv2d, pack: Any) -> int:
-    """Output channels of a group, filled up to whole blocks."""
+    """Output channels of a group, padded to whole blocks."""
     return int(pack.blocks_per_group(conv)) * int(pack.block)
 
 
 def _bias_bytes(conv: Conv2d, pack: Any) -> int:
-    """Bytes of the copy of a bias that must be filled up."""
+    """Bytes of the padded copy of a bias; 0 if the bias needs no padding."""
     if not conv.bias or _padded(conv, pack) == conv.out_channels // conv.groups:
         return 0
     return -(-conv.groups * _padded(conv, pack) * conv.itemsize // ALIGNMENT) * ALIGNMENT
@@ -125,15 +127,15 @@ def source(interface: Interface, pack: Any, demand: Workspace, machine: Machine,
 
 
 def instructions(machine: Machine) -> str:
-    """The function of that name, which layers need."""
+    """C code of the function that checks for the CPU's instructions, which layers call."""
     return f"static int instructions(void) {{ return {_check(machine)}; }}"
 
 
 def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], threads: int, kernel: str) -> list[str]:
-    """The declaration of a compiled kernel, and the numbers of its layer as the constant `name`.
+    """C code that declares a compiled kernel, and defines the numbers of its layer as the constant `name`.
 
     Args:
-        demanded: bytes of the workspace that the kernel takes for the whole call, and for each of at most `threads` tasks.
+        demanded: bytes of workspace that the kernel requests for the whole call, and for each of at most `threads` tasks.
     """
     shapes = {
         "data": conv.input_shape, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
@@ -156,7 +158,10 @@ def _braces(values: Any) -> str:
 
 
 def _check(machine: Machine) -> str:
-    """A C expression: whether the CPU has the vector instructions of a kernel. Where no compiler can ask, everyone has the basic ones."""
+    """A C expression: whether the CPU has the vector instructions of a kernel.
+
+    Where compilers cannot test for them, all CPUs have the basic set.
+    """
     return f'__builtin_cpu_supports("{machine.isa}")' if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
 
 
@@ -211,7 +216,7 @@ def run(work: Path, *command: str) -> None:
     """Runs a command in a folder.
 
     Raises:
-        ToolchainError: it failed; with what it said.
+        ToolchainError: it failed; with its output.
     """
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -219,7 +224,7 @@ def run(work: Path, *command: str) -> None:
 
 
 def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None:
-    """layer.so and layer.a from kernel.o and own.c, with the layer's own functions and those of the pool visible, no others."""
+    """Links layer.so and layer.a from kernel.o and own.c. Only the layer's own functions and those of the pool are visible."""
     run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
     for name in ("layer", "pack"):
         run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")

@@ -1,4 +1,4 @@
-"""A CUDA kernel as source of its own: what TVM generated and the reconstructor made of it, with its launches on the caller's stream."""
+"""Exports a CUDA kernel as source: TVM's generated code after the reconstructor, with its launches on the caller's stream."""
 
 from __future__ import annotations
 
@@ -33,22 +33,25 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
-ALIGNMENT = 256  # bytes, of the workspace
+ALIGNMENT = 256  # bytes; alignment of the workspace
 
 _KERNEL = re.compile(rf"\b({SYMBOL}|{TRANSFORM})_kernel(?=_\d|\b)")
-_SHARED = re.compile(r"^(?:__host__ )?__device__ (?!__forceinline__)", re.MULTILINE)  # functions that TVM puts before its kernels
-_MADE = ("data", "tiles", "products", "lowered")  # names of what a call makes before the product, where it makes anything
+_SHARED = re.compile(r"^(?:__host__ )?__device__ (?!__forceinline__)", re.MULTILINE)  # functions that TVM emits before its kernels
+_MADE = ("data", "tiles", "products", "lowered")  # names of the workspace tensors of a call with a transform
 
 
 def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: str) -> tuple[Path, Interface]:
-    """Writes CALLED.h and CALLED.cu; returns the path of the source, and what the header says. Needs neither a GPU nor a CUDA compiler.
+    """Writes CALLED.h and CALLED.cu.
+
+    Returns the path of the source, and the contents of the header. Needs neither a GPU nor a CUDA compiler.
 
     Args:
         name, tile: the algorithm and its tile.
-        called: ends the names of functions and files.
+        called: suffix of the names of functions and files.
 
     Raises:
-        TileError: the tile is not legal. ReconstructError: a rule of a tile's does not match its kernels.
+        TileError: the tile is not legal.
+        ReconstructError: a rule of the tile does not match its kernels.
     """
     row = schedule_of(name)
     pack, made = row.on_gpu.pack(conv, tile), row.on_gpu.workspace_bytes(conv, tile)
@@ -62,7 +65,7 @@ def export(conv: Conv2d, name: str, tile: Any, gpu: Gpu, folder: Path, called: s
 
 
 def _generated(module: tvm.IRModule, gpu: Gpu) -> Generated:
-    """The convolution's kernels, without those that are for measuring only; source that is made already is as it is."""
+    """The convolution's kernels, without those that only serve measurements. A module with finished source keeps it."""
     if (module.attrs or {}).get(SOURCE) is None:
         functions = {variable.name_hint: function for variable, function in module.functions.items()}
         module = cuda_codegen.kernel_module({name: function for name, function in functions.items() if name != TRANSFORM_PARTS})
@@ -70,7 +73,7 @@ def _generated(module: tvm.IRModule, gpu: Gpu) -> Generated:
 
 
 def launches(generated: Generated) -> list[Launch]:
-    """A call's launches in order, transforms first; not those that are for measuring only."""
+    """A call's launches in order, transforms first, without those that only serve measurements."""
     first = [launch for launch in generated.launches if launch.kernel.startswith(f"{TRANSFORM}_kernel")]
     return first + [launch for launch in generated.launches if launch.kernel.startswith(f"{SYMBOL}_kernel")]
 
@@ -97,7 +100,10 @@ def _boxes(generated: Generated) -> list[str]:
 
 
 def _renamed(text: str, interface: Interface) -> str:
-    """Kernels with names of the layer's own; they and what they call are seen by this file only, of which a program may have several."""
+    """The kernels renamed to the layer's own names.
+
+    Kernels and device functions get internal linkage, since a program may contain several such files.
+    """
     own = _KERNEL.sub(rf"{interface.function}_\1", text).replace('extern "C" __global__', "static __global__")
     return _SHARED.sub(r"static inline \g<0>", own)
 
@@ -106,7 +112,7 @@ def _renamed(text: str, interface: Interface) -> str:
 
 
 def _launching(interface: Interface, todo: Sequence[Launch], made: bool, call: str) -> list[str]:
-    """The function that computes: a table of launches, and the arguments of each kernel."""
+    """C++ code of the function that computes: a table of launches, and the arguments of each kernel."""
     kernels = list(dict.fromkeys((launch.kernel, _tensors(launch)) for launch in todo))
     rows = [_row(kernels.index((launch.kernel, _tensors(launch))), launch) for launch in todo]
     conv = interface.conv
@@ -130,7 +136,7 @@ Argument = str | TensorMap
 
 
 def _tensors(launch: Launch) -> tuple[Argument, ...]:
-    """A launch's arguments, numbers as nothing."""
+    """A launch's tensor arguments, with numbers left out."""
     return tuple("" if isinstance(one, int) else one for one in launch.arguments)
 
 
@@ -144,7 +150,7 @@ def _row(kernel: int, launch: Launch) -> str:
 
 
 def _case(place: int, kernel: str, names: tuple[Argument, ...], interface: Interface, todo: Sequence[Launch], made: bool) -> list[str]:
-    """Launches one kernel: the addresses of its arguments, which CUDA wants."""
+    """C++ code that launches one kernel with the addresses of its arguments."""
     shared = max(launch.dynamic_bytes for launch in todo if (launch.kernel, _tensors(launch)) == (kernel, names))
     function = _KERNEL.sub(rf"{interface.function}_\1", kernel)
     first = kernel.startswith(f"{TRANSFORM}_kernel")
@@ -159,7 +165,7 @@ def _case(place: int, kernel: str, names: tuple[Argument, ...], interface: Inter
             continue
         given.append(f"const_cast<int *>(&one.numbers[{numbers}])" if not name else f"&{_argument(name, made, first)}")
         numbers += not name
-    # the addresses are of pointers to const, which CUDA's interface does not know
+    # the arguments are pointers to const, which CUDA's interface does not accept
     arguments = ", ".join(one if one.startswith("const_cast") else f"(void *){one}" for one in given)
     return [
         f"      case {place}: {{",
@@ -179,7 +185,7 @@ def _shape(boxes: TensorMap) -> str:
 
 
 def _argument(name: str, made: bool, first: bool) -> str:
-    """The variable that a kernel's tensor is: see `runtime.cuda.Kernels`."""
+    """The C++ variable of a kernel's tensor: see `runtime.cuda.Kernels`."""
     if name == "input" or (name == "data" and (first or not made)):
         return "x"
     if name in _MADE and made:
@@ -212,7 +218,7 @@ def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
             "  if (!form) return IM2WIN_NO_MEMORY;", f"  transform({form}, w, form);", f"  pack({slabs}, form, packed);",
             "  std::free(form);",
         ]  # fmt: skip
-    elif isinstance(pack, SplitPack):  # to parts of the sum, filters are groups that lie within each other
+    elif isinstance(pack, SplitPack):  # for split-K, the filters of the groups are interleaved
         problem = parts_problem(conv, pack.split)
         depth = math.prod(problem.filter_shape[1:])
         tables, slabs = _slabs(problem, pack.inner, depth, pack.split * depth)
@@ -232,7 +238,7 @@ def _strides(order: str, shape: Sequence[int]) -> dict[str, int]:
 
 
 def _as_products(conv: Conv2d, pack: CudaPack) -> tuple[Conv2d, list[str], str]:
-    """Of filters in Winograd's form: the problem that they are filters of, and how they are made as its filters."""
+    """For Winograd filters: the problem that the transformed filters belong to, and the tables and expression that transform them."""
     if pack.order == "Cuvc":
         problem = row_problem(conv, pack.outputs)
         strides = _strides("kcij", problem.filter_shape)
@@ -266,7 +272,11 @@ def _quantised(conv: Conv2d, pack: QuantisedPack) -> tuple[list[str], str]:
 def _slabs(
     conv: Conv2d, pack: CudaPack | FilterPack | ChunkPack, per_group: int | None = None, per_filter: int | None = None
 ) -> tuple[list[str], str]:
-    """Tables and an expression of type Slabs. per_group, per_filter: where filters are not one after the other."""
+    """Tables and an expression of type Slabs.
+
+    Args:
+        per_group, per_filter: strides in elements where filters are not stored one after the other.
+    """
     _, slabs, inside = pack.shape(conv)
     order = "Cuvc" if isinstance(pack, ChunkPack) else pack.order
     if isinstance(pack, FilterPack):
@@ -284,16 +294,16 @@ def _slabs(
 
 
 def _chunk_places(pack: ChunkPack, step: int, unit: int) -> list[int]:
-    """As `_places`: 16 bytes of every channel, then the next."""
+    """As `_places`, for filters stored as 16 bytes of every channel, then the next 16 bytes."""
     channels = [row(place // 16, place % 16, pack.run) for place in range(pack.block)]
     return [channel * step + first + e for first in range(0, step, unit) for channel in channels for e in range(unit)]
 
 
 def _places(pack: CudaPack, dtype: str) -> list[int]:
-    """What stands where in a slab, found by packing numbered filters: channel * elements of a slab + element; 32768 more for a rest.
+    """The source of every element of a slab, found by packing numbered filters: channel * elements of a slab + element.
 
-    Numbers are packed in digits that every type holds exactly, as 64 + digit; in two parts with 2**-17 of that beside it, which the first
-    part leaves.
+    32768 is added where the element is the rest of a split into parts. Numbers are packed digit by digit as 64 + digit, which every type
+    holds exactly. For a split into two parts 2**-17 of the value is added, which the first part does not hold.
     """
     probe = Conv2d(1, pack.slabs * 64 // np.dtype(dtype).itemsize, 1, 1, pack.block, 1, dtype=dtype)
     slab = probe.in_channels // pack.slabs

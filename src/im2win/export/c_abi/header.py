@@ -18,12 +18,12 @@ _PACKED, _FILTERS = "packed_w", "w"
 
 
 def identifier(text: str) -> str:
-    """A layer's name or key as part of a C name: all but letters and digits become one underscore."""
+    """A layer's name or key as part of a C identifier: runs of other characters than letters and digits become one underscore."""
     return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
 
 
 def checked(name: str) -> str:
-    """The name, if a C function's can end with it.
+    """The name, if it can be the suffix of a C identifier.
 
     Raises:
         ValueError: it cannot.
@@ -37,10 +37,14 @@ def checked(name: str) -> str:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a caller in C sees of a layer.
+    """The C interface of a layer.
 
-    name: ends the names of functions and files. made: how it was made, for the reader. packed: elements of the packed filters.
-    workspace: bytes. threads: most that a call uses, on a CPU; None for a GPU.
+    Attributes:
+        name: suffix of the names of functions and files.
+        made: a description of the kernel for the reader.
+        packed: elements of the packed filters.
+        workspace: bytes.
+        threads: the most that a call uses, on a CPU; None for a GPU.
     """
 
     conv: Conv2d
@@ -52,22 +56,22 @@ class Interface:
 
     @property
     def function(self) -> str:
-        """The function that computes."""
+        """Name of the function that computes."""
         return f"im2win_conv_{self.name}"
 
     @property
     def functions(self) -> tuple[str, str]:
-        """All functions of its own."""
+        """Names of all its functions."""
         return self.function, f"{self.function}_pack"
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Names of the arguments that are tensors, in order, with C types of their elements."""
+        """Names of the tensor arguments, in order, with the C types of their elements."""
         names = {"data": "x", "filter": _PACKED, "output": "y"}
         return {names.get(name, name): ELEMENT_TYPES[dtype].c for name, dtype in self.conv.dtypes.items()}
 
     def prototypes(self) -> tuple[str, str]:
-        """Of the two functions, in the order of `functions`."""
+        """Prototypes of the two functions, in the order of `functions`."""
         element = ELEMENT_TYPES[self.conv.dtype].c
         arguments = [f"{'' if name == 'y' else 'const '}{kind} *{name}" for name, kind in self.tensors.items()]
         stream = ["cudaStream_t stream"] if self.threads is None else []
@@ -78,7 +82,7 @@ class Interface:
         )
 
     def constants(self) -> dict[str, int | str]:
-        """Constants of the header by the end of their names."""
+        """Constants of the header by the suffix of their names."""
         conv = self.conv
         rows, cols = conv.output_size
         sizes: dict[str, int | str] = {

@@ -4,9 +4,9 @@
 namespace {
 namespace im2win_launching {
 
-constexpr std::size_t asked_shared = 48 << 10;  // bytes of dynamic shared memory from which on a kernel must ask, whatever it declares
+constexpr std::size_t asked_shared = 48 << 10;  // bytes of dynamic shared memory from which on a kernel needs an attribute
 
-// Asks for a kernel's shared memory, once a device.
+// Sets the attribute for a kernel's shared memory, once for each device.
 template <typename Kernel>
 cudaError_t prepare(Kernel* kernel, std::size_t shared, std::atomic<unsigned long long>& asked) {
   int device = 0;

@@ -26,7 +26,7 @@ typedef struct {
   uint64_t byte_offset;
 } dlpack_tensor;
 
-/* What a parallel loop's body is given: how many threads share it. */
+/* The argument of a parallel loop's body: the number of threads that share the loop. */
 typedef struct {
   void *unused;
   int32_t tasks;
@@ -34,7 +34,7 @@ typedef struct {
 
 typedef int (*parallel_body)(int task, parallel_group *group, void *captured);
 
-/* A call: where the tasks' parts of the workspace begin. */
+/* A call: the address of the tasks' parts of the workspace. */
 typedef struct {
   const im2win_layer *layer;
   char *tasks;
@@ -46,7 +46,7 @@ typedef struct {
   const call *call;
 } parallel_loop;
 
-/* What this thread may still give out of the workspace, last in, first out. */
+/* The part of the workspace that this thread may still allocate, as a stack. */
 static _Thread_local struct {
   char *top, *end;
   const call *call;
@@ -85,7 +85,7 @@ static int launch(parallel_body body, void *captured, int tasks) {
   return status;
 }
 
-/* The names that compiled kernels call, and the one they report a refused argument to. */
+/* The functions that compiled kernels call, and the one to which they report a refused argument. */
 void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) = allocate;
 int (*__TVMBackendFreeWorkspace)(int, int, void *) = release;
 int (*__TVMBackendParallelLaunch)(parallel_body, void *, int) = launch;

@@ -1,4 +1,4 @@
-/* An exported convolution as data, and what calls it; names carry the version, since a program may hold layers of several. */
+/* An exported convolution as data, and the function that calls it. Names carry a version, since a program may link layers of several. */
 #ifndef IM2WIN_LAYER_H
 #define IM2WIN_LAYER_H
 
@@ -7,7 +7,7 @@
 
 #define IM2WIN_MOST_TENSORS 5
 
-/* An argument as TVM's compiled functions take it: here always a pointer to a tensor of DLPack. */
+/* An argument of TVM's compiled functions: here always a pointer to a DLPack tensor. */
 typedef struct {
   int32_t type;
   uint32_t padding;
@@ -16,16 +16,16 @@ typedef struct {
 
 typedef int (*im2win_kernel)(void *self, const im2win_any *arguments, int32_t count, im2win_any *result);
 
-/* rank, shape: as the kernel takes it; elements: of them all. */
+/* rank, shape: as the kernel expects them; elements: number of elements. */
 typedef struct {
   int rank;
   int64_t shape[5], elements;
 } im2win_tensor;
 
-/* tensors: of the kernel, in order: data, filter, bias and residual where the layer has them, output; all float32.
-   bias: place of the bias, -1 without; filled up with zeros from `channels` to `padded_channels` a group where these differ.
+/* tensors: of the kernel, in order: data, filter, bias and residual if the layer has them, output; all float32.
+   bias: index of the bias, or -1; each group is padded with zeros from `channels` to `padded_channels`.
    serial_bytes, task_bytes: of the workspace, for the whole call and for each of at most `threads` tasks; multiples of 64.
-   instructions: whether this CPU has them. */
+   instructions: returns whether this CPU has the kernel's instructions. */
 typedef struct {
   im2win_kernel kernel;
   int count, bias, groups, channels, padded_channels, threads;

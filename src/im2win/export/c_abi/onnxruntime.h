@@ -1,6 +1,6 @@
-/* As much of ONNX Runtime's C interface as an operator needs, as it lies in memory. Both tables only ever grow at their ends, so these
-   places hold in ONNX Runtime 1.17, whose version of the interface is 17 and which was the first to lend operators its threads, and in
-   every later one. What stands between is left out. */
+/* The part of ONNX Runtime's C interface that an operator needs, with its memory layout. Both tables only grow at their ends, so these
+   offsets are valid in ONNX Runtime 1.17 (interface version 17, the first in which operators can use its threads) and in every later
+   version. Entries in between are left out. */
 #ifndef IM2WIN_ONNXRUNTIME_H
 #define IM2WIN_ONNXRUNTIME_H
 
@@ -26,7 +26,7 @@ typedef struct ort_shape ort_shape;
 typedef struct ort_operator ort_operator;
 typedef void (*ort_unused)(void);
 
-/* The table of functions; before each its place. */
+/* The table of functions; the comment before each is its index. */
 typedef struct {
   /* 0 */ ort_status *(*create_status)(int code, const char *message);
   ort_unused unused_1[25];
@@ -56,13 +56,13 @@ typedef struct {
   /* 274 */ ort_status *(*parallel_for)(const ort_context *context, void (*task)(void *, size_t), size_t count, size_t batches, void *data);
 } ort_api;
 
-/* What a library is given. A version that is not there is NULL. */
+/* The argument of a library's entry point. The table of an unsupported version is NULL. */
 typedef struct {
   const ort_api *(*api)(uint32_t version);
   const char *(*release)(void);
 } ort_base;
 
-/* An operator of version 17; what it may leave NULL is unused here. */
+/* An operator of version 17; optional functions are NULL. */
 struct ort_operator {
   uint32_t version;
   ort_unused unused_create;

@@ -33,7 +33,7 @@ static ort_status *failed(const ort_api *api, int code, const char *format, ...)
   return api->create_status(code, message);
 }
 
-/* --- threads: the pool of pool.h, lent by ONNX Runtime for the run of a node */
+/* --- threads: the functions of pool.h on ONNX Runtime's threads, for the run of a node */
 
 typedef struct {
   im2win_pool_task task;
@@ -59,7 +59,7 @@ int im2win_pool_1_run(im2win_pool_task task, void *context, int most) {
   return IM2WIN_DEFECT;
 }
 
-/* --- workspaces: as many as there were calls at the same time, kept until the last kernel goes */
+/* --- workspaces: one for each concurrent call, kept until the last kernel is destroyed */
 
 typedef struct workspace {
   struct workspace *next;
@@ -96,9 +96,9 @@ static void destroy(void *kernel) {
   pthread_mutex_unlock(&lock);
 }
 
-/* --- making a kernel */
+/* --- creating a kernel */
 
-/* Which of the kernel's tensors an input is; -1 if it has no such input. */
+/* The index of the kernel's tensor for an input; -1 if it has no such input. */
 static int place_of(const im2win_layer *layer, int input) {
   int biased = layer->bias >= 0, added = layer->count > 3 + biased;
   if (input == B) return layer->bias;
@@ -162,7 +162,7 @@ static ort_status *wrong_shape(const im2win_operator *own, int input, const int6
                 input == Z ? ", as many as X has" : "");
 }
 
-/* The images of an input; X says how many, and others must have as many (`images` is -1 before). */
+/* Checks the number of images of an input. X sets it (`images` is -1 before), and the others must have the same. */
 static ort_status *check_images(const im2win_operator *own, int input, const ort_value *value, int64_t *images) {
   const int64_t *wanted = own->layer->tensors[place_of(own->layer, input)].shape;
   int64_t sizes[8];
@@ -253,7 +253,7 @@ static const ort_operator convolution = {
     .output_characteristic = output_characteristic, .input_memory = memory, .create = create, .compute = compute,
 };
 
-/* What ONNX Runtime calls when the library is registered with the options of a session. */
+/* ONNX Runtime calls this function when the library is registered with the options of a session. */
 ort_status *RegisterCustomOps(ort_options *options, const ort_base *base) {
   static ort_domain *domain; /* one for all sessions; it lives as long as the library */
   ort_domain *made = NULL;

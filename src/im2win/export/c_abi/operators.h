@@ -6,13 +6,13 @@
 
 #include "layer.h"
 
-/* name: the attribute `kernel` of the nodes that it computes. */
+/* name: value of the attribute `kernel` of the nodes that it computes. */
 typedef struct {
   const char *name;
   const im2win_layer *layer;
 } im2win_operator;
 
-/* All of them, and the bytes of a workspace that any of them can work in. */
+/* All operators, their number, and the bytes of a workspace that is large enough for each of them. */
 extern const im2win_operator im2win_operators[];
 extern const size_t im2win_operator_count, im2win_operator_workspace;
 

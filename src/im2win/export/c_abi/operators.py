@@ -1,4 +1,4 @@
-"""CPU kernels as a library of operators for ONNX Runtime, which lends them its threads; ONNX Runtime's headers are not needed."""
+"""Exports CPU kernels as a library of operators for ONNX Runtime, on whose threads they run. ONNX Runtime's headers are not needed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from im2win.export.c_abi.header import SOURCES
 from im2win.packing import codec as packs
 from im2win.spec.conv2d import Conv2d
 
-DOMAIN, OPERATOR = "im2win", "Conv"  # inputs X, W, and where the kernel has them B and Z (the residual); attribute `kernel`
-SYMBOL = "RegisterCustomOps"  # what ONNX Runtime looks for
+DOMAIN, OPERATOR = "im2win", "Conv"  # inputs X, W, and B and Z (the residual) where the kernel has them; attribute `kernel`
+SYMBOL = "RegisterCustomOps"  # the symbol that ONNX Runtime loads
 
 
 @dataclass(frozen=True)
 class Operator:
-    """A compiled kernel: its problem, how its filters are packed, its symbol in an object file, and the bytes that it takes for a whole
-    call and for each task."""
+    """A compiled kernel.
+
+    It holds the problem, the filter packing, the symbol in an object file, and the bytes of workspace for a whole call and for each task.
+    """
 
     conv: Conv2d
     pack: Any
@@ -34,18 +36,18 @@ class Operator:
 
     @property
     def name(self) -> str:
-        """What nodes call it by: the problem, and digits that differ where filters are packed in another way."""
+        """The attribute by which nodes select the kernel: the problem, and digits that differ for another filter packing."""
         layout = json.dumps([packs.as_dict(self.pack), __version__], sort_keys=True)
         return f"{self.conv} {hashlib.sha256(layout.encode()).hexdigest()[:12]}"
 
     def workspace_bytes(self, threads: int) -> int:
-        """Bytes of a workspace at any address for so many tasks at once."""
+        """Bytes of a workspace at any address for so many concurrent tasks."""
         serial, task = self.workspace
         return workspace_bytes(self.conv, self.pack, serial + threads * task)
 
 
 def workspace_of(operators: Sequence[Operator], machine: Machine) -> int:
-    """Bytes of a workspace that any of the kernels can work in."""
+    """Bytes of a workspace that is large enough for each of the kernels."""
     return max((one.workspace_bytes(machine.threads) for one in operators), default=0)
 
 
@@ -74,7 +76,7 @@ def link(operators: Sequence[Operator], machine: Machine, library: Path) -> None
     """Links kernels, all of different problems, into a library that ONNX Runtime can register.
 
     Raises:
-        ToolchainError: no C compiler, or a system other than Linux.
+        ToolchainError: there is no C compiler, or the system is not Linux.
     """
     compiler = compiler_on_path()
     with tempfile.TemporaryDirectory(prefix="im2win-operators-") as place:

@@ -1,4 +1,4 @@
-/* Packing filters for CPU kernels; the layouts are those of im2win/packing/cpu_blocked.py and im2win/packing/winograd.py. */
+/* Packs filters for CPU kernels; the layouts are those of im2win/packing/cpu_blocked.py and im2win/packing/winograd.py. */
 #ifndef IM2WIN_PACK_H
 #define IM2WIN_PACK_H
 
@@ -6,7 +6,7 @@
 
 #define IM2WIN_MOST_TILE 16
 
-/* block: output channels of a block; by_columns: the sum runs over kernel columns before rows. */
+/* block: output channels of a block; by_columns: the order of the sum is columns before rows of the kernel. */
 typedef struct {
   int out_channels, in_channels, rows, columns, groups, block, by_columns;
   size_t packed;
@@ -20,8 +20,8 @@ typedef struct {
   const double *down, *across;
 } im2win_transformed;
 
-/* Both: w [out_channels, in_channels / groups, rows, columns]; IM2WIN_OK, IM2WIN_NULL_POINTER, IM2WIN_MISALIGNED or IM2WIN_OVERLAP.
-   in_channels are those of a group. */
+/* Both functions take w [out_channels, in_channels / groups, rows, columns], and return IM2WIN_OK, IM2WIN_NULL_POINTER,
+   IM2WIN_MISALIGNED or IM2WIN_OVERLAP. The field in_channels counts those of a group. */
 int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *packed);
 int im2win_pack_1_transformed(const im2win_transformed *layer, const float *w, float *packed);
 

@@ -1,4 +1,4 @@
-// Packing filters on the host for CUDA kernels; the layouts are those of im2win/packing/mma_fragments.py, im2win/packing/winograd.py and
+// Packs filters on the host for CUDA kernels; the layouts are those of im2win/packing/mma_fragments.py, im2win/packing/winograd.py and
 // im2win/packing/winograd_int8.py.
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace {
 namespace im2win_packing {
 
-// Elements as they lie in memory: float16 as its bits.
+// Elements as stored in memory: float16 as its bits.
 inline double value_of(float element) { return element; }
 
 inline double value_of(uint16_t bits) {
@@ -51,7 +51,7 @@ inline float of_bits(uint32_t bits) {
   return value;
 }
 
-// What the tensor core reads of a float32 (part 2), what that leaves (3), and the nearest TF32 (1); 0: as it is.
+// Parts of a float32: the TF32 value that tensor cores read (2), the rest (3), the nearest TF32 (1), or the value itself (0).
 inline float part_of(float value, int part) {
   const uint32_t bits = bits_of(value);
   const float high = of_bits(bits & 0xFFFFE000u);
@@ -73,7 +73,7 @@ struct Slabs {
   long long per_group, per_filter;  // elements of w from a group's first filter to the next group's, and from a filter to the next
 };
 
-// Where element k of a channel's sum stands among its filters; -1 for one that only fills up.
+// The index of element k of a channel's sum among its filters; -1 for padding.
 inline long long tap_of(const Slabs& to, long long k) {
   const long long taps = static_cast<long long>(to.rows) * to.columns;
   long long channel = k / taps, tap = k % taps;

@@ -1,4 +1,4 @@
-/* A pool of threads: parked on a condition, awake for a moment after each job, since the next layer usually follows at once. */
+/* A thread pool. Idle threads wait on a condition variable. After each job they spin briefly, since the next layer usually follows at once. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -23,8 +23,8 @@ struct worker {
   int task;
 };
 
-/* A ticket is a job's number and its number of tasks in one word. Whoever has a task in it may read the job: it stays until all of
-   them are done. Others see the ticket alone. */
+/* A ticket is a job's number and its number of tasks in one word. A thread with a task of the job may read the job, which is valid until
+   all its tasks are done. Other threads read the ticket only. */
 static struct {
   pthread_mutex_t busy; /* held by the caller whose tasks run */
   pthread_mutex_t lock;
@@ -58,7 +58,7 @@ static void relax(void) {
 #endif
 }
 
-/* A process made by fork has none of the threads. */
+/* The child of a fork has none of the threads. */
 static void forked(void) {
   pthread_mutex_init(&pool.busy, NULL);
   pthread_mutex_init(&pool.lock, NULL);
@@ -129,7 +129,7 @@ static void publish(int tasks) {
   pthread_mutex_unlock(&pool.lock);
 }
 
-/* Starts workers for so many tasks; how many tasks there are threads for. */
+/* Starts workers for so many tasks. Returns the number of tasks that have a thread. */
 static int staffed(int tasks) {
   while (pool.workers < tasks - 1) {
     struct worker *next = &worker[pool.workers];
@@ -171,7 +171,7 @@ int im2win_pool_1_run(im2win_pool_task task, void *context, int most) {
   return status;
 }
 
-/* Where the library is closed or the program ends: no thread may stay in code that goes away. */
+/* Runs when the library is closed or the program ends: no thread may remain in code that is unmapped. */
 __attribute__((destructor)) static void close_pool(void) {
   if (pthread_mutex_trylock(&pool.busy) != 0) return;
   pool.closed = 1;

@@ -1,4 +1,4 @@
-"""How much workspace a CPU kernel takes, read off the calls for it in the lowered code."""
+"""Measures the workspace of a CPU kernel from the allocation calls in its lowered code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import tvm
 from tvm import tirx
 from tvm.ir.instrument import pass_instrument
 
-ALIGNMENT = 64  # bytes, of every allocation
+ALIGNMENT = 64  # bytes; alignment of every allocation
 
-_LOWERED = "tirx.LowerTVMBuiltin"  # after this pass, what does not fit on the stack is a call
+_LOWERED = "tirx.LowerTVMBuiltin"  # after this pass, an allocation that does not fit on the stack is a call
 _ALLOCATE = "tirx.TVMBackendAllocWorkspace"
 
 
 @pass_instrument
 class Workspace:
-    """A pass instrument that notes the bytes a call needs, all at once: `serial` for itself, `task` for each task of a parallel loop."""
+    """A pass instrument that notes the bytes that a call needs: `serial` for the call itself, `task` for each task of a parallel loop."""
 
     def __init__(self) -> None:
         self.serial = self.task = 0
@@ -27,11 +27,11 @@ class Workspace:
                 self.serial = max(self.serial, self._peak(function.body))
 
     def bytes(self, threads: int) -> int:
-        """Bytes for at most so many tasks."""
+        """Bytes for at most `threads` concurrent tasks."""
         return self.serial + threads * self.task
 
     def _peak(self, stmt: Any) -> int:
-        """Most bytes alive at once under a statement, those of tasks apart; what is allocated lives to the end of its sequence."""
+        """Most bytes alive at once under a statement, without those of tasks. An allocation lives to the end of its sequence."""
         alive = peak = 0
         for child in _children(stmt):
             alive += _allocated(child)

@@ -1,4 +1,5 @@
-"""Whole ONNX models as one library: convolutions and products by im2win's kernels, the rest by TVM, memory planned, filters packed.
+"""Compiles whole ONNX models into one library: im2win's kernels for convolutions and products, TVM for the rest.
 
-Or as a graph and a library of operators for ONNX Runtime, which then has im2win's convolutions and runs the rest itself.
+Memory is planned and filters are packed ahead of time. Alternatively a model becomes a graph and a library of operators for ONNX Runtime,
+which then calls im2win's convolutions and runs everything else itself.
 """

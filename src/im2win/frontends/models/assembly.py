@@ -1,4 +1,4 @@
-"""A model's functions, batch by batch: the kernels that its parts become, and the tables of the driver that calls them."""
+"""Assembles a model's functions, batch by batch: the kernels of its parts, and the driver's tables that call them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from im2win.spec.conv2d import Conv2d
 
 @dataclass
 class Weights:
-    """The file of constants: equal ones are stored once."""
+    """The file of constants. Equal constants are stored once."""
 
     arrays: list[Array] = field(default_factory=list)
     offsets: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
 
     def add(self, array: Array) -> int:
-        """The offset of an array in the file."""
+        """The offset of an array in the file, in bytes."""
         content = np.ascontiguousarray(array)
         key = hashlib.sha256(content.reshape(-1).view(np.uint8).data).hexdigest()
         if key not in self.offsets:
@@ -56,8 +56,10 @@ class Weights:
 class Assembly:
     """What the functions of all batches share.
 
-    dtype: float32, or float16 as `forms` stores it.
-    runs: number of tensors and steps of each function; skipped: convolutions left to TVM (an ordered set).
+    Attributes:
+        dtype: "float32", or "float16" if values are stored as `forms.HalfForms` stores them.
+        runs: number of tensors and steps of each function.
+        skipped: convolutions that are left to TVM (an ordered set).
     """
 
     label: str
@@ -95,7 +97,7 @@ class Assembly:
         self.buckets.append(Bucket(batch, function, planned.workspace))
 
     def _ports(self, source: Source, batch: int) -> None:
-        """Inputs and outputs, which must be those of the other batches but for the number of images."""
+        """Inputs and outputs. They must equal those of the other batches except for the number of images."""
 
         def ports(tensors: tuple[Tensor, ...]) -> tuple[Port, ...]:
             return tuple(Port(one.name, one.dtype, one.shape, one.batched) for one in tensors)
@@ -110,7 +112,11 @@ class Assembly:
                 )
 
     def _program(self, source: Source, parts: Parts, layers: Sequence[Convolution], batch: int) -> tuple[Program, tuple[Join, ...]]:
-        """Everything but memory, and what is still to be concatenated; `layers`: the convolutions in the model's precision."""
+        """The program before memory is planned, and the concatenations that remain.
+
+        Args:
+            layers: the convolutions in the model's precision.
+        """
         program = Program(tuple(one.name for one in source.inputs), tuple(one.name for one in source.outputs))
         for port in (*source.inputs, *source.outputs):
             program.declare(port.name, port.shape, port.dtype)
@@ -158,7 +164,7 @@ class Assembly:
         program.declare(name, tuple(int(extent) for extent in shape), dtype)
 
     def _convolution(self, program: Program, forms: Forms, one: Convolution) -> None:
-        """Adds the calls of a convolution, its filters packed."""
+        """Adds the calls of a convolution, with its packed filters."""
         chosen = self.chosen[one.conv]
         made = self.kernels.convolution(one.conv, chosen)
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
@@ -190,7 +196,7 @@ class Assembly:
 
 
 def _read_and_made(source: Source, parts: Parts) -> list[str]:
-    """Values that the parts read or make, but for constants of the rest, which TVM sees itself."""
+    """Values that the parts read or write, except constants that only TVM's part reads."""
     names: list[str] = []
     for one in parts.convolutions:
         names += [one.data, one.output, *([one.residual] if one.residual else [])]

@@ -1,4 +1,8 @@
-"""From an ONNX model to a library: taken apart, convolutions looked up, the rest lowered, memory planned, all of it compiled and linked."""
+"""Compiles an ONNX model to a library.
+
+The model is split into parts, convolutions are looked up, the rest is lowered by TVM, memory is planned, and everything is compiled and
+linked.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from im2win.spec.accuracy import Accuracy
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_MANY = 64  # batches of one library; each has code of its own
+_MANY = 64  # batches of one library, each of which adds code
 
 
 def compile_model(
@@ -46,25 +50,26 @@ def compile_model(
 ) -> Model:
     """Compiles an ONNX model: a library, its weights and a manifest. Never tunes.
 
-    Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` would make for its shape, with
-    the batch normalisation, bias, residual addition and activation behind it, and its filters packed now. The rest is TVM's, scheduled in
-    parallel loops. All tensors are NCHW, as in ONNX, so nothing is converted on the way; of a float16 model on a GPU those between
-    convolutions are NHWC, and its inputs and outputs are converted.
+    Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` builds for its shape. The
+    kernel includes the batch normalisation, bias, residual addition and activation that follow, and its filters are packed now. TVM
+    compiles the rest into parallel loops. All tensors are NCHW, as in ONNX, so that no layout is converted. In a float16 model on a GPU the
+    tensors between convolutions are NHWC, and its inputs and outputs are converted.
 
     Args:
         source: path of an ONNX file, or a loaded model.
         path: of the library; None for a temporary one that lives as long as the result, which can be exported.
         target: "cpu" or "cuda".
         batches: numbers of images to compile for; the model's own by default, 1 where that is symbolic.
-        logs: a folder of tuning records looked up before those that ship with the package; None for these only.
+        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
         threads: CPUs to schedule for; all that the process may use by default.
-        accuracy: what kernels may round; see `im2win.build`.
-        dtype: "float16", on a GPU: filters and what layers hand to each other are rounded to it, sums are float32, and inputs and outputs
-            keep the model's types. "float32", or None for the model's own.
+        accuracy: the rounding that kernels may use; see `im2win.build`.
+        dtype: "float16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and outputs keep
+            the model's types. "float32", or None for the model's own.
 
     Raises:
-        ModelError: the model cannot be read, has shapes that are not fixed, or operators that TVM cannot import.
-        ToolchainError: no C++ compiler to link with. NoGpuError: target "cuda" without a usable GPU.
+        ModelError: the model cannot be read, has shapes that are not fixed, or has operators that TVM cannot import.
+        ToolchainError: there is no C++ compiler to link with.
+        NoGpuError: target "cuda" without a usable GPU.
         ValueError: an argument out of range; the message names argument, value and rule.
     """
     sizes = _sizes(batches)
@@ -92,7 +97,7 @@ def compile_for(
     accuracy: Accuracy,
     dtype: str | None = None,
 ) -> Model:
-    """`compile_model` for a model that is read, on a device that is known."""
+    """`compile_model` for a loaded model and a known device."""
     if path is not None:
         library = Path(path)
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +124,7 @@ def write_model(
     accuracy: Accuracy = "float32",
     dtype: str | None = None,
 ) -> ModelManifest:
-    """Writes the library of a model, its weights and its manifest; for a GPU, too, that this machine does not have."""
+    """Writes the library of a model, its weights and its manifest. The device may be a GPU that this machine does not have."""
     precision, halves = chosen(model, device, dtype), frozenset[str]()
     if precision == HALF:
         model, halves = widened(model)
@@ -138,7 +143,7 @@ def kernels_for(device: Device) -> Kernels:
 
 
 def link(assembly: Assembly, device: Device, library: Path) -> ModelManifest:
-    """Links the library and writes what lies beside it; files of these names are replaced whole."""
+    """Links the library and writes weights and manifest beside it. Existing files of these names are replaced atomically."""
     partial, weights = library.with_name(library.name + ".partial"), weights_path(library)
     with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
         run = Path(folder) / "driver.o"

@@ -1,4 +1,7 @@
-"""The convolutions of a model, looked up and compiled: many of them in worker processes, since most of that is Python's work."""
+"""Looks up and compiles the convolutions of a model.
+
+Many convolutions are compiled in worker processes, since most of the work is Python code.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from im2win.frontends.models.program import Shape, tensors_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
-_ALONE, _FEW = 8, 4  # convolutions, and CPUs, for which starting worker processes takes longer than it saves
+_ALONE, _FEW = 8, 4  # at most so many convolutions, or on fewer CPUs, starting worker processes takes longer than it saves
 _PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """Look up a problem's algorithm and tile on a CPU and compile them into the object file `path`, as the function `symbol`."""
+    """Look up a problem's algorithm and tile on a CPU, and compile them into the object file `path` as the function `symbol`."""
 
     conv: Conv2d
     symbol: str
@@ -38,9 +41,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """What a job made: algorithm, tile, the rung they come from, shape and dtype of every tensor that the function takes.
+    """Result of a job: algorithm, tile and the tier of the look-up that they come from.
 
-    workspace: bytes that it takes in the C library (`im2win.export.c_abi`), for the whole call and for each of its tasks.
+    Attributes:
+        arguments: shape and dtype of every tensor that the function takes.
+        workspace: bytes that the function takes in the C library (`im2win.export.c_abi`), for the whole call and for each of its tasks.
     """
 
     symbol: str
@@ -53,7 +58,7 @@ class Built:
 
 
 def build(job: Job) -> Built:
-    """Does a job."""
+    """Runs a job."""
     name, tile, rung = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
     module = lowered(job.conv, name, tile, job.machine, job.symbol)
     executable, demand = compiled(module, job.machine)
@@ -62,7 +67,7 @@ def build(job: Job) -> Built:
 
 
 def _guarded(job: Job) -> Built | str:
-    """What went wrong, as text, where the job fails."""
+    """Runs a job; a failure is returned as text."""
     try:
         return build(job)
     except Exception as error:
@@ -70,15 +75,16 @@ def _guarded(job: Job) -> Built | str:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     serve(_guarded, job_fd, result_fd)
 
 
 def build_all(jobs: Sequence[Job], workers: int) -> list[Built]:
-    """Does all jobs; in so many processes, if there are enough to do.
+    """Runs all jobs, in `workers` processes if there are enough jobs.
 
     Raises:
-        ValueError: a job failed. RuntimeError: a worker process died.
+        ValueError: a job failed.
+        RuntimeError: a worker process died.
     """
     if len(jobs) > _ALONE and workers >= _FEW:
         return in_processes(jobs, workers)
@@ -87,7 +93,7 @@ def build_all(jobs: Sequence[Job], workers: int) -> list[Built]:
 
 
 def in_processes(jobs: Sequence[Job], workers: int) -> list[Built]:
-    """Does all jobs in so many worker processes; see `build_all`."""
+    """Runs all jobs in `workers` processes; see `build_all`."""
     environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with ExitStack() as stack:
         idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()

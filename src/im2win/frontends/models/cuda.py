@@ -1,4 +1,4 @@
-"""The kernels of a model on a GPU: convolutions by im2win's CUDA schedules, everything else by those of TVM's dlight, in one library."""
+"""A model's kernels on a GPU: convolutions by im2win's CUDA schedules, everything else by TVM's dlight schedules, in one library."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM
 
 
 class CudaKernels:
-    """Kernels for a GPU; see `host.Kernels`. No GPU is needed to make them."""
+    """Kernels for a GPU; see `host.Kernels`. Compiling them needs no GPU."""
 
-    alignment = ALIGNMENT  # they load vectors
+    alignment = ALIGNMENT  # kernels use vector loads
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -37,11 +37,11 @@ class CudaKernels:
         self._names: dict[tuple[Conv2d, str, str], str] = {}
 
     def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
-        """Looks up algorithms and tiles."""
+        """Looks up algorithms and tiles of convolutions."""
         return {conv: Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy)) for conv in dict.fromkeys(convs)}
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
-        """The kernels of a convolution with one tile: the product, and what makes its windows where they are stored."""
+        """The kernels of a convolution with one tile: the product, and the transform before it if the algorithm has one."""
         tile, row = chosen.tile, schedule_of(chosen.algorithm)
         key = conv, chosen.algorithm, str(tile.as_dict())
         if key not in self._names:
@@ -63,13 +63,13 @@ class CudaKernels:
             if f"{symbol}_transform" in self.convolutions:
                 program.calls.append(Call(f"{symbol}_transform", (data,), (windows,)))
                 program.calls.append(Call(symbol, (windows, *packed, *residual), (output,)))
-            else:  # the product makes its windows itself, a part at a time
+            else:  # the product runs the transform itself, a part at a time
                 program.calls.append(Call(symbol, (data, windows, *packed, *residual), (output,)))
 
         return Made(lambda w: pack.filter(conv, w), lambda bias: bias, call)
 
     def loops(self, name: str, function: Any) -> str:
-        """Any other function, scheduled; its name in the library."""
+        """Schedules any other function. Returns its name in the library."""
         symbol = same_name(self._originals, name, function)
         if symbol not in self.rest:
             self._originals[symbol] = function
@@ -81,10 +81,10 @@ class CudaKernels:
         return tensors_of(self.convolutions[kernel] if kernel in self.convolutions else self.rest[kernel])
 
     def link(self, path: Path, driver: Path) -> None:
-        """Compiles everything and links it with the driver's object file into the library `path`.
+        """Compiles all kernels and links them with the driver's object file into the library `path`.
 
         Raises:
-            ToolchainError: no C++ compiler to link with, or no CUDA compiler.
+            ToolchainError: there is no C++ compiler to link with, or no CUDA compiler.
         """
         from tvm.support import cc
 

@@ -1,6 +1,6 @@
-"""The C code that runs a model: one function a batch, which calls the kernels in order on the places that were planned for their tensors.
+"""Generates the C code that runs a model: one function for each batch, which calls the kernels in order on the planned memory.
 
-It is a packed function as tvm-ffi defines them: `run_BATCH(weights, workspace, inputs..., outputs...)`, all of them tensors.
+A function is a packed function as tvm-ffi defines them: `run_BATCH(weights, workspace, inputs..., outputs...)`. All arguments are tensors.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLDataTypeCode
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor as a kernel sees it."""
+    """A tensor argument of a kernel."""
 
     place: Place
     shape: Shape
@@ -91,7 +91,7 @@ class Argument:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -104,7 +104,7 @@ class Step:
 
 
 def source(runs: Mapping[str, tuple[int, Sequence[Step]]]) -> str:
-    """The code for functions of these names: their number of tensors, and their steps."""
+    """The C code for functions by name, each with its number of tensors and its steps."""
     kernels = sorted({step.kernel for _, steps in runs.values() for step in steps})
     most = max((len(step.arguments) for _, steps in runs.values() for step in steps), default=1)
     lines = [
@@ -152,7 +152,7 @@ def compile_source(text: str, path: Path) -> None:
     """Compiles C code into the object file `path`.
 
     Raises:
-        ToolchainError: no compiler, or it refuses.
+        ToolchainError: there is no compiler, or it reports an error.
     """
     compiler = cc.get_cc()
     if not compiler:

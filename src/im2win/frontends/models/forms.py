@@ -1,9 +1,9 @@
-"""How the values of a model are stored: as ONNX has them, or, of a float16 model on a GPU, in float16 with channels last where that pays.
+"""Storage formats of a model's values: those of ONNX, or, for a float16 model on a GPU, float16 with channels last where that is faster.
 
-Convolutions, pooling, responses and the concatenation of channels read and write channels-last memory (N, H, W, C), since that is what
-the fastest float16 kernels do. Everything else is TVM's: it computes in float32, as the model says, and converts what it reads and writes
-within its own loops (`rest`), views of images among them. So conversions of their own are left only where a model's input or output meets a
-convolution, and where a concatenation or a product wants ONNX's order.
+Convolutions, pooling, local response normalisation and concatenation of channels read and write channels-last memory (N, H, W, C), which
+the fastest float16 kernels use. TVM compiles everything else. Its loops compute in float32, as the model states, and convert what they read
+and write (`rest`), including views of images. Separate conversions remain only where a model's input or output meets a convolution, and
+where a concatenation or a product needs ONNX's order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HALF = "float16"
 
 @dataclass(frozen=True)
 class Stored:
-    """A value of a program and the ONNX value that it holds; `last`: channels last."""
+    """A value of a program and the ONNX value that it holds; `last` means channels last."""
 
     name: str
     origin: str
@@ -34,7 +34,7 @@ class Stored:
 
 
 class Forms:
-    """Every value stored as ONNX has it."""
+    """Stores every value as ONNX does."""
 
     def __init__(self, source: Source, parts: Parts, program: Program) -> None:
         self.source, self.parts, self.program = source, parts, program
@@ -50,7 +50,7 @@ class Forms:
         """Shape of a value in ONNX.
 
         Raises:
-            ModelError: it is not fixed.
+            ModelError: the shape is not fixed.
         """
         if name in self.source.constants:
             return tuple(self.source.constants[name].shape)
@@ -60,11 +60,11 @@ class Forms:
         return tuple(int(extent) for extent in shape)
 
     def reads(self, name: str, last: bool = False) -> str:
-        """The program's value that a part reads an ONNX value from; `last`: with channels last."""
+        """The program's value from which a part reads an ONNX value; `last` asks for channels last."""
         return name
 
     def makes(self, name: str) -> str:
-        """The program's value that a part writes an ONNX value to."""
+        """The program's value to which a part writes an ONNX value."""
         return name
 
     def last(self, name: str) -> bool:
@@ -76,20 +76,20 @@ class Forms:
         return stored
 
     def read_by_rest(self, name: str) -> Stored:
-        """Where TVM's part finds a value."""
+        """The stored value from which TVM's part reads an ONNX value."""
         return Stored(name, name, self.dtype(name), False)
 
     def made_by_rest(self, names: Iterable[str]) -> list[Stored]:
-        """Where TVM's part writes values that others read."""
+        """The stored values to which TVM's part writes ONNX values that others read."""
         return [Stored(name, name, self.dtype(name), False) for name in names]
 
     def joins(self) -> tuple[Join, ...]:
-        """The concatenations, of the program's values."""
+        """The concatenations, in terms of the program's values."""
         return self.parts.joins
 
 
 class HalfForms(Forms):
-    """Floating-point values in float16; those that convolutions, pooling and responses touch with channels last."""
+    """Stores floating-point values in float16, and those that convolutions, pooling and response normalisation use with channels last."""
 
     def __init__(self, source: Source, parts: Parts, program: Program) -> None:
         super().__init__(source, parts, program)
@@ -111,7 +111,7 @@ class HalfForms(Forms):
     def makes(self, name: str) -> str:
         stored = self._at_home(name)
         if name in self._ports and stored.name != name and name not in self._finished:
-            self._finished.add(name)  # a model's output, from what its maker wrote
+            self._finished.add(name)  # a model's output is converted from what its maker wrote
             self._convert(stored, self._ports[name])
         return stored.name
 
@@ -129,7 +129,7 @@ class HalfForms(Forms):
         if other.name not in self._ready:
             self._ready.add(other.name)
             _, channels, height, width = self.shape(name)
-            if channels == 1 or height == width == 1:  # both orders are one
+            if channels == 1 or height == width == 1:  # both orders are the same
                 self.program.views[other.name] = home.name
             else:
                 self._convert(home, other)
@@ -157,7 +157,7 @@ class HalfForms(Forms):
         return tuple(found)
 
     def _at_home(self, name: str) -> Stored:
-        """Where a value's maker writes it; beside a model's input or output, where that is a number that convolutions compute with."""
+        """The stored value that a value's maker writes. A model's input or output that convolutions use has one beside the port itself."""
         if not self.narrow(name):
             return self._declare(Stored(name, name, self.dtype(name), False))
         return self._declare(Stored(f"{name}/half" if name in self._ports else name, name, HALF, name in self._last))
@@ -186,9 +186,9 @@ class HalfForms(Forms):
 
 
 def _channels_last(forms: HalfForms) -> tuple[frozenset[str], frozenset[str]]:
-    """The values that are written with channels last; and those of them that concatenations make.
+    """The values that are written with channels last, and those of them that concatenations write.
 
-    TVM's part writes whichever its readers want, since that costs its loops nothing.
+    TVM's part writes either order at no cost, so it writes what its readers need.
     """
     source, parts = forms.source, forms.parts
     last, wanted = _of_images(source, parts)
@@ -204,8 +204,8 @@ def _channels_last(forms: HalfForms) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _of_images(source: Source, parts: Parts) -> tuple[set[str], set[str]]:
-    """What convolutions, pooling and responses of images write, and what they read."""
-    planes = [one for one in parts.convolutions if one.conv.layout == "NCHW"]  # products of matrices have no planes
+    """The values that convolutions, pooling and response normalisation of images write, and those that they read."""
+    planes = [one for one in parts.convolutions if one.conv.layout == "NCHW"]  # matrix products have no images
     windows: list[Pool | Response] = [*parts.pools]
     windows += [one for one in parts.responses if len(source.graph.shapes.get(one.source, ())) == 4]
     read = {name for one in planes for name in (one.data, one.residual) if name}
@@ -213,7 +213,7 @@ def _of_images(source: Source, parts: Parts) -> tuple[set[str], set[str]]:
 
 
 def without_views(source: Source, parts: Parts) -> Parts:
-    """The parts with views of images, where the order of elements matters, left to TVM, whose loops turn them while they read or write."""
+    """The parts without views of images, where the order of elements matters. TVM's loops reorder these while they read or write."""
     made, read = _of_images(source, parts)
     made |= {join.output for join in parts.joins if join.axis == 1 and len(source.graph.shapes.get(join.output, ())) == 4}
 
@@ -228,10 +228,10 @@ def without_views(source: Source, parts: Parts) -> Parts:
 
 
 def in_half(convolutions: Iterable[Convolution]) -> list[Convolution]:
-    """The convolutions of a float32 model as float16 problems with channels last; products of matrices have that layout already.
+    """The convolutions of a float32 model as float16 problems with channels last. Matrix products have that layout already.
 
     Raises:
-        ModelError: filters or a bias beyond what float16 holds.
+        ModelError: filters or a bias exceed the range of float16.
     """
     return list(map(_in_half, convolutions))
 
@@ -245,7 +245,7 @@ def narrowed(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     """Constants in float16.
 
     Raises:
-        ModelError: a finite number that float16 does not hold.
+        ModelError: a finite number exceeds the range of float16.
     """
     with np.errstate(over="ignore"):
         found = array.astype(np.float16)

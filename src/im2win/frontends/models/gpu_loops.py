@@ -1,7 +1,7 @@
-"""Schedules on a GPU of what is no convolution.
+"""GPU schedules of functions that are no convolutions.
 
-Long sums and maxima are dlight's: a block of threads an output. Everything else is a thread an output: what can be computed on the way is
-inlined, and the short sums before it (of a window, say) are its own, in registers.
+dlight schedules long sums and maxima with one thread block for each output. All other functions use one thread for each output: producers
+are inlined where possible, and short reductions before the output (over a window, say) run in the thread's registers.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tvm.s_tir import Schedule, ScheduleError, dlight
 from im2win.frontends.models.loops import blocks_of, kinds_of
 
 _REDUCTIONS = (dlight.gpu.Matmul, dlight.gpu.GEMV, dlight.gpu.Reduction, dlight.gpu.GeneralReduction)
-_LONG = 64  # terms of a sum or maximum from which it is worth a block of threads; a window of a pooling has fewer
-_THREADS = 256  # of a block
+_LONG = 64  # terms of a sum or maximum from which on a thread block computes it; a pooling window has fewer
+_THREADS = 256  # of a thread block
 
 
 def schedule(function: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
-    """The function with its loops bound to blocks and threads."""
+    """The function with its loops bound to thread blocks and threads."""
     sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
     if _terms(sch) < _LONG:
-        with contextlib.suppress(ScheduleError, ValueError):  # a move that this function does not allow, or several outputs
+        with contextlib.suppress(ScheduleError, ValueError):  # a schedule primitive that does not apply, or several outputs
             _a_thread_an_output(sch)
             return sch.mod["main"].with_attr("tirx.is_scheduled", True)
     for rule in (*_REDUCTIONS, dlight.gpu.Fallback):
-        with target, contextlib.suppress(ScheduleError):  # it took the function for one of its own
+        with target, contextlib.suppress(ScheduleError):  # dlight tried a rule that does not apply
             found = rule().apply(function, target, False)
             if found is not None:
                 return found.mod["main"].with_attr("tirx.is_scheduled", True)
@@ -37,7 +37,7 @@ def schedule(function: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
 
 
 def _terms(sch: Schedule) -> int:
-    """Of the longest sum or maximum; 1 where there is none."""
+    """Number of terms of the longest reduction; 1 where there is none."""
     counts = [1]
     for block in blocks_of(sch):
         extents = [axis.dom.extent for axis in sch.get(block).iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
@@ -46,7 +46,7 @@ def _terms(sch: Schedule) -> int:
 
 
 def _a_thread_an_output(sch: Schedule) -> None:
-    """The rule above, for functions with one output.
+    """Schedules one thread for each output, for functions with one output.
 
     Raises:
         ScheduleError, ValueError: the function is not of this kind.

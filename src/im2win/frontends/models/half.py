@@ -1,4 +1,4 @@
-"""Kernels of float16 models that are no convolutions, on channels-last tensors: conversions, pooling, local response normalisation."""
+"""Kernels of float16 models on channels-last tensors that are no convolutions: conversion, pooling, local response normalisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from im2win.frontends.models.kernels import power
 from im2win.frontends.models.parts import Pool, Response
 from im2win.frontends.models.program import Shape
 
-_HALF, _SUM = "float16", "float32"  # of elements in memory, and of sums
+_HALF, _SUM = "float16", "float32"  # element types in memory and of accumulators
 
 
 def last_shape(shape: Shape) -> Shape:
@@ -21,7 +21,7 @@ def last_shape(shape: Shape) -> Shape:
 
 
 def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) -> tirx.PrimFunc:
-    """A tensor of ONNX's shape in another type and order; `last`, `to_last`: channels last."""
+    """A kernel that converts a tensor, given by its ONNX shape, to another type and order; `last` and `to_last` mean channels last."""
     data = te.placeholder(last_shape(shape) if last else shape, dtype, name="data")
 
     def place(*at: Any) -> Any:
@@ -38,7 +38,7 @@ def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) 
 
 
 def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
-    """Pooling of [N, H, W, C], for shapes [N, C, H, W]; means are sums in float32."""
+    """Pooling on [N, H, W, C], for ONNX shapes [N, C, H, W]. Averages are accumulated in float32."""
     data = te.placeholder(last_shape(shape), _HALF, name="data")
     (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
     height, width = shape[2:]
@@ -74,7 +74,7 @@ def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
 
 
 def response(shape: Shape, one: Response, last: bool) -> tirx.PrimFunc:
-    """ONNX's LRN for [N, C, ...], or `last` on [N, H, W, C], computed in float32; see `kernels.response`."""
+    """ONNX's LRN for [N, C, ...], or on [N, H, W, C] if `last`, computed in float32; see `kernels.response`."""
     stored, axis = (last_shape(shape), 3) if last else (shape, 1)
     data = te.placeholder(stored, _HALF, name="data")
     near = te.reduce_axis((0, one.size), "near")

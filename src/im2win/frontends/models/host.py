@@ -1,4 +1,4 @@
-"""The kernels of a model on CPUs: convolutions by im2win's schedules, everything else by `loops`, compiled in parallel and linked."""
+"""A model's kernels on CPUs: convolutions by im2win's schedules, everything else by `loops`, compiled in parallel and linked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from im2win.spec.conv2d import Conv2d
 class Made:
     """A convolution's kernels: how filters and bias are packed, and how its calls are added to a program.
 
-    call: (program, data, packed filter and bias, residual if any, output).
+    Attributes:
+        call: ``call(program, data, packed filter and bias, residual if any, output)`` adds the calls.
     """
 
     pack_filter: Callable[[Any], Any]
@@ -38,7 +39,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Algorithm and tile of a convolution, and the rung of the look-up ladder that they come from."""
+    """Algorithm and tile of a convolution, and the tier of the look-up that they come from."""
 
     algorithm: str
     tile: Any
@@ -48,7 +49,11 @@ class Chosen:
 class Kernels(Protocol):
     """All kernels of a model on one device.
 
-    alignment: bytes that their tensors must be aligned to.
+    `choose` looks up algorithm and tile of convolutions, `convolution` and `loops` compile or schedule functions, `arguments` gives the
+    shape and dtype of a kernel's tensors, and `link` writes the library.
+
+    Attributes:
+        alignment: bytes to which their tensors must be aligned.
     """
 
     alignment: int
@@ -85,7 +90,7 @@ class CpuKernels:
         return {conv: Chosen(one.algorithm, one.tile, one.rung) for conv, one in self._built.items()}
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
-        """The kernel of a convolution, made once however many layers have it."""
+        """The kernel of a convolution. Layers with the same problem share it."""
         symbol, pack = self._built[conv].symbol, chosen.tile.pack
 
         def call(program: Program, data: str, packed: list[str], residual: list[str], output: str) -> None:
@@ -94,7 +99,7 @@ class CpuKernels:
         return Made(lambda w: pack.filter(conv, w), lambda bias: pack.bias(conv, bias), call)
 
     def loops(self, name: str, function: Any) -> str:
-        """Any other function, scheduled; its name in the library."""
+        """Schedules any other function. Returns its name in the library."""
         symbol = same_name(self._originals, name, function)
         if symbol not in self._rest:
             self._originals[symbol] = function
@@ -111,7 +116,7 @@ class CpuKernels:
         """Compiles what is not compiled yet and links everything with the driver's object file into the library `path`.
 
         Raises:
-            ToolchainError: no C++ compiler to link with.
+            ToolchainError: there is no C++ compiler to link with.
         """
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
@@ -128,7 +133,7 @@ class CpuKernels:
 
 
 def same_name(known: dict[str, Any], name: str, function: Any) -> str:
-    """The name that a function has among those known, or a new one like `name` that C allows."""
+    """The name of an equal function among the known ones, or a new valid C identifier that resembles `name`."""
     plain = symbol = "".join(letter if letter.isalnum() else "_" for letter in name)
     number = 2
     while symbol in known and not tvm_ffi.structural_equal(known[symbol], function):
@@ -137,6 +142,6 @@ def same_name(known: dict[str, Any], name: str, function: Any) -> str:
 
 
 def _shared_out(functions: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """Functions in groups of about the same size; none of them empty."""
+    """Splits functions into non-empty groups of about the same size."""
     names = list(functions)
     return [{name: functions[name] for name in names[first::count]} for first in range(min(count, len(names)))]

@@ -1,4 +1,7 @@
-"""Kernels that TVM's importer does not have, or not as fast: pooling, local response normalisation, copies into a part of a tensor."""
+"""Kernels that TVM's ONNX importer lacks or that are faster than its own.
+
+These are pooling, local response normalisation, and copies into part of a tensor.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ def copy(a: T.handle, b: T.handle):
 
 
 def response(shape: Shape, one: Response) -> tirx.PrimFunc:
-    """ONNX's LRN on [N, C, ...]. (TVM's importer divides by fewer channels at the border, which ONNX does not.)
+    """ONNX's LRN on [N, C, ...].
 
-    Powers that ONNX models use become square roots, which vectorise: t**0.75 = sqrt(t) * sqrt(sqrt(t)).
+    TVM's importer divides by fewer channels at the border, which ONNX does not. Powers that ONNX models use become square roots, which LLVM
+    vectorises: t**0.75 = sqrt(t) * sqrt(sqrt(t)).
     """
     data = te.placeholder(shape, "float32", name="data")
     near = te.reduce_axis((0, one.size), "near")
@@ -55,7 +59,7 @@ def power(value: Any, exponent: float) -> Any:
 
 
 def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
-    """Pooling of [N, C, H, W], the rows of a window first: that goes along whole input rows, element by neighbouring element.
+    """Pooling on [N, C, H, W] that reduces the rows of a window first, so that the inner loop runs along whole input rows.
 
     rows[m, k] = max over u of I[m*s + u - top, k - left]        O[m, x] = max over v of rows[m, x*s + v]
     """
@@ -93,7 +97,7 @@ def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
 
 
 def copy(shape: Shape, whole: Shape, axis: int, begin: int, dtype: str) -> tirx.PrimFunc:
-    """A tensor of `shape` written into one of shape `whole`, from element `begin` of `axis` on."""
+    """A kernel that writes a tensor of `shape` into one of shape `whole`, from element `begin` of `axis` on."""
     shape, whole = shape or (1,), whole or (1,)
     loops = [f"i{place}" for place in range(len(shape))]
     names = [f"v{place}" for place in range(len(shape))]

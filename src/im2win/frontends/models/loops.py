@@ -1,8 +1,8 @@
-"""Schedules on CPUs of what is no convolution: elementwise loops, pooling, normalisation, softmax, transposition, copies.
+"""CPU schedules of functions that are no convolutions: elementwise loops, pooling, normalisation, softmax, transposition, copies.
 
-One rule for all of them. What can be computed on the way is inlined; the last block's outer loops are fused and run in parallel; what it
-reads of other blocks is computed beside it, a piece at a time, so that a piece stays in the cache. Sums and maxima over a window go
-through it tap by tap, the columns innermost, where LLVM makes vectors of them (`OPTIONS` lets it reorder sums for that):
+One rule serves all of them. Producers are inlined where possible. The last block's outer loops are fused and run in parallel. Producers
+that remain are computed inside that loop, a piece at a time, so that a piece stays in the cache. Reductions over a window run tap by tap
+with the columns innermost, where LLVM vectorises them (`OPTIONS` lets it reorder sums for that):
 
     parallel (image, channel)
         stage the padded plane
@@ -21,24 +21,24 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-OPTIONS = {"fast-math-reassoc": True, "fast-math-contract": True}  # LLVM's, for these kernels only
+OPTIONS = {"fast-math-reassoc": True, "fast-math-contract": True}  # LLVM options, for these kernels only
 
-_STEPS = 4  # parallel steps a thread should have, so that none waits long for another
+_STEPS = 4  # parallel steps for each thread, for load balance
 _SMALL = 1 << 14  # elements below which waking the threads costs more than they save
 
 
 def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
-    """The function with its loops scheduled; as it is where no rule applies, which is slow and right."""
+    """The function with its loops scheduled. It is returned unchanged, correct but slow, where no rule applies."""
     for rule in (_together, _one_by_one):
         sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
-        with contextlib.suppress(tvm.s_tir.ScheduleError, ValueError):  # a move that this function does not allow, or no blocks to move
+        with contextlib.suppress(tvm.s_tir.ScheduleError, ValueError):  # a schedule primitive that does not apply, or no blocks
             rule(sch, threads)
             return sch.mod["main"]
     return function
 
 
 def _together(sch: Schedule, threads: int) -> None:
-    """The rule above, for functions with one output."""
+    """Applies the rule of this module to a function with one output."""
     _inline(sch)
     *producers, last = blocks_of(sch)
     if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
@@ -68,14 +68,14 @@ def kinds_of(sch: Schedule, block: SBlockRV) -> str:
 
 
 def _inline(sch: Schedule) -> None:
-    """Inlines what each reader computes as fast as it would read it: plain expressions, but for paddings before a window."""
+    """Inlines blocks that a reader computes as fast as it would load them: plain expressions, except paddings before a window."""
     for block in blocks_of(sch)[:-1]:
         if "R" in kinds_of(sch, block):
             continue
         readers = sch.get_consumers(block)
         windows = any("R" in kinds_of(sch, reader) for reader in readers)
         if _calls(sch.get(block).body) and (len(readers) > 1 or windows):
-            continue  # a padding, or an exponential that two blocks read
+            continue  # a padding, or an exponential with two readers
         try:
             sch.compute_inline(block)
         except tvm.s_tir.ScheduleError:
@@ -95,7 +95,10 @@ def _work(sch: Schedule, block: SBlockRV) -> int:
 
 
 def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: int) -> int:
-    """How many of the last block's loops run in parallel: few, for long inner loops, and none whose steps would share what is reduced."""
+    """Number of the last block's loops that run in parallel.
+
+    It is small where inner loops are long. It never includes a loop whose iterations would share a reduction.
+    """
     variables = sch.get(last).iter_vars
     kinds = kinds_of(sch, last)
     most = kinds.index("R") if "R" in kinds else len(kinds)
@@ -114,7 +117,10 @@ def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: in
 
 
 def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
-    """The loops of a block under its parallel step: reductions outside the innermost spatial loop, or whole where nothing else is left."""
+    """Orders a block's loops under its parallel loop.
+
+    Reductions go outside the innermost spatial loop. Where no other loop is left, a block's reduction stays whole.
+    """
     loops = sch.get_loops(block)
     if step is not None:
         place = next((number for number, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(step))), -1)
@@ -138,7 +144,7 @@ def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
 
 
 def _straight(sch: Schedule, block: SBlockRV, count: int) -> bool:
-    """Whether a block goes through the last `count` axes of what it reads and writes as through one line, and uses them for that only."""
+    """Whether a block walks the last `count` axes of its tensors as one contiguous line, and uses those variables for nothing else."""
     stated = sch.get(block)
     variables = [one.var for one in stated.iter_vars[-count:]]
     extents = [int(one.dom.extent) for one in stated.iter_vars[-count:]]
@@ -156,7 +162,7 @@ def _straight(sch: Schedule, block: SBlockRV, count: int) -> bool:
 
 
 def _mentions(node: Any, variables: list[Any]) -> bool:
-    """Whether an expression uses variables other than as indices of a tensor."""
+    """Whether an expression uses variables other than as tensor indices."""
     if isinstance(node, tvm.ir.Var):
         return any(node.same_as(variable) for variable in variables)
     if hasattr(node, "indices") and not isinstance(node, tirx.Stmt):
@@ -167,13 +173,13 @@ def _mentions(node: Any, variables: list[Any]) -> bool:
 
 
 def _one_by_one(sch: Schedule, threads: int) -> None:
-    """Each block by itself, one after another."""
+    """Schedules each block by itself."""
     for block in blocks_of(sch):
         _parallel_alone(sch, block, threads)
 
 
 def _parallel_alone(sch: Schedule, block: SBlockRV, threads: int) -> None:
-    """The outer spatial loops of a block in parallel."""
+    """Runs the outer spatial loops of a block in parallel."""
     loops = sch.get_loops(block)
     kinds = kinds_of(sch, block)
     count, steps = 0, 1

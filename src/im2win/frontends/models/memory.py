@@ -1,7 +1,7 @@
-"""Where every value lies: constants in the file, inputs and outputs with the caller, the rest in one workspace whose parts are shared.
+"""Plans a model's memory: constants lie in the file, inputs and outputs with the caller, and all other values share one workspace.
 
-Nothing is copied that can lie in its place at once: a view is its source, and what is concatenated along the first axis that has more
-than one element (in NCHW at batch 1: channels) is computed into the concatenation.
+Values that can be computed in place are not copied. A view shares memory with its source. A concatenation along the first axis that has
+more than one element (in NCHW at batch 1: channels) is computed directly by its sources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WEIGHTS, WORKSPACE, FIRST = 0, 1, 2  # bases: the file, the workspace, then the 
 
 @dataclass(frozen=True)
 class Place:
-    """`offset` bytes behind a base."""
+    """An address: `offset` bytes behind a base."""
 
     base: int
     offset: int
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """Calls in the order in which they run, places of all values, and the bytes of the workspace."""
+    """The calls in the order in which they run, the places of all values, and the bytes of the workspace."""
 
     calls: tuple[Call | Copy, ...]
     places: dict[str, Place]
@@ -35,7 +35,7 @@ class Plan:
 
 
 class _Values:
-    """Which values are part of which others."""
+    """Records which values are parts of other values."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -43,7 +43,7 @@ class _Values:
         self.sources: dict[str, list[str]] = {output: [source] for output, source in program.views.items()}
 
     def root(self, name: str) -> tuple[str, int]:
-        """The value that holds another one, and how many bytes behind its begin."""
+        """The value that holds another one, and the offset in bytes inside it."""
         offset = 0
         while name in self.inside:
             name, further = self.inside[name]
@@ -51,22 +51,23 @@ class _Values:
         return name, offset
 
     def whole(self, name: str) -> str | None:
-        """The value that is this one alone; None where it is a part of another."""
+        """The value with exactly the memory of this one; None where it is a part of another value."""
         root, _ = self.root(name)
         return root if self.program.bytes(root) == self.program.bytes(name) else None
 
 
 def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int], alignment: int = 1) -> Plan:
-    """Places all values of a program.
+    """Plans the memory of a program.
 
     Args:
-        offsets: of its constants in the file.
-        alignment: bytes that a tensor's place inside a concatenation must be a multiple of; others are copied.
+        joins: concatenations.
+        offsets: of the constants in the file, in bytes.
+        alignment: bytes that a tensor's offset inside a concatenation must be a multiple of; other tensors are copied.
     """
     values = _Values(program)
     given = set(program.inputs) | set(program.constants)
     calls = list(program.calls)
-    bound: dict[str, int] = {}  # roots that lie with the caller
+    bound: dict[str, int] = {}  # roots in the caller's memory
     for number, name in enumerate(program.outputs):
         root = values.whole(name)
         if root is None or root in given or root in bound:
@@ -90,7 +91,7 @@ def plan(program: Program, joins: tuple[Join, ...], offsets: dict[str, int], ali
 
 
 def _joined(values: _Values, join: Join, movable: set[str], alignment: int) -> list[Copy]:
-    """Puts the sources of a concatenation in their places; the copies that are needed where that is not possible."""
+    """Places the sources of a concatenation inside it. Returns the copies that are needed where that is impossible."""
     program, begin = values.program, 0
     copies: list[Copy] = []
     shape = program.shapes[join.output]
@@ -109,7 +110,7 @@ def _joined(values: _Values, join: Join, movable: set[str], alignment: int) -> l
 
 
 def _in_order(program: Program, values: _Values, calls: list[Call | Copy]) -> list[Call | Copy]:
-    """The calls that outputs need, each after those that make its inputs, and as late as that allows."""
+    """The calls that the outputs depend on, each after those that compute its inputs, and as late as possible."""
     makers: dict[str, list[int]] = {}
     for number, call in enumerate(calls):
         for name in call.outputs if isinstance(call, Call) else (call.output,):
@@ -151,7 +152,7 @@ def _results(program: Program) -> list[str]:
 
 
 def _workspace(program: Program, values: _Values, calls: list[Call | Copy], places: dict[str, Place]) -> int:
-    """Places what is not placed yet; values that are never alive together share memory, the largest first choose theirs."""
+    """Places the remaining values. Values with disjoint lifetimes share memory; the largest are placed first."""
     alive: dict[str, list[int]] = {}
     for time, call in enumerate(calls):
         names: tuple[Any, ...] = (*call.inputs, *call.outputs) if isinstance(call, Call) else (call.source, call.output)

@@ -1,4 +1,4 @@
-"""A model taken apart: convolutions and products with what is fused behind them, views and concatenations, and the rest, which is TVM's."""
+"""Splits a model into parts: convolutions and products with their epilogues, views, concatenations, and the rest, which TVM compiles."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution or product with its epilogue: `output = conv(data, filter, bias, residual)`, filters and bias as the kernel adds them.
+    """A convolution or product with its epilogue: `output = conv(data, filter, bias, residual)`. Scalings are folded into filters and bias.
 
-    name: of the node that it comes from.
+    Attributes:
+        name: of the node that it comes from.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class View:
-    """The same elements under another shape."""
+    """The same elements with another shape."""
 
     source: str
     output: str
@@ -55,7 +56,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Response:
-    """ONNX's LRN: each element over (bias + alpha / size * sum of the squares of `size` channels round it) ** beta."""
+    """ONNX's LRN: each element over (bias + alpha / size * sum of the squares of the `size` nearest channels) ** beta."""
 
     source: str
     output: str
@@ -67,9 +68,10 @@ class Response:
 
 @dataclass(frozen=True)
 class Pool:
-    """The largest element of every window, or its mean: over those inside the input, or with `whole` over all.
+    """Maximum or average pooling. An average divides by the elements inside the input, or by the whole window with `whole`.
 
-    begin: padding above and on the left; what a window needs below and on the right follows from the output's shape.
+    Attributes:
+        begin: padding above and on the left; padding below and on the right follows from the output's shape.
     """
 
     source: str
@@ -83,9 +85,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model is made of.
+    """The parts of a model.
 
-    rest: indices of the nodes that TVM compiles; skipped: convolutions among them, with the reason.
+    Attributes:
+        rest: indices of the nodes that TVM compiles.
+        skipped: convolutions among them, with the reason.
     """
 
     convolutions: tuple[Convolution, ...]
@@ -98,7 +102,7 @@ class Parts:
 
 
 def take_apart(source: Source, batch: int) -> Parts:
-    """The parts of a model; every node is in exactly one."""
+    """Splits a model into parts. Every node is in exactly one part."""
     graph = source.graph
     found, left = fusions(graph, batch)
     skipped = [entry for _, entry in left]
@@ -140,7 +144,7 @@ def take_apart(source: Source, batch: int) -> Parts:
 
 
 def _pool(source: Source, node: NodeProto) -> Pool | None:
-    """The pooling that a node is; None if TVM's importer has to take it."""
+    """The pooling of a node; None if TVM's importer has to import it."""
     stated, shapes = attributes_of(node), source.graph.shapes
     shape, output = shapes.get(node.input[0]) if node.input else None, shapes.get(node.output[0])
     if node.op_type not in ("MaxPool", "AveragePool") or source.graph.types.get(node.input[0]) != _FLOAT:
@@ -161,7 +165,7 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
 
 
 def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
-    """The filters of a Conv, Gemm or MatMul with everything that scales its output folded in, in float64."""
+    """The filters of a Conv, Gemm or MatMul with all scalings of its output folded in, in float64."""
     weight = source.constants[node.input[1]].astype(np.float64)
     bias = source.constants[node.input[2]].astype(np.float64) if len(node.input) > 2 and node.input[2] else None
     channels = one.conv.out_channels
@@ -192,7 +196,7 @@ def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
 
 
 def scaling(source: Source, node: NodeProto, value: str, channels: int) -> tuple[Array, Array]:
-    """Factor and term of each channel that a scaling node multiplies by and adds, in float64; see `frontends.onnx.graph.scales`."""
+    """Factor and term of each channel that a scaling node multiplies by and adds, in float64; see `frontends.onnx.epilogues.scales`."""
     if node.op_type == "BatchNormalization":
         gamma, beta, mean, variance = (source.constants[name].astype(np.float64).reshape(-1) for name in node.input[1:5])
         factor = gamma / np.sqrt(variance + attributes_of(node).get("epsilon", 1e-5))

@@ -1,4 +1,4 @@
-"""The precision that a model is compiled in: its own, or float16 for a float32 model on a GPU."""
+"""Selects the precision of a compiled model: its own, or float16 for a float32 model on a GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FLOAT, _HALF = 1, 10  # of onnx.TensorProto
 
 
 def chosen(model: ModelProto, device: Device, dtype: str | None) -> Precision:
-    """The precision to compile a model in; None asks for its own.
+    """The precision to compile a model in; `dtype` None asks for the model's own.
 
-    On a CPU it is float32: float16 convolutions of a model are left to TVM there.
+    On a CPU it is float32, where TVM compiles float16 convolutions of a model.
 
     Raises:
-        ValueError: no such precision, or none for this model and device.
+        ValueError: an unknown precision, or one that this model and device do not support.
     """
     if dtype not in (None, "float32", HALF):
         raise ValueError(f"compile_model: `dtype` (={dtype!r}) must be float32, float16, or left out for the model's own.")
@@ -39,7 +39,7 @@ def chosen(model: ModelProto, device: Device, dtype: str | None) -> Precision:
 
 
 def _is_half(graph: GraphProto) -> bool:
-    """Whether the filters of convolutions and the matrices of products are float16, all of them that are constants."""
+    """Whether all constant filters of convolutions and matrices of products are float16."""
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in (one for one in graph.node if one.op_type == "Constant"):
         types |= dict.fromkeys(node.output, next((one.t.data_type for one in node.attribute if one.HasField("t")), 0))
@@ -48,9 +48,9 @@ def _is_half(graph: GraphProto) -> bool:
 
 
 def widened(model: ModelProto) -> tuple[ModelProto, frozenset[str]]:
-    """A float16 model with the same numbers in float32, and the names of the inputs and outputs that were float16.
+    """A float16 model converted to float32 with the same values, and the names of the inputs and outputs that were float16.
 
-    Kernels then sum in float32 and round what they write; see `forms`.
+    Its kernels sum in float32 and round what they write; see `forms`.
     """
     onnx = import_onnx()
     copy: ModelProto = onnx.ModelProto()
@@ -70,7 +70,7 @@ def widened(model: ModelProto) -> tuple[ModelProto, frozenset[str]]:
 
 def _widen_node(onnx: Any, node: NodeProto, types: dict[str, int]) -> None:
     if any(True for _ in subgraphs(node)):
-        return  # control flow is refused later
+        return  # control flow is an error later
     if node.op_type == "Cast":
         [to] = [one for one in node.attribute if one.name == "to"]
         if to.i in (_FLOAT, _HALF) and types.get(node.input[0]) in (_FLOAT, _HALF):
@@ -91,7 +91,7 @@ def _widen(onnx: Any, tensor: Any) -> None:
 
 
 def with_ports(source: Source, halves: frozenset[str]) -> Source:
-    """The source of a widened model with its inputs and outputs of the types that they had."""
+    """The source of a widened model whose inputs and outputs have their original types again."""
 
     def own(one: Any) -> Any:
         return replace(one, dtype=HALF) if one.name in halves else one

@@ -1,4 +1,4 @@
-"""A model as kernels to call: what is left of it once every operator has become code, a view or a copy."""
+"""A model as a program: kernels to call, views and copies, after every operator has been compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Arguments = list[tuple[Shape, str]]
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel, its inputs and its outputs by name; arguments are passed in that order."""
+    """A call of one kernel with its inputs and outputs by name, passed in that order."""
 
     kernel: str
     inputs: tuple[str, ...]
@@ -23,7 +23,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor, or a part of one, to be written into `output` from element `begin` of `axis` on."""
+    """A tensor, or part of one, to be written into `output` from element `begin` of `axis` on."""
 
     source: str
     output: str
@@ -35,7 +35,10 @@ class Copy:
 class Program:
     """Kernels and values of a model at one batch.
 
-    shapes, dtypes: of every value; constants: those that lie in the file; views: output -> source of the same elements.
+    Attributes:
+        shapes, dtypes: of every value.
+        constants: values that lie in the file.
+        views: output -> source with the same elements.
     """
 
     inputs: tuple[str, ...]
@@ -57,7 +60,7 @@ class Program:
         return name
 
     def bytes(self, name: str) -> int:
-        """Size of a value."""
+        """Size of a value in bytes."""
         return math.prod(self.shapes[name]) * np.dtype(self.dtypes[name]).itemsize
 
 

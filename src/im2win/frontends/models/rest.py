@@ -1,4 +1,4 @@
-"""What is no convolution: TVM's ONNX importer and its Relax pipeline (operators to loops, fusion) over the nodes that are left."""
+"""Compiles the nodes that are no convolutions: TVM's ONNX importer and its Relax pipeline (operators to loops, fusion)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Node = tuple[str, dict[str, Any]]  # operator and attributes
 
 
 def add_rest(source: Source, parts: Parts, program: Program, forms: Forms, joined: set[str], label: str) -> dict[str, Any]:
-    """Adds the calls of everything that TVM compiles to a program; its loops by name, still to be scheduled.
+    """Adds the calls of all nodes that TVM compiles to a program. Returns their loops by name, unscheduled.
 
     Args:
-        forms: where it finds and leaves values; all other parts are in the program already.
+        forms: how values are stored; all other parts are in the program already.
         joined: values of the program that concatenations read.
 
     Raises:
@@ -49,9 +49,9 @@ def add_rest(source: Source, parts: Parts, program: Program, forms: Forms, joine
 
 
 def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs: list[Stored], forms: Forms) -> ModelProto:
-    """The nodes as a model of their own, which reads and writes values as they are stored and computes in the types of the whole model.
+    """The nodes as a separate ONNX model, which reads and writes values as they are stored and computes in the original types.
 
-    Values get plain names, since the importer changes others.
+    Values are renamed to plain names, since the importer changes others.
     """
     onnx = import_onnx()
     names: dict[str, str] = {"": ""}
@@ -86,26 +86,26 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs
 
 
 class _Borders:
-    """Nodes that turn values from how they are stored to how the model computes with them, or back; none where that is the same."""
+    """Nodes that convert values from their stored form to the form that the model computes with, or back; none where both are the same."""
 
     def __init__(self, onnx: Any, forms: Forms) -> None:
         self.nodes: list[NodeProto] = []
         self._onnx, self._forms = onnx, forms
 
     def read(self, stored: Stored, name: str) -> Any:
-        """What the nodes read: the value `name` comes of it."""
+        """Adds nodes that compute the value `name` from a stored value. Returns the stored value as a graph input."""
         steps: list[Node] = [("Transpose", {"perm": (0, 3, 1, 2)})] * stored.last
         steps += [("Cast", {"to": self._code(self._forms.dtype(stored.origin))})] * (stored.dtype != self._forms.dtype(stored.origin))
         return self._value(stored, self._chain(f"{name}_stored", name, steps)[0])
 
     def write(self, stored: Stored, name: str) -> Any:
-        """What the nodes write, from the value `name`."""
+        """Adds nodes that compute a stored value from the value `name`. Returns the stored value as a graph output."""
         steps: list[Node] = [("Cast", {"to": self._code(stored.dtype)})] * (stored.dtype != self._forms.dtype(stored.origin))
         steps += [("Transpose", {"perm": (0, 2, 3, 1)})] * stored.last
         return self._value(stored, self._chain(name, f"{name}_to{len(self.nodes)}", steps)[1])
 
     def _chain(self, first: str, last: str, steps: list[Node]) -> tuple[str, str]:
-        """Adds nodes from `first` to `last`; the names of their ends, which are one where there is no step, that of the model's value."""
+        """Adds a chain of nodes from `first` to `last`. Returns the names of its ends; without steps both are the model's value."""
         if not steps:
             name = last if first.endswith("_stored") else first
             return name, name
@@ -122,7 +122,7 @@ class _Borders:
 
 
 def _affine(onnx: Any, source: Source, node: NodeProto, plain: Any, constants: dict[str, Any]) -> list[NodeProto]:
-    """A BatchNormalization as a product and a sum with a constant a channel."""
+    """A BatchNormalization as a multiplication and an addition with a constant for each channel."""
     shape = source.graph.shapes[node.input[0]]
     factor, term = scaling(source, node, node.input[0], int(shape[1]))
     wide = (-1, *(1 for _ in shape[2:]))
@@ -134,15 +134,15 @@ def _affine(onnx: Any, source: Source, node: NodeProto, plain: Any, constants: d
 
 
 def _lowered(model: ModelProto, label: str) -> tvm.IRModule:
-    """The model as loops, one function for what TVM fuses, and `main`, which calls them."""
+    """The model as loops: one function for each fused group, and `main`, which calls them."""
     from tvm.relax.frontend.onnx import from_onnx
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the importer hands on what ONNX's checker says of a partial graph
+            warnings.simplefilter("ignore")  # ONNX's checker warns about the partial graph
             module = from_onnx(model)
         return relax.get_pipeline("zero")(module)
-    except Exception as error:  # the importer raises whatever its converters do
+    except Exception as error:  # the importer's converters raise any class
         line = next((text for text in reversed(str(error).strip().splitlines()) if text.strip()), type(error).__name__)
         raise ModelError(f"compile_model: `source` (={label}) must have operators that TVM imports; it says: {line.strip()}") from error
 

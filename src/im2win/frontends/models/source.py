@@ -1,4 +1,4 @@
-"""An ONNX model ready to be compiled at one batch: weights loaded, shapes fixed, constants computed, operators that do nothing left out."""
+"""Prepares an ONNX model for compilation at one batch: loads weights, fixes shapes, computes constants, drops nodes without effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Name, shape and dtype of a model's input or output; `batched` if its first axis grows with the batch."""
+    """Name, shape and dtype of a model's input or output; `batched` if the first axis counts images."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,9 +35,10 @@ class Tensor:
 class Source:
     """A model at one batch.
 
-    graph: its nodes but those that compute constants or nothing, with the shapes of all values.
-    constants: values that are the same in every run.
-    inputs, outputs: in the model's order.
+    Attributes:
+        graph: its nodes, without those that compute constants or have no effect, with the shapes of all values.
+        constants: values that are the same in every run.
+        inputs, outputs: in the model's order.
     """
 
     graph: Graph
@@ -48,10 +49,11 @@ class Source:
 
 
 def read(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
-    """A model with its weights, external ones too, and how messages call it.
+    """Loads a model with its weights, external ones included. Returns it with its name for messages.
 
     Raises:
-        ModelError: the file or its external weights are missing, or it is not ONNX. ImportError: no package `onnx`.
+        ModelError: the file or its external weights are missing, or it is not ONNX.
+        ImportError: the package `onnx` is not installed.
     """
     onnx = import_onnx()
     label, model = load(onnx, source)
@@ -66,7 +68,7 @@ def read(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
 
 
 def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
-    """The model at a batch; None: its own, or 1 where that is symbolic. `model` stays as it is.
+    """The model at a batch; None for its own batch, or 1 where that is symbolic. `model` is not changed.
 
     Raises:
         ModelError: a shape stays unknown, or the model cannot run at this batch.
@@ -107,7 +109,7 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
 
 
 def inputs_of(graph: GraphProto, unknown: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs that are no weights, `unknown` where a size is."""
+    """Shapes of the inputs that are no weights, with `unknown` for sizes that are not fixed."""
     weights = {tensor.name for tensor in graph.initializer}
     values = [value for value in graph.input if value.name not in weights]
     return {
@@ -128,14 +130,14 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
         _rescale(onnx, copy.graph, fixed, batch)
     try:
         inferred = infer(onnx, copy, strict=True)
-    except Exception as error:  # the C++ side and protobuf raise classes of their own
+    except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
         where = "" if batch is None else f" at batch {batch}"
         raise ModelError(f"compile_model: `source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
     return inferred
 
 
 def _rescale(onnx: ModuleType, graph: GraphProto, fixed: int, batch: int) -> None:
-    """Another batch for a model that has a fixed one: in its inputs, and in the shapes that Reshape nodes are given."""
+    """Changes the batch of a model with a fixed one, in its inputs and in the target shapes of Reshape nodes."""
     for name, value in ((value.name, value) for value in graph.input):
         dims = value.type.tensor_type.shape.dim
         if name in inputs_of(graph, 0) and dims and dims[0].dim_value == fixed:
@@ -158,7 +160,7 @@ def _rescale(onnx: ModuleType, graph: GraphProto, fixed: int, batch: int) -> Non
 
 
 def _batched(onnx: ModuleType, model: ModelProto, label: str, batch: int) -> frozenset[str]:
-    """Names of the inputs and outputs whose first axis is twice as long at twice the batch; none where the model takes one batch only."""
+    """Names of the inputs and outputs whose first axis doubles with the batch; none where the model runs at one batch only."""
     try:
         graphs = [_inferred(onnx, model, label, size).graph for size in (batch, 2 * batch)]
     except ModelError:
@@ -176,7 +178,7 @@ def _batched(onnx: ModuleType, model: ModelProto, label: str, batch: int) -> fro
 
 
 def _constants(onnx: ModuleType, model: ModelProto, graph: Graph) -> dict[str, Array]:
-    """Every value that is the same in all runs: weights, and what is computed of them or of shapes alone."""
+    """Every value that is the same in all runs: weights, and what is computed from them or from shapes alone."""
     constants = {tensor.name: np.asarray(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
     known, nodes = set(constants), []
     for node in model.graph.node:
@@ -193,14 +195,14 @@ def _constants(onnx: ModuleType, model: ModelProto, graph: Graph) -> dict[str, A
 
 
 def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str, Array]:
-    """Values that are the same in every run, and those that they are computed of.
+    """Values that are the same in every run, together with the values that they are computed from.
 
     Args:
-        model: the one that `graph` is of, its weights loaded.
+        model: the model of `graph`, with its weights loaded.
         names: values that are `Graph.fixed`.
 
     Raises:
-        ModelError: one of them cannot be computed.
+        ModelError: a value cannot be computed.
     """
     onnx = import_onnx()
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -219,7 +221,7 @@ def values_of(model: ModelProto, graph: Graph, names: Iterable[str]) -> dict[str
 
 
 def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], constants: dict[str, Array]) -> dict[str, Array]:
-    """All outputs of nodes that compute constants of constants."""
+    """All outputs of nodes whose inputs are constants."""
     from onnx.reference import ReferenceEvaluator
 
     outputs = [onnx.ValueInfoProto(name=name) for node in nodes for name in node.output if name]
@@ -228,17 +230,17 @@ def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], const
     alone = onnx.helper.make_model(onnx.helper.make_graph(nodes, "constants", inputs, outputs), opset_imports=model.opset_import)
     try:
         values = ReferenceEvaluator(alone).run(None, feeds)
-    except Exception as error:  # any operator, any error of its reference implementation
+    except Exception as error:  # reference implementations of operators raise any class
         raise ModelError(f"compile_model: what the model computes of constants alone cannot be computed: {error}") from error
     return {value.name: np.asarray(array) for value, array in zip(outputs, values, strict=True)}
 
 
 def _useful(view: Graph, graph: GraphProto, constants: dict[str, Array]) -> list[NodeProto]:
-    """The nodes that compute something in every run, past those that hand on their input."""
+    """The nodes that compute something in every run. Nodes that pass their input on are bypassed."""
     passed: dict[str, str] = {}
     outputs = {value.name for value in graph.output}
     kept: list[NodeProto] = []
-    plain = not any(True for node in graph.node for _ in subgraphs(node))  # else a body may read what is passed by
+    plain = not any(True for node in graph.node for _ in subgraphs(node))  # else a body may read a bypassed value
     for node in graph.node:
         if node.op_type == "Constant":  # its value is looked up, as when layers are listed
             kept.append(node)

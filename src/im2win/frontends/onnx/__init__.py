@@ -1,1 +1,1 @@
-"""ONNX graphs: their layers and shapes."""
+"""Reads ONNX graphs: their layers and shapes."""

@@ -1,4 +1,4 @@
-"""Activations in ONNX graphs, read and written: one operator of the table, or nodes that together compute one; see `recognition`."""
+"""Reads and writes activations in ONNX graphs: one operator of the table, or several nodes that compute one; see `recognition`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _ELEMENTWISE: dict[str, _Function] = {
 
 
 def activation_behind(graph: Graph, value: str) -> tuple[str, list[int], str]:
-    """The activation that hides `value` from all other nodes: its word in the key of a problem, the nodes it takes, and their output.
+    """The activation after `value`: its word in a problem's key, its nodes, and their output. No other node may read `value`.
 
     Returns:
-        ("none", [], value) if there is none. Of two, one of which is the beginning of the other, the longer.
+        ("none", [], value) if there is none. If one match is the beginning of another, the longer one.
     """
     known = {value: POINTS}
     numbers: set[float] = set()
@@ -54,19 +54,19 @@ def activation_behind(graph: Graph, value: str) -> tuple[str, list[int], str]:
 
 
 def _next(graph: Graph, known: Mapping[str, Any], passed: set[int]) -> tuple[int, NodeProto] | None:
-    """The first node in the graph's order that reads what is known, of those not looked at."""
+    """The first node in the graph's order that reads a known value and was not examined before."""
     readers = {index: node for name in known for index, node in graph.readers(name) if index not in passed}
     return min(readers.items()) if readers else None
 
 
 def _hidden(graph: Graph, name: str, taken: list[int]) -> bool:
-    """Whether only these nodes read a value, and there is such a node."""
+    """Whether some of these nodes read a value and no other node does."""
     readers = graph.readers(name)
     return bool(readers) and all(index in taken for index, _ in readers)
 
 
 def _computed(graph: Graph, node: NodeProto, known: Mapping[str, Any], numbers: set[float], first: str) -> Any | None:
-    """The node's output at `POINTS`, if it is computed element by element of known values and single numbers; these join `numbers`."""
+    """The node's output at `POINTS`, if it is computed elementwise from known values and single numbers, which are added to `numbers`."""
     if node.domain not in ("", "ai.onnx"):
         return None
     stated = attributes_of(node)
@@ -81,12 +81,12 @@ def _computed(graph: Graph, node: NodeProto, known: Mapping[str, Any], numbers: 
     try:
         with np.errstate(all="ignore"):
             return np.asarray(function(*inputs), np.float64)
-    except (TypeError, ValueError):  # of more inputs than the function has
+    except (TypeError, ValueError):  # more inputs than the function has
         return None
 
 
 def _function(operator: str, stated: Mapping[str, Any]) -> tuple[_Function, tuple[float, ...]] | None:
-    """What an operator with these attributes computes, and the parameters of the activation that it is, if it is one."""
+    """The function of an operator with these attributes, and the activation's parameters if it is an activation."""
     if (named := of_onnx(operator, stated)) is not None:
         return partial(_activated, *named), named[1]
     if operator == "Clip" and stated:  # its bounds are attributes up to operator set 10, inputs since
@@ -102,10 +102,10 @@ def onnx_nodes(word: str, value: str, first: int) -> tuple[list[tuple[str, list[
     """The nodes that compute an activation of `value` in ONNX.
 
     Args:
-        first: the number of the first node's output, which is called ``step{number}``.
+        first: number of the first node, whose output is called ``step{number}``.
 
     Returns:
-        (operator, inputs, attributes) of each node; constants by name; the operator set that knows them.
+        (operator, inputs, attributes) of each node; constants by name; the operator set that defines them.
     """
     named = found(word)
     assert named is not None, word

@@ -1,4 +1,4 @@
-"""What of an ONNX graph can be fused with a convolution: padding before it; scaling, bias, residual and activation behind it."""
+"""Finds what can be fused with a convolution in an ONNX graph: padding before it; scaling, bias, residual and activation after it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tail:
-    """The nodes that a convolution or a product takes over.
+    """The nodes that are fused with a convolution or a product.
 
-    fields: the `Conv2d` fields that they become.
-    scalings: indices of the nodes that fold into filters and bias, in their order: BatchNormalization, and Mul, Div, Add and Sub with a
-        constant of one value, or one a channel.
-    residual: the value that is added, if one is.
-    nodes: indices of all of them.
-    output: the value that is then computed.
+    Attributes:
+        fields: the `Conv2d` fields that they become.
+        scalings: indices of the nodes that fold into filters and bias, in order: BatchNormalization, and Mul, Div, Add and Sub with a
+            constant of one value, or one for each channel.
+        residual: the value that is added, if one is.
+        nodes: indices of all of them.
+        output: the value that the fused operator computes.
     """
 
     fields: dict[str, Any]
@@ -32,10 +33,13 @@ class Tail:
 
 
 def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
-    """What can be fused behind `value`, the output of a convolution or product, each node only where nothing else reads what is before it.
+    """What can be fused after `value`, the output of a convolution or product. No other node may read the values in between.
 
-    Scalings come first, then the addition of a tensor of the same shape (the residual), then an activation. `claimed` holds indices of
-    additions that another convolution fused; the one fused here joins it. `axis` is that of the channels.
+    Scalings come first, then the addition of a tensor of the same shape (the residual), then an activation.
+
+    Args:
+        claimed: indices of additions that another convolution fused; an addition that is fused here is added.
+        axis: of the channels.
     """
     fields: dict[str, Any] = {}
     scalings: list[int] = []
@@ -65,7 +69,7 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
 
 
 def padding_before(graph: Graph, value: str) -> tuple[int, str, tuple[int, int, int, int]] | None:
-    """The Pad node that makes `value` by zeros round each image, for one reader alone: its index, its input, and what it adds.
+    """The Pad node with zeros around each image that computes `value` for one reader: its index, its input, and its padding.
 
     Returns:
         None if there is none; else the padding as (top, left, bottom, right).
@@ -102,18 +106,21 @@ def scales(graph: Graph, node: NodeProto, value: str, axis: int = 1) -> bool:
         return False
     if len(constant) > len(shape):
         return False
-    channels = len(shape) - axis if axis > 0 else -axis  # place of the channels, counted from the end
+    channels = len(shape) - axis if axis > 0 else -axis  # axis of the channels, counted from the end
     return all(size == 1 or (place == channels and size == shape[axis]) for place, size in enumerate(reversed(constant), 1))
 
 
 def _begins_activation(graph: Graph, node: NodeProto, value: str) -> bool:
-    """Whether a scaling of `value` belongs to an activation that is taken apart: without it, what follows is none, or another one."""
+    """Whether a scaling of `value` belongs to an activation of several nodes: without it, no activation or another one follows."""
     word = activation_behind(graph, value)[0]
     return word != "none" and word != activation_behind(graph, node.output[0])[0]
 
 
 def _normalises(graph: Graph, node: NodeProto, value: str) -> bool:
-    """Whether it normalises `value` by each channel's fixed statistics; old operator sets mark training by more outputs."""
+    """Whether the node normalises `value` by fixed statistics of each channel.
+
+    Old operator sets mark training mode by additional outputs.
+    """
     if node.input[0] != value or len(list(filter(None, node.output))) > 1:
         return False
     attributes = attributes_of(node)
@@ -122,7 +129,7 @@ def _normalises(graph: Graph, node: NodeProto, value: str) -> bool:
 
 
 def _adds(graph: Graph, node: NodeProto) -> bool:
-    """Whether it adds two tensors of one shape (Caffe2 exports Sum for Add)."""
+    """Whether the node adds two tensors of one shape (Caffe2 exports Sum for Add)."""
     if node.op_type not in ("Add", "Sum") or len(node.input) != 2:
         return False
     first, second = (graph.shapes.get(name) for name in node.input)

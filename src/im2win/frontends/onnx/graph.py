@@ -1,4 +1,4 @@
-"""A view of an ONNX graph: the shape of every value, and who reads it."""
+"""A view of an ONNX graph: the shape, constant value and readers of every value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTPUT = -1  # index of the reader that stands for the model's output
 
 
 def name_of(node: NodeProto) -> str:
-    """The node's name, or where it has none that of its first output."""
+    """The node's name, or the name of its first output if it has none."""
     return node.name or next(iter(node.output), node.op_type)
 
 
@@ -39,7 +39,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def reads_of(node: NodeProto) -> Iterator[str]:
-    """Values that the node reads, those its subgraphs capture included (and their own, which do no harm)."""
+    """Values that the node reads, including those that its subgraphs capture (and their own, which has no effect)."""
     yield from node.input
     for graph in subgraphs(node):
         yield from (value.name for value in graph.output)
@@ -48,15 +48,15 @@ def reads_of(node: NodeProto) -> Iterator[str]:
 
 
 def foldable(node: NodeProto) -> bool:
-    """Whether the node's outputs follow from its inputs and attributes alone."""
+    """Whether the node's outputs depend on its inputs and attributes alone."""
     return not node.op_type.startswith(_RANDOM) and node.op_type != "Dropout" and next(subgraphs(node), None) is None
 
 
 class Graph:
-    """Types, shapes, constants and readers of the values of a graph that went through shape inference.
+    """Types, shapes, constants and readers of the values of a graph after shape inference.
 
     Args:
-        fixed: values that are known to be the same in every run, beside those that the graph says.
+        fixed: further values that are known to be the same in every run.
     """
 
     def __init__(self, graph: GraphProto, fixed: Iterable[str] = ()) -> None:
@@ -88,17 +88,17 @@ class Graph:
                 self._fixed.update(node.output)
 
     def fixed(self, name: str) -> bool:
-        """Whether a value is the same in every run: a constant, or computed of constants alone."""
+        """Whether a value is the same in every run: a constant, or computed from constants alone."""
         return name in self._fixed
 
     def hands_on(self, node: NodeProto) -> bool:
-        """Whether the node does nothing to its input: Identity, and Dropout whose mask nobody reads."""
-        if node.op_type not in ("Identity", "Dropout") or any(node.input[2:]):  # Dropout's third input may say that it trains
+        """Whether the node passes its input on: Identity, and Dropout without a reader of its mask."""
+        if node.op_type not in ("Identity", "Dropout") or any(node.input[2:]):  # Dropout's third input may enable training mode
             return False
         return not any(self._readers.get(name) for name in node.output[1:] if name)
 
     def scalar(self, name: str) -> float | None:
-        """The value of a floating-point constant of one element; None for anything else."""
+        """The value of a floating-point constant of one element; None for any other value."""
         from onnx import TensorProto, numpy_helper
 
         value = self._constants.get(name)
@@ -108,19 +108,19 @@ class Graph:
         return float(numpy_helper.to_array(value).item()) if stored and math.prod(value.dims) == 1 else None
 
     def single(self, name: str, value: str) -> float | None:
-        """The constant `name` as `scalar`, if it has no more dimensions than `value`."""
+        """The constant `name` as in `scalar`, if it has no more dimensions than `value`."""
         constant, shape = self.shapes.get(name, ()), self.shapes.get(value)
         return self.scalar(name) if shape is not None and len(constant) <= len(shape) else None
 
     def dtype(self, name: str) -> str:
-        """The element type of a value, as `im2win.spec.dtypes` names it; float32 where it is none of them or not known."""
+        """The element type of a value, as `im2win.spec.dtypes` names it; float32 where it is unknown or none of these."""
         from onnx import TensorProto
 
         known = TensorProto.DataType.Name(self.types.get(name, TensorProto.FLOAT))
         return next((row.name for row in ELEMENT_TYPES.values() if row.onnx == known), "float32")
 
     def integers(self, name: str) -> list[int] | None:
-        """The values of a constant of integers; None for anything else."""
+        """The values of an integer constant; None for any other value."""
         from onnx import TensorProto, numpy_helper
 
         value = self._constants.get(name)
@@ -134,7 +134,7 @@ class Graph:
         return None if index is None else (index, self.nodes[index])
 
     def readers(self, value: str) -> list[tuple[int, NodeProto]]:
-        """The nodes that read `value`, with their indices, once for each time; none where the model's output reads it too."""
+        """The nodes that read `value`, with their indices, once for each use; none where the model's output reads it too."""
         indices = self._readers.get(value, [])
         return [] if _OUTPUT in indices else [(index, self.nodes[index]) for index in indices]
 

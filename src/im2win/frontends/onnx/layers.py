@@ -1,7 +1,7 @@
-"""The convolution layers of an ONNX model, as distinct problems with their counts.
+"""Lists the convolution layers of an ONNX model as distinct problems with their counts.
 
-Only shapes are read, never weights: a file whose external weights are missing works too. The package `onnx` is imported inside, so
-that im2win itself does not need it.
+It reads shapes only, never weights, so a file whose external weights are missing works too. The package `onnx` is imported inside
+functions, so that im2win itself does not need it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NOT_WHOLE = "layers_of: `source` (={label}) must be a whole ONNX model; it is o
 
 
 class ModelError(ValueError):
-    """A model that cannot be read; the message names the argument, its value and the rule."""
+    """A model that cannot be read. The message names the argument, its value and the rule."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A convolution that is not a `Conv2d`, and why."""
+    """A convolution that is not a `Conv2d`, and the reason."""
 
     name: str
     reason: str
@@ -44,7 +44,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class ModelLayers:
-    """What `layers_of` found: distinct layers in graph order, and the convolutions it had to skip. Iterates over the layers."""
+    """Result of `layers_of`: distinct layers in graph order, and the skipped convolutions. Iterates over the layers."""
 
     layers: tuple[Layer, ...]
     skipped: tuple[Skipped, ...] = ()
@@ -58,9 +58,11 @@ class ModelLayers:
 
 @dataclass(frozen=True)
 class Fused:
-    """A convolution or a product of a graph, as the problem it becomes together with the nodes behind it and a Pad before it.
+    """A convolution or a product of a graph, as the problem that it becomes together with the nodes after it and a Pad before it.
 
-    data: the value that it reads; ahead: index of the Pad, if there is one.
+    Attributes:
+        data: the value that it reads.
+        ahead: index of the Pad, if there is one.
     """
 
     conv: Conv2d
@@ -74,22 +76,22 @@ def layers_of(
 ) -> ModelLayers:
     """Every distinct convolution of an ONNX model with its count, named after the first node that has it.
 
+    Convolutions that are not 2-D, have a dynamic height or width, another dtype than float32 and float16, another operator than Conv, or
+    lie inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
+
     Args:
-        source: path of a binary ONNX file, or a loaded model (left as it is).
-        batch: images in the model's input. Default: the model's own, 1 where it is symbolic. Given, a model of fixed batch b has the batch
-            of each convolution scaled by batch / b.
-        epilogues: add to each convolution what can be fused behind it: BatchNormalization and other scalings by channel (folded: a bias),
-            an Add of a tensor of the same shape (residual), and an activation of `im2win.spec.activations.ACTIVATIONS`, as one operator
-            or taken apart. Each only where nothing else reads the value in between; and a Pad with zeros before it. Default: the
+        source: path of a binary ONNX file, or a loaded model (not changed).
+        batch: images in the model's input. Default: the model's own, 1 where it is symbolic. If it is given and the model has a fixed batch
+            b, the batch of each convolution is scaled by batch / b.
+        epilogues: add to each convolution what can be fused with it: BatchNormalization and other scalings by channel (folded: a bias), an
+            Add of a tensor of the same shape (residual), an activation of `im2win.spec.activations.ACTIVATIONS`, as one operator or as
+            several nodes, and a Pad with zeros before it. A node is fused only if no other node reads the value in between. Default: the
             plain convolution with its own bias.
-        products: take Gemm and MatMul with a fixed matrix, too, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
+        products: include Gemm and MatMul with a fixed matrix, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
             options these are the layers that `im2win.compile_model` looks up.
 
-    Convolutions that are not 2-D, of dynamic height or width, of another dtype than float32 and float16, of another operator than
-    Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
-
     Raises:
-        ModelError: the file is missing, not ONNX or cut short, shape inference fails, it has no convolution, or `batch` is not positive.
+        ModelError: the file is missing, not ONNX or truncated, shape inference fails, it has no convolution, or `batch` is not positive.
         ImportError: the package `onnx` is not installed.
     """
     onnx = import_onnx()
@@ -98,7 +100,7 @@ def layers_of(
     label, model = load(onnx, source)
     try:
         found = _read(onnx, model, label, batch, epilogues, products)
-    except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are no text, attributes of another type
+    except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are not text, attributes of another type
         raise ModelError(f"layers_of: `source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
     if not found.layers and not found.skipped:
         raise ModelError(f"layers_of: `source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")
@@ -121,18 +123,18 @@ def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, ep
 def fusions(
     graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True
 ) -> tuple[dict[int, Fused], list[tuple[int, Skipped]]]:
-    """The convolutions of a graph, by the index of their node, and those that are skipped; see `layers_of`.
+    """The convolutions of a graph by the index of their node, and the skipped ones; see `layers_of`.
 
     Args:
-        batch: images where shape inference lost the number.
-        epilogues: with what can be fused behind them.
-        products: Gemm and MatMul, too.
+        batch: number of images where shape inference lost it.
+        epilogues: include what can be fused with them.
+        products: include Gemm and MatMul.
     """
     onnx = import_onnx()
     claimed: set[int] = set()
     found: dict[int, Fused] = {}
     skipped: list[tuple[int, Skipped]] = []
-    # Backwards: where two convolutions meet in one Add, the later fuses it and the earlier one's output is its residual.
+    # In reverse order: where two convolutions meet in one Add, the later one fuses it and the earlier one's output is the residual.
     for index, node in reversed(list(enumerate(graph.nodes))):
         skipped += [(index, Skipped(name, reason)) for name, reason in _nested(node)]
         if products and (product := _product(onnx, graph, node)) is not None:
@@ -181,7 +183,7 @@ def import_onnx() -> ModuleType:
 
 
 def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
-    """The model (a copy, to be changed freely) and how messages call it."""
+    """A copy of the model that may be changed, and its name for messages."""
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
@@ -195,13 +197,13 @@ def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple
             model = onnx.load_model_from_string(content)
         except Exception as error:  # protobuf's DecodeError, a class without type information
             raise ModelError(_NOT_WHOLE.format(label=label)) from error
-    if not model.HasField("graph") or not model.opset_import:  # so read empty files, and those cut between two fields
+    if not model.HasField("graph") or not model.opset_import:  # empty files, and files cut between two fields, parse like this
         raise ModelError(_NOT_WHOLE.format(label=label))
     return label, onnx.inliner.inline_local_functions(model) if model.functions else model
 
 
 def set_batch(graph: GraphProto, batch: int | None) -> int | None:
-    """Put `batch` or 1 for the symbolic batch of the inputs, wherever that symbol stands; return the first image's batch if it is fixed."""
+    """Sets the symbolic batch of the inputs to `batch` or 1, wherever the symbol occurs. Returns the first input's batch if it is fixed."""
     parameters = {tensor.name for tensor in graph.initializer}
     parameters |= {name for node in graph.node if "Conv" in node.op_type for name in node.input[1:]}
     inputs = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in parameters]
@@ -217,7 +219,7 @@ def set_batch(graph: GraphProto, batch: int | None) -> int | None:
 def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
     try:
         inferred = infer(onnx, model, strict=False)
-    except Exception as error:  # the C++ side and protobuf raise classes of their own
+    except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
         raise ModelError(f"layers_of: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     return inferred
 
@@ -235,13 +237,13 @@ def _nested(node: NodeProto) -> Iterator[tuple[str, str]]:
 
 
 class _Unsupported(Exception):
-    """Why a node is no Conv2d."""
+    """The reason why a node is no `Conv2d`."""
 
 
 def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int) -> Conv2d:
-    """The plain convolution of a Conv node; absent attributes have the defaults of the ONNX specification.
+    """The plain convolution of a Conv node. Missing attributes have the defaults of the ONNX specification.
 
-    `batch` stands in where shape inference lost it, as behind an operator it does not know.
+    `batch` is used where shape inference lost the number, as after an operator that it does not know.
     """
     if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
         operator = ".".join(filter(None, (node.domain, node.op_type)))
@@ -300,7 +302,7 @@ def _show(shape: Shape) -> str:
 
 
 def _scaled(conv: Conv2d, fixed: int | None, batch: int | None, rows: bool) -> Conv2d:
-    """The problem at another batch; that of a product is its number of rows."""
+    """The problem at another batch. For a product the batch is its number of rows."""
     if batch is None or fixed is None:
         return conv
     size = conv.width if rows else conv.batch
@@ -310,7 +312,7 @@ def _scaled(conv: Conv2d, fixed: int | None, batch: int | None, rows: bool) -> C
 
 
 def _product(onnx: ModuleType, graph: Graph, node: NodeProto) -> Conv2d | None:
-    """The 1x1 convolution that a Gemm or MatMul with a fixed matrix is; None for any other node."""
+    """The 1x1 convolution of a Gemm or MatMul with a fixed matrix; None for any other node."""
     if node.op_type not in ("Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
         return None
     attributes = attributes_of(node)

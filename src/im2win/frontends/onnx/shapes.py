@@ -1,7 +1,7 @@
-"""Shape inference that goes on where ONNX's own stops: at shapes that the graph itself computes, as PyTorch's exporter writes them.
+"""Shape inference that continues where ONNX's own stops: at shapes that the graph itself computes, as PyTorch's exporter writes them.
 
-What Shape, Gather, Slice, Concat and arithmetic on a few integers give is computed by ONNX's reference implementation and put into the
-graph; then shapes are inferred again.
+ONNX's reference implementation computes Shape, Gather, Slice, Concat and arithmetic on a few integers. The results are put into the graph,
+and shapes are inferred again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from im2win.frontends.onnx.graph import attributes_of, foldable, subgraphs
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-_FEW = 64  # elements of a tensor that holds a shape, or a part of one
+_FEW = 64  # elements of a tensor that holds a shape or part of one
 _ROUNDS = 64
-_LARGE = ("ConstantOfShape", "Expand", "Tile", "EyeLike")  # their outputs may be
+_LARGE = ("ConstantOfShape", "Expand", "Tile", "EyeLike")  # operators whose outputs may be large
 Array = np.ndarray[Any, Any]
 
 
 def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
-    """The model with the shapes of its values, as far as they can be known; `strict`: errors of single nodes are errors.
+    """The model with the shapes of its values, as far as they can be inferred.
+
+    Args:
+        strict: report errors of single nodes.
 
     Raises:
-        whatever ONNX's shape inference raises.
+        Exception: any error of ONNX's shape inference.
     """
     inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     for _ in range(_ROUNDS):
@@ -38,14 +41,14 @@ def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
 
 
 def _unknown(model: ModelProto) -> bool:
-    """Whether a node's output has no whole shape."""
+    """Whether some node's output has no complete shape."""
     values = {value.name: value.type.tensor_type for value in (*model.graph.value_info, *model.graph.output)}
     known = {name for name, one in values.items() if one.HasField("shape") and all(dim.dim_value > 0 for dim in one.shape.dim)}
     return any(name and name not in known for node in model.graph.node for name in node.output)
 
 
 def _compute(onnx: ModuleType, model: ModelProto) -> bool:
-    """Replaces nodes that compute a few numbers of known ones by their values; whether there was one."""
+    """Replaces nodes that compute a few numbers from known ones by their values. Returns whether there was such a node."""
     values: dict[str, Array] = {}
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and np.prod(tensor.dims, dtype=np.int64) <= _FEW:
@@ -66,7 +69,7 @@ def _compute(onnx: ModuleType, model: ModelProto) -> bool:
 
 
 def _value(onnx: ModuleType, model: ModelProto, node: NodeProto, values: dict[str, Array], shapes: dict[str, Any]) -> Array | None:
-    """The only output of a node, if it is small and follows from known values."""
+    """The only output of a node, if it is small and computed from known values."""
     if node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.op_type in _LARGE:
         return None
     if node.op_type == "Shape":
@@ -83,7 +86,7 @@ def _value(onnx: ModuleType, model: ModelProto, node: NodeProto, values: dict[st
     graph = onnx.helper.make_graph([node], "value", inputs, [onnx.ValueInfoProto(name=node.output[0])])
     try:
         [result] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=model.opset_import)).run(None, feeds)
-    except Exception:  # any operator, any error of its reference implementation: the node stays, and whoever needs it says why
+    except Exception:  # reference implementations raise any class; the node stays, and code that needs its value reports it
         return None
     value = np.asarray(result)
     return value if value.size <= _FEW and value.dtype.kind in "iubf" else None

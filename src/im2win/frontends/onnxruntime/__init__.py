@@ -1,1 +1,1 @@
-"""ONNX models for ONNX Runtime, with their convolutions on im2win's kernels."""
+"""Rewrites ONNX models for ONNX Runtime so that their convolutions run on im2win's kernels."""

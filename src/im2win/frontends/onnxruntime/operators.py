@@ -1,4 +1,4 @@
-"""ONNX models for ONNX Runtime, with their convolutions on im2win's kernels: the graph rewritten, the kernels in a library beside it."""
+"""Rewrites an ONNX model for ONNX Runtime: im2win's kernels compute the convolutions, from a library of operators beside the model."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from im2win.spec.conv2d import Conv2d
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_MOST_WEIGHTS = 2**31 - 2**26  # bytes beside which protobuf can write the rest of a model into one file
-_SMALL = 1024  # bytes of a tensor that stays in the model's file, whatever becomes of the others
+_MOST_WEIGHTS = 2**31 - 2**26  # bytes of weights up to which protobuf can write a model as one file
+_SMALL = 1024  # bytes; smaller tensors always stay in the model's file
 
 
 @dataclass(frozen=True)
 class Rewritten:
     """A model for ONNX Runtime, and the library that it needs.
 
-    layers: the convolutions that im2win computes.
-    skipped: those that ONNX Runtime does, with the reason.
-    growth: bytes that packed filters take more than the model's own did.
-    workspace: bytes that the library holds for each call at the same time, whatever the number of layers.
+    Attributes:
+        layers: the convolutions that im2win computes.
+        skipped: those that ONNX Runtime computes, with the reason.
+        growth: bytes by which packed filters exceed the model's own.
+        workspace: bytes that the library holds for each concurrent call, whatever the number of layers.
     """
 
     path: Path
@@ -63,30 +64,32 @@ def for_onnxruntime(
 ) -> Rewritten:
     """Rewrites an ONNX model so that ONNX Runtime computes its convolutions with im2win's kernels. Never tunes.
 
-    Each Conv of float32 with fixed filters, height and width becomes a node of the domain `im2win`, with the Pad before it and the batch
-    normalisation, scalings, bias, residual addition and activation behind it, as in `compile_model`; its filters are packed now. All else
-    stays as it is. A program then registers the library and loads the model::
+    Each float32 Conv with fixed filters, height and width becomes a node of the domain `im2win`. The node includes the Pad before it and
+    the batch normalisation, scalings, bias, residual addition and activation after it, as in `compile_model`, and its filters are packed
+    now. All other nodes are unchanged. A program then registers the library and loads the model::
 
         options = onnxruntime.SessionOptions()
         options.register_custom_ops_library("./model_im2win.so")
         session = onnxruntime.InferenceSession("model_im2win.onnx", options)
 
-    Kernels run on ONNX Runtime's own threads. It must be 1.17 or newer, on Linux; where it runs, nothing of im2win is needed.
+    Kernels run on ONNX Runtime's own threads. ONNX Runtime must be 1.17 or newer, on Linux. The machine that runs the model needs no
+    im2win.
 
     Args:
-        source: path of an ONNX file, or a loaded model (left as it is).
-        path: of the model that is written; its weights lie in `path`.data where they are too many for one file.
+        source: path of an ONNX file, or a loaded model (not changed).
+        path: of the model that is written; its weights lie in `path`.data if they are too large for one file.
         library: its path; by default `path` with the suffix .so.
-        batch: images of one call of a kernel where the model's batch is symbolic, 1 by default: of its multiples any number can be run.
-        logs: a folder of tuning records looked up before those that ship with the package; None for these only.
+        batch: images of one kernel call where the model's batch is symbolic, 1 by default; the model then runs at any multiple of it.
+        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
         threads: CPUs to schedule for; all that the process may use by default.
-        accuracy: what kernels may round; see `im2win.build`.
-        untuned: layers that no record of this device is about: "default" takes a neighbour's tile or the model's, "keep" leaves them to
-            ONNX Runtime.
+        accuracy: the rounding that kernels may use; see `im2win.build`.
+        untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
+            leaves them to ONNX Runtime.
 
     Raises:
-        ModelError: the model cannot be read, or none of its convolutions can be taken; the message says why.
-        ArtefactError: the files cannot be written. ToolchainError: no C compiler, or a system other than Linux.
+        ModelError: the model cannot be read, or none of its convolutions can be replaced; the message says why.
+        ArtefactError: the files cannot be written.
+        ToolchainError: there is no C compiler, or the system is not Linux.
         ValueError: an argument out of range; the message names argument, value and rule.
     """
     accuracy, untuned = checked_accuracy(accuracy), checked_untuned(untuned)
@@ -126,7 +129,7 @@ def for_onnxruntime(
 
 
 def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike[str] | None) -> tuple[Path, Path]:
-    """The model's file and the library's, of which neither is the other or the source."""
+    """Paths of the model and the library, which must differ from each other and from the source."""
     written = Path(path)
     linked = written.with_suffix(".so") if library is None else Path(library)
     given = [Path(source)] if isinstance(source, (str, os.PathLike)) else []
@@ -144,7 +147,7 @@ def _none(label: str, reasons: Sequence[str], nodes: int) -> str:
 
 
 def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untuned: Untuned) -> str | None:
-    """Why a problem is left to ONNX Runtime."""
+    """The reason why a problem is left to ONNX Runtime; None if it is not."""
     try:
         names = [row.key for row in candidates("auto", conv, "cpu", accuracy)]
     except ValueError as error:  # no algorithm computes it
@@ -157,7 +160,7 @@ def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untu
 
 
 def _built(convs: Sequence[Conv2d], machine: Machine, logs: Any, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:
-    """The kernels of all problems, each once, as object files in a folder."""
+    """The kernels of all distinct problems, as object files in a folder."""
     distinct = list(dict.fromkeys(convs))
     place = None if logs is None else str(Path(logs).resolve())
     jobs = [Job(conv, f"conv_{i}", machine, place, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
@@ -165,7 +168,7 @@ def _built(convs: Sequence[Conv2d], machine: Machine, logs: Any, accuracy: Accur
 
 
 def _rewrite(model: ModelProto, kept: Sequence[Replaceable], operators: dict[Conv2d, Operator]) -> int:
-    """Rewrites the graph; the bytes that its filters grow by."""
+    """Rewrites the graph. Returns the bytes by which its filters grow."""
     replacements = []
     for one in kept:
         operator = operators[one.convolution.conv]
@@ -181,13 +184,13 @@ def _layer(one: Replaceable, built: Built) -> ModelLayer:
 
 
 def _save(model: ModelProto, path: Path) -> None:
-    """Writes the model whole; its weights beside it where protobuf could not write them."""
+    """Writes the whole model; its weights go into a file beside it where protobuf cannot write them."""
     onnx = import_onnx()
     partial = path.with_name(path.name + ".partial")
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_WEIGHTS:
         onnx.save_model(model, partial)
     else:
         place = path.with_name(path.name + ".data")
-        place.unlink(missing_ok=True)  # onnx would append to it
+        place.unlink(missing_ok=True)  # onnx would append to an existing file
         onnx.save_model(model, partial, save_as_external_data=True, location=place.name, size_threshold=_SMALL)
     os.replace(partial, path)

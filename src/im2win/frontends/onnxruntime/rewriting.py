@@ -1,4 +1,7 @@
-"""The convolutions of an ONNX graph that another operator can take over, and the graph in which it does; all else stays as it is."""
+"""Finds the convolutions of an ONNX graph that another operator can replace, and rewrites the graph with it.
+
+All other nodes are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ from im2win.frontends.onnx.shapes import infer
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-# Images while a graph of symbolic batch is read, in units of those asked for: a size that no tensor of another kind has by accident.
+# Stands for a symbolic batch while a graph is read, in units of the batch asked for: a size that other dimensions hardly have by chance.
 _UNIT = 13
-_OWN_WEIGHTS = 4  # the version of ONNX from which on initializers need not be inputs
+_OWN_WEIGHTS = 4  # the IR version of ONNX from which on initializers need not be inputs
 
 
 @dataclass(frozen=True)
 class Replaceable:
-    """A convolution with what is fused behind it.
+    """A convolution with what is fused with it.
 
-    convolution: its problem is that of one call of a kernel; the graph's may have any multiple of these images.
-    nodes: first outputs of the nodes that it stands for.
+    Attributes:
+        convolution: its problem is that of one kernel call; the graph may have any multiple of its images.
+        nodes: first outputs of the nodes that it replaces.
     """
 
     convolution: Convolution
@@ -35,7 +39,7 @@ class Replaceable:
 
 @dataclass(frozen=True)
 class Replacement:
-    """What stands in for a convolution: the attributes of the operator's node, and its filters as the kernel wants them."""
+    """What replaces a convolution: the attributes of the operator's node, and its packed filters."""
 
     replaced: Replaceable
     attributes: dict[str, Any]
@@ -43,13 +47,13 @@ class Replacement:
 
 
 def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[Replaceable], list[Skipped]]:
-    """The convolutions that a kernel of float32 can compute, in graph order, and the others with the reason.
+    """The convolutions that a float32 kernel can compute, in graph order, and the others with the reason.
 
     Args:
-        batch: images of one call where the model's batch is symbolic; 1 if None.
+        batch: images of one kernel call where the model's batch is symbolic; 1 if None.
 
     Raises:
-        ModelError: shape inference fails, or the model has another batch of its own.
+        ModelError: shape inference fails, or the model has another fixed batch.
     """
     onnx = import_onnx()
     copy = onnx.ModelProto()
@@ -59,7 +63,7 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
         raise ModelError(f"for_onnxruntime: `batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
     try:
         read = infer(onnx, copy, strict=False)
-    except Exception as error:  # the C++ side and protobuf raise classes of their own
+    except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
         raise ModelError(f"for_onnxruntime: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     graph = Graph(read.graph)
     found, left = fusions(graph, fixed or _UNIT * (batch or 1), products=False)
@@ -77,7 +81,7 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
 
 
 def _unfit(graph: Graph, node: NodeProto, one: Fused) -> str | None:
-    """Why a problem of the registry is none for a kernel on a CPU."""
+    """The reason why no CPU kernel computes a problem; None if one does."""
     if one.conv.dtype != "float32":
         return f"its dtype {one.conv.dtype} is not float32"
     constant = all(graph.fixed(name) for name in node.input[1:] if name)
@@ -99,13 +103,13 @@ def _taken(model: ModelProto, graph: Graph, index: int, one: Fused, unit: int) -
 
 
 def rewrite(model: ModelProto, replacements: Sequence[Replacement], domain: str, operator: str) -> None:
-    """Puts one node in place of each convolution and what is fused behind it: inputs X, W, B and Z (the residual), output Y.
+    """Replaces each convolution, with what is fused with it, by one node with the inputs X, W, B and Z (the residual) and the output Y.
 
-    Weights that nobody reads any more are left out.
+    Weights without readers are removed.
 
     Args:
-        model: changed.
-        domain, operator: the operator's.
+        model: changed in place.
+        domain, operator: of the new nodes.
     """
     onnx = import_onnx()
     graph = model.graph
@@ -151,10 +155,10 @@ def _node(onnx: Any, graph: GraphProto, one: Replacement, domain: str, operator:
 
 
 def _put(graph: GraphProto, nodes: list[NodeProto], names: list[str], old: bool) -> None:
-    """Puts `nodes` into the graph, without those that only computed some of `names` that nobody reads now, and without such weights.
+    """Inserts `nodes` into the graph. Removes nodes that only compute some of `names` without a reader, and weights without a reader.
 
     Args:
-        old: weights are inputs, too, which they need not be; left so, they could be set anew in every run.
+        old: remove weights from the graph's inputs, where old versions of the format list them: a caller could override them in every run.
     """
     reads = Counter(name for node in nodes for name in reads_of(node))
     reads.update(value.name for value in graph.output)
@@ -187,7 +191,7 @@ def _copied(node: NodeProto) -> NodeProto:
 
 
 def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Takes what is not wanted out of a repeated field."""
+    """Removes the elements of a repeated field that are not wanted."""
     for index in reversed(range(len(field))):
         if not wanted(field[index]):
             del field[index]

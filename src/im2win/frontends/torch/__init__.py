@@ -1,4 +1,4 @@
-"""im2win in PyTorch: `optimize` a module, `capture` the layers that a program runs, and the operator `torch.ops.im2win.conv2d`."""
+"""PyTorch frontend: `optimize` a module, `capture` the layers that a program runs, and the operator `torch.ops.im2win.conv2d`."""
 
 from im2win.frontends.torch import conv_op as conv_op
 from im2win.frontends.torch.capturing import capture

@@ -1,4 +1,7 @@
-"""Activations in traced graphs: one function or module of the table, or nodes that together compute one; see `im2win.spec.recognition`."""
+"""Finds activations in traced graphs: one function or module of the table, or several nodes that compute one.
+
+See `im2win.spec.recognition`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from im2win.spec.activations import ACTIVATIONS, Activation, Operator
 from im2win.spec.recognition import LONGEST, POINTS, recognised
 
 _functional = nn.functional
-_SHAPE = (2, 3, 5, 7)  # of `POINTS` as a tensor: no two sizes are the same, so what turns or joins axes shows
+_SHAPE = (2, 3, 5, 7)  # of `POINTS` as a tensor: all sizes differ, so that transpositions and reshapes are detected
 
 
 @functools.cache
 def _functions() -> dict[Any, list[tuple[Activation, Operator]]]:
-    """By what a node calls, methods by their names: rows of the table that it may be."""
+    """Activations of the table by the function, or the name of the method, that a node calls."""
     found: dict[Any, list[tuple[Activation, Operator]]] = {}
     for row in ACTIVATIONS.values():
         for operator in row.torch:
@@ -34,7 +37,7 @@ def _functions() -> dict[Any, list[tuple[Activation, Operator]]]:
 
 
 def of_module(module: nn.Module) -> str | None:
-    """The activation that a module is, as a word of a problem's key; None if it is none of the table's."""
+    """The activation that a module computes, as a word of a problem's key; None if it is none of the table's."""
     for row in ACTIVATIONS.values():
         for operator in row.torch:
             if operator.module and type(module) is getattr(nn, operator.module):
@@ -45,7 +48,7 @@ def of_module(module: nn.Module) -> str | None:
 
 
 def of_call(node: fx.Node) -> str | None:
-    """The same of the call of a function or method with a tensor as its first argument."""
+    """The activation of a call of a function or method with a tensor as its first argument; None if it is none of the table's."""
     for row, operator in _functions().get(node.target, ()):
         given = dict(zip(operator.arguments, node.args[1:], strict=False)) | node.kwargs
         parameters = operator.parameters(given)
@@ -57,15 +60,15 @@ def of_call(node: fx.Node) -> str | None:
 def taken_apart(
     root: nn.Module, first: fx.Node, dtype: torch.dtype, writers: Collection[fx.Node], strange: Collection[fx.Node]
 ) -> tuple[str, list[fx.Node]] | None:
-    """The activation of `first` that nodes behind it compute together, and these nodes in the graph's order; None if there is none.
+    """The activation of `first` that several later nodes compute together, and these nodes in the graph's order; None if there is none.
 
-    Of two, one of which is the beginning of the other, the longer.
+    If one match is the beginning of another, the longer one is returned.
 
     Args:
         dtype: of the tensors.
-        writers: nodes of the graph that may write into memory. One is taken if that can only be the memory of its first argument, which
-            nobody else reads.
-        strange: nodes that are never taken, nor computed at other arguments.
+        writers: nodes of the graph that may write into memory. Such a node is accepted only if it can write only into its first argument,
+            which no other node reads.
+        strange: nodes that are never accepted, nor evaluated at other arguments.
     """
     known: dict[fx.Node, Any] = {first: torch.from_numpy(POINTS).reshape(_SHAPE)}
     numbers: set[float] = set()
@@ -91,7 +94,10 @@ def taken_apart(
 
 
 def _computed(root: nn.Module, node: fx.Node, known: Mapping[fx.Node, Any], writes: bool) -> Any | None:
-    """The node's output at `POINTS`; None where it is no float64 tensor of their shape, or its input's memory though it writes nowhere."""
+    """The node's output at `POINTS`.
+
+    None if it is no float64 tensor of their shape, or if it shares its input's memory without writing to it.
+    """
     given = {one: known[one].clone() for one in node.all_input_nodes}
     try:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: given[one])
@@ -104,7 +110,7 @@ def _computed(root: nn.Module, node: fx.Node, known: Mapping[fx.Node, Any], writ
                 made = root.get_submodule(str(node.target))(*args, **kwargs)
             else:
                 return None
-    except Exception:  # of whatever PyTorch's function does not take
+    except Exception:  # PyTorch's functions raise any class for arguments that they refuse
         return None
     if not isinstance(made, torch.Tensor) or made.shape != _SHAPE or made.dtype is not torch.float64:
         return None

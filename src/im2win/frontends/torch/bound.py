@@ -1,4 +1,4 @@
-"""Operators of im2win with the parameters of one place in a network, and where calls find them by an artefact's name."""
+"""Operators bound to the parameters of one conv call site, and their registry by artefact name."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ log = logging.getLogger("im2win.torch")
 
 
 class Bound:
-    """An operator of im2win with the parameters of one place in a network, packed again when these change.
+    """An operator of im2win bound to the parameters of one conv call site. It packs the parameters again when they change.
 
-    A change is another address or another version of a tensor: assignment, `load_state_dict`, training and moves to a device are seen,
-    writing through ``.data`` and into tensors made under `inference_mode` is not.
+    A change is another address or another version of a tensor. It detects assignment, `load_state_dict`, training and moves to a device,
+    but not writes through ``.data`` or into tensors made under `inference_mode`.
 
-    output_shape: of the output, [batch, channels, height, width].
+    Attributes:
+        output_shape: of the output, [batch, channels, height, width].
     """
 
     def __init__(self, name: str, op: Op, eps: float) -> None:
@@ -41,29 +42,36 @@ class Bound:
         plane = height * width
         self._strides = (channels * plane, 1, width * channels, channels) if self._nhwc else (channels * plane, plane, width, 1)
         self._layer: Any = None
-        self._views: Addressed | None = None  # of channels-last tensors
+        self._views: Addressed | None = None  # `DLTensor` arguments for channels-last tensors
         self._device: torch.device | None = None
-        self._held: list[Tensor] = []  # so that addresses stay their own
+        self._held: list[Tensor] = []  # keeps the tensors alive, so that no other tensor gets their addresses
         self._stamps: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # addresses and versions
         self._counted = False  # whether all of them have versions
-        self._place: Any = None  # for calls without Python
+        self._place: Any = None  # the entry for calls without Python
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Bound:
         return Bound(self.name, self.op, self.eps)
 
     def fresh(self, given: Sequence[Tensor], addresses: tuple[int, ...] | None = None) -> bool:
-        """Whether these are the parameters that it was bound with, unchanged; `addresses`: theirs, where they are known."""
+        """Whether these are the bound parameters, unchanged.
+
+        Args:
+            addresses: of the parameters, where the caller knows them.
+        """
         held, versions = self._stamps
         if (addresses or addresses_of(given)) != held:
             return False
         try:
             return (tuple(map(_version, given)) if self._counted else _versions(given)) == versions
-        except RuntimeError:  # one that was made under inference_mode has no version
+        except RuntimeError:  # a tensor made under inference_mode has no version
             return False
 
     def refresh(self, parameters: Parameters, *, force: bool = False) -> None:
-        """Packs filters and bias anew unless they are fresh, or in any case: where the last ones lie, if that is on the same device."""
+        """Packs filters and bias again if the parameters have changed, or always with `force`.
+
+        The new ones overwrite the memory of the old ones if that is on the same device.
+        """
         given = [one for one in parameters if one is not None]
         with self._lock:
             if force or not self.fresh(given):
@@ -93,7 +101,10 @@ class Bound:
         return self.name, self.eps, *self._stamps[0]
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The output for tensors of the operator's problem on its device, in x's memory format. Only their order in memory is seen to."""
+        """The output for tensors of the operator's problem on its device, in x's memory format.
+
+        Tensors are only converted to the kernel's memory order.
+        """
         if x.requires_grad:
             x = x.detach()
         x = self._laid_out(x)
@@ -108,7 +119,7 @@ class Bound:
         return y
 
     def remember(self) -> None:
-        """Lets calls like the one that Python was asked for, which this has just computed, pass it by from now on (`native`)."""
+        """Lets later calls like the one just computed bypass Python (`native`)."""
         if native.site is native.in_python:
             return
         with self._lock:
@@ -117,7 +128,7 @@ class Bound:
             self._place.remember()
 
     def _laid_out(self, tensor: Tensor) -> Tensor:
-        """The same values as the kernel reads them: one after another, on a GPU from where its wide copies may begin."""
+        """The values in the kernel's memory order, contiguous, and on a GPU aligned for its vector copies."""
         tensor = tensor.contiguous(memory_format=self._order)
         return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -127,7 +138,7 @@ _version = attrgetter("_version")
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Where tensors begin."""
+    """Addresses of the tensors' first elements."""
     return tuple(map(_address, tensors))
 
 
@@ -135,15 +146,15 @@ def _versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(-1 if one.is_inference() else one._version for one in tensors)
 
 
-_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # by name, eps and addresses of parameters
-_OWN: dict[Any, Bound] = {}  # of programs that were exported or compiled elsewhere: these have no place of ours to hold them
+_BOUND: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # key: name, eps and addresses of parameters
+_OWN: dict[Any, Bound] = {}  # for exported or compiled programs, which have no call site that holds a reference
 _OPS: dict[str, Op | None] = {}
 BUILDERS: dict[str, Callable[[Conv2d], str | None]] = {}
 _NOTED: set[str] = set()
 
 
 def register(name: str, op: Op, builder: Callable[[Conv2d], str | None] | None = None) -> None:
-    """Makes an operator known by its artefact's name; `builder` names an artefact for the problem of another x, or None."""
+    """Registers an operator under its artefact's name; `builder` returns the name of an artefact for the problem of another x, or None."""
     _OPS[name] = op
     if builder is not None:
         BUILDERS[name] = builder
@@ -168,7 +179,7 @@ def note(key: str, message: str) -> None:
 
 
 def bound_for(name: str, eps: float, parameters: Parameters) -> Bound | None:
-    """An artefact with these parameters, packed before or now; None where there is no such artefact."""
+    """The operator of an artefact bound to these parameters, from an earlier call or new; None if there is no such artefact."""
     key = (name, eps, *(one.data_ptr() for one in parameters if one is not None))
     found = _BOUND.get(key)
     if found is None and (op := operator(name)) is not None:

@@ -1,4 +1,4 @@
-// A call of the operator: its tensors, and the key under which calls like it are remembered.
+// A call of the operator: its tensors, and the key under which equal calls are remembered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using Numbers = std::vector<int64_t>;
 
-// The tensors of a call; what it has not is null.
+// The tensors of a call; missing ones are null.
 struct Call {
   const Tensor* x = nullptr;
   const Tensor* residual = nullptr;
@@ -39,7 +39,7 @@ struct Call {
   }
 };
 
-// Bytes that are the same for calls of one operator whose inputs have the same layouts and whose parameters have the same addresses.
+// A key that is equal for calls of one operator with the same layouts of inputs and the same addresses of parameters.
 using Key = std::string;
 
 template <class Value>
@@ -64,14 +64,14 @@ inline void append_tensors(Key& key, const Call& call) {
   for (const Tensor* one : call.parameters) append(key, one ? one->const_data_ptr() : nullptr);
 }
 
-// As in plain.py.
+// Like the function in plain.py.
 inline bool is_channels_last(const Tensor& tensor) {
   const auto size = tensor.sizes(), stride = tensor.strides();
   if (stride[1] < 1 || stride[3] < stride[1] * size[1] || (size[1] == 1 && size[2] == 1 && size[3] == 1)) return false;
   return stride[2] >= stride[3] * size[3] && stride[0] >= stride[2] * size[2];
 }
 
-// As `Bound` counts: tensors made under inference_mode have no version.
+// Like `Bound` in bound.py: tensors made under inference_mode have no version.
 inline int64_t version_of(const Tensor& tensor) {
   return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
 }

@@ -1,4 +1,4 @@
-"""`im2win.capture`: the convolutions that a PyTorch program runs, as a file that `im2win tune` reads."""
+"""`im2win.capture`: writes the convolutions that a PyTorch program runs to a file that `im2win tune` reads."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from im2win.spec.captured_layers import append_layers
 from im2win.spec.conv2d import Conv2d, ConvError
 
 _aten = torch.ops.aten
-_COMPOSITE = (_aten.conv2d.default, _aten.conv2d.padding)  # what inference mode shows in place of aten.convolution
+_COMPOSITE = (_aten.conv2d.default, _aten.conv2d.padding)  # what inference mode dispatches in place of aten.convolution
 
 
 class capture:
-    """Notes the 2-D convolutions that PyTorch computes inside the ``with``, and adds them to a file when it ends.
+    """A context that records the 2-D convolutions that PyTorch computes inside it, and adds them to a file when it ends.
 
-    ``with im2win.capture("layers.jsonl"): model(x)``. Each distinct problem (shape, element type, memory format, whether there is a bias;
-    in modules of `optimize` what is fused, too) gets a line with the number of its calls, `im2win.spec.captured_layers`. Calls run as
-    they would; backward passes are not noted, nor what code made by `torch.compile` computes: run it eagerly. Only the thread that
-    entered is watched.
+    ``with im2win.capture("layers.jsonl"): model(x)``. Each distinct problem (shape, element type, memory format, bias or not, and in
+    modules of `optimize` the fused epilogue) gets a line with the number of its calls; see `im2win.spec.captured_layers`. Calls run as
+    usual. Backward passes are not recorded, nor is code compiled by `torch.compile`: run it eagerly. Only the thread that entered the
+    context is recorded.
 
     Args:
-        path: the file; lines are added to what it holds, under a lock.
+        path: the file; lines are appended under a lock.
 
-    counts: calls of each (problem, "cpu" or "cuda"). skipped: of each convolution that is none of im2win's problems, with the reason.
+    Attributes:
+        counts: calls of each (problem, "cpu" or "cuda").
+        skipped: convolutions that im2win does not support, with the reason.
 
     Raises (at the end):
         LogError: the file cannot be written.
@@ -53,7 +55,7 @@ class capture:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """Sees every operator that reaches PyTorch's dispatcher, after autograd."""
+    """Receives every operator that reaches PyTorch's dispatcher, after autograd."""
 
     def __init__(self, owner: capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]

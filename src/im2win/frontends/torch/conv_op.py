@@ -1,10 +1,10 @@
-"""`torch.ops.im2win.conv2d`: a convolution and what follows it as an operator of PyTorch, which compilers, exporters and autograd see.
+"""`torch.ops.im2win.conv2d`: a convolution with its epilogue as a PyTorch operator, for compilers, exporters and autograd.
 
-``y = activation(norm(conv(x, weight) + bias) + residual)``, norm being a batch normalisation with fixed statistics, where there is one. The
-operator takes plain parameters and the name of an artefact (`im2win.builder.cache`). Where that was built for x's shape, type and layout it
-runs; its filters, normalisation folded in, are packed at the first call and whenever a parameter's version or address changes. For every
-other x, and where no artefact of that name is found, PyTorch computes the same. Here is all that a call may need; calls like one before
-it go to the kernel without Python where `native` has its library.
+``y = activation(norm(conv(x, weight) + bias) + residual)``; norm is an optional batch normalisation with fixed statistics. The operator
+takes plain parameters and the name of an artefact (`im2win.builder.cache`). The artefact runs if it was built for x's shape, type and
+layout. Its filters, with the normalisation folded in, are packed at the first call and whenever a parameter's version or address changes.
+For every other x, and where no artefact of that name exists, PyTorch computes the same function. This module holds everything that a call
+may need. Repeated calls bypass Python where `native` has loaded its library.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SITE_SCHEMA = "site(Tensor x, Tensor? residual, str place) -> Tensor"
 SITES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """What is at a `Place` of this process, see `site.Site`: where no gradient is needed, compiled programs name it in place of parameters."""
 
-_CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # what a call's tensors, as they are laid out, resolve to
+_CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # the bound operator by a call's tensors and their layout
 
 
 def _kernel(
@@ -79,7 +79,7 @@ def _resolved(
     kernel: str, x: Tensor, parameters: Parameters, residual: bool, eps: float, stride: list[int], padding: list[int], dilation: list[int],
     groups: int, activation: str,
 ) -> Bound | None:  # fmt: skip
-    """The operator for a call that has not been here before; None where PyTorch computes it."""
+    """The operator for a call that is not in the cache; None if PyTorch computes it."""
     if not kernel:
         return None
     try:
@@ -104,7 +104,7 @@ def _fake(
 
 
 def _empty(x: Tensor, residual: Maybe, kernel: Any, order: torch.memory_format, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """A tensor like the output with filters of the shape `kernel`."""
+    """An uninitialised tensor like the output, for filters of the shape `kernel`."""
 
     def size(i: int) -> Any:
         return (x.shape[2 + i] + padding[i] + padding[2 + i] - dilation[i] * (kernel[2 + i] - 1) - 1) // stride[i] + 1
@@ -116,9 +116,10 @@ def _empty(x: Tensor, residual: Maybe, kernel: Any, order: torch.memory_format, 
 
 @dataclass(frozen=True)
 class Place:
-    """What compiled programs name a site by: its number in this process, and all that tells the shape, type and layout of its output.
+    """Identifies a conv call site in compiled programs.
 
-    Compilers keep programs from one process to the next, and know them by their text.
+    It holds the site's number in this process, and what determines shape, type and layout of its output. Compilers cache programs across
+    processes, with their text as the key.
     """
 
     number: int
@@ -130,7 +131,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """The place as an argument of an operator."""
+        """The call site as a string argument of an operator."""
         return json.dumps(astuple(self))
 
     @classmethod
@@ -140,7 +141,7 @@ class Place:
         return cls(*json.loads(text))
 
     def order(self, x: Tensor) -> torch.memory_format:
-        """Of the output."""
+        """Memory format of the output."""
         return torch.channels_last if self.channels_last or is_channels_last(x) else torch.contiguous_format
 
 
@@ -163,7 +164,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, *inputs: Any) -> Tensor:
-        """The output, computed by whatever stands below autograd."""
+        """The output, computed by the dispatch keys below autograd."""
         y = _redispatched(keyset, inputs)
         x, weight, bias, residual, scale, shift, mean, variance = inputs[:8]
         ctx.eps, ctx.stride, ctx.padding, ctx.dilation, ctx.groups, ctx.activation = inputs[9:15]
@@ -172,17 +173,17 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the keys none, and the inputs'."""
+        """Gradients: none for the keys, then those of the inputs."""
         return None, *_gradients(ctx, *grads)
 
 
 def _needs_sum(activation: str) -> bool:
-    """Whether the gradient needs what the activation was applied to: its output does not tell its derivative."""
+    """Whether the gradient needs the activation's input, because its derivative does not follow from its output."""
     return activation != "none" and activation_of(activation).derivative is None
 
 
 def _behind(activation: str, total: Tensor, grad: Tensor) -> Tensor:
-    """The gradient by `total` from that by its activation, by PyTorch's own formula."""
+    """The gradient with respect to the activation's input, by PyTorch's own formula."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         total = total if again and total.requires_grad else total.detach().requires_grad_()
@@ -191,7 +192,7 @@ def _behind(activation: str, total: Tensor, grad: Tensor) -> Tensor:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """PyTorch's gradients: its `convolution_backward`, and the formulas of the epilogue round it."""
+    """The gradients by PyTorch's `convolution_backward` and the formulas of the epilogue."""
     x, weight, bias, residual, scale, shift, mean, variance, y = ctx.saved_tensors
     wants = ctx.needs_input_grad[1:]
     padded, sides = symmetric(x, ctx.padding)
@@ -243,8 +244,11 @@ _any_requires_grad = getattr(torch._C, "_any_requires_grad", _needs_grad)
 
 
 def _autograd(keyset: Any, *inputs: Any) -> Tensor:
-    """What `torch.library.register_autograd` would register, but that a call without gradients goes on to its kernel without the dispatcher
-    where nothing stands between: no tracer, dispatch mode, subclass or function transform."""
+    """The autograd kernel, like that of `torch.library.register_autograd`.
+
+    A call without gradients goes directly to its kernel, without the dispatcher, if no tracer, dispatch mode, subclass or function
+    transform is active.
+    """
     if torch.is_grad_enabled() and _any_requires_grad(*inputs):
         y: Tensor = _Differentiable.apply(keyset, *inputs)  # type: ignore[no-untyped-call,unused-ignore]
         return y
@@ -253,15 +257,15 @@ def _autograd(keyset: Any, *inputs: Any) -> Tensor:
 
 def _tags() -> Iterator[Any]:
     yield torch.Tag.pt2_compliant_tag
-    # the fake kernel tells the output's strides from x's, so compilers must not change these
+    # the fake kernel derives the output's strides from x's, so compilers must not change x's
     yield getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 
 
-# Defined with the library rather than `torch.library.custom_op`, whose wrapper adds checks to every call.
+# Defined through the library, since the wrapper of `torch.library.custom_op` adds checks to every call.
 _make: Any = torch.library.Library
 _LIBRARY = _make("im2win", "DEF")
 _LIBRARY.define(SCHEMA, tags=tuple(_tags()))
-_LIBRARY.define(SCHEMA.replace("conv2d", "conv2d_in_python", 1))  # where `native` takes the first one's kernels, it calls these
+_LIBRARY.define(SCHEMA.replace("conv2d", "conv2d_in_python", 1))  # `native` replaces the kernels of `conv2d` and calls these
 for _name in ("conv2d", "conv2d_in_python"):
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _kernel, _key)
@@ -272,7 +276,7 @@ _LIBRARY.define(SITE_SCHEMA.replace("site", "site_in_python", 1))
 for _name in ("site", "site_in_python"):
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _at_site, _key)
-    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # compilers name places where no gradient is needed only
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")  # compilers use call sites only where no gradient is needed
 torch.library.register_fake("im2win::site", _fake_site, lib=_LIBRARY)
 
 conv2d = torch.ops.im2win.conv2d.default

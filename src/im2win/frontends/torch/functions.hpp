@@ -1,4 +1,4 @@
-// TVM's functions, called through its C interface, on PyTorch's current stream.
+// Calls TVM's functions through its C interface, on PyTorch's current stream.
 #pragma once
 
 #include <tvm/ffi/extra/c_env_api.h>
@@ -43,9 +43,9 @@ inline void run_function(const Object& function, Arguments& arguments) {
   if (TVMFFIFunctionCall(function.get(), arguments.data(), static_cast<int32_t>(arguments.size()), &result)) raise_error();
 }
 
-inline const DLPackExchangeAPI* exchange = nullptr;  // PyTorch's, which knows its current streams
+inline const DLPackExchangeAPI* exchange = nullptr;  // of PyTorch, which gives its current streams
 
-// While it lives, what this thread launches through TVM goes to PyTorch's current stream of the device.
+// While it exists, TVM launches this thread's kernels on PyTorch's current stream of the device.
 class CurrentStream {
  public:
   explicit CurrentStream(DLDevice device) : device_(device) {

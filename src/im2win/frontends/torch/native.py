@@ -1,4 +1,4 @@
-"""Calls that go to their kernels without Python, through `operator.cpp`, which is compiled once against PyTorch's headers."""
+"""Runs calls without Python, through `operator.cpp`, which is compiled once against PyTorch's headers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _introduced: set[str] = set()
 
 
 def load(*, make: bool = True) -> bool:
-    """Lets calls go through the library from now on; whether they do.
+    """Lets calls from now on go through the library. Returns whether they do.
+
+    Calls keep passing through Python where there is no C++ compiler, Python's headers are missing, or the system is not Linux.
 
     Args:
-        make: compile it if it is not in the cache, which takes a quarter of a minute.
-
-    They keep passing through Python where there is no C++ compiler, or none of Python's headers, or the system is not Linux.
+        make: compile the library if the cache lacks it, which takes about 15 seconds.
     """
     global _module, _failed, site
     with _lock:
@@ -62,16 +62,16 @@ def unload() -> None:
 
 
 def in_python(place: Any, given: tuple[Any, ...], x: Any, residual: Any) -> Any:
-    """A site's call without the library."""
+    """A call of a call site without the library."""
     return place.general(x, residual)
 
 
 def introduce(site: Any, given: tuple[Any, ...], channels_last: bool) -> None:
-    """Lets calls of compiled programs, which name a site by its place, go through the library, too.
+    """Lets calls of compiled programs, which name a call site by its number, go through the library too.
 
     Args:
-        given: what the library reads of it.
-        channels_last: whether its filters are.
+        given: the parameters that the library checks.
+        channels_last: whether the filters are channels-last.
     """
     if _module is not None and site.place not in _introduced:
         _introduced.add(site.place)
@@ -89,13 +89,13 @@ site = in_python
 
 
 def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[int, ...]) -> Any:
-    """What the library runs for calls that are remembered: a kernel with the packed parameters of one place in a network.
+    """The library's entry for remembered calls: a kernel with the packed parameters of one conv call site.
 
     Args:
-        launch: the kernel and what is packed.
-        conv: its problem.
-        held: the parameters, none of them seen by anybody else.
-        versions: theirs, -1 for what has none.
+        launch: the kernel and its packed parameters.
+        conv: the problem.
+        held: the parameters, as tensors that no other code sees.
+        versions: of the parameters, -1 for a tensor without versions.
     """
     packed = [one if isinstance(one, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(one) for one in launch.packed]
     return _module.Place(
@@ -113,7 +113,7 @@ def place(launch: Launch, conv: Any, held: list[torch.Tensor], versions: tuple[i
 
 
 def alignment(tensor: torch.Tensor) -> int:
-    """Bytes at whose multiples inputs of kernels begin, on the device of a tensor."""
+    """Alignment in bytes that kernels on the tensor's device require of their inputs."""
     return ALIGNMENT if tensor.is_cuda else 1
 
 

@@ -1,5 +1,5 @@
-// Calls of torch.ops.im2win.conv2d and of optimised modules without Python: what a call was bound to is looked up, and its kernel launched.
-// Every other call goes to Python, which decides who computes it, and may have calls like it remembered.
+// Runs calls of torch.ops.im2win.conv2d and of optimised modules without Python: it looks up a call's kernel and launches it.
+// Every other call goes to Python, which selects the kernel or PyTorch, and may let equal calls be remembered.
 
 #include "places.hpp"
 
@@ -75,7 +75,7 @@ void compute(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
   }
 }
 
-// Calls without gradients go straight on where nothing stands between: no tracer, dispatch mode, subclass or function transform.
+// Calls without gradients go directly to the kernel if no tracer, dispatch mode, subclass or function transform is active.
 void autograd(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const DispatchKeySet below = keys & c10::after_autograd_keyset;
   if (call_of(stack->data() + stack->size() - arguments_in_all).needs_grad()) {
@@ -99,10 +99,10 @@ struct Silence : c10::WarningHandler {
 
 void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack);
 
-// Puts the operators' kernels before those of Python.
+// Registers the operators' kernels in place of those of Python.
 void enter() {
   if (!registrations().empty()) return;
-  Silence silence;  // PyTorch warns of kernels that take another's place
+  Silence silence;  // PyTorch warns about kernels that replace others
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);
   auto add = [](DispatchKey key, c10::KernelFunction kernel, const char* op = "im2win::conv2d") {
     const c10::OperatorName name(op, "");
@@ -118,7 +118,7 @@ void enter() {
 
 void leave() { registrations().clear(); }
 
-// --- sites
+// --- conv call sites
 
 bool is_training(PyObject* module) {
   static PyObject* const name = PyUnicode_InternFromString("training");
@@ -129,8 +129,8 @@ bool is_training(PyObject* module) {
   return value != Py_False;
 }
 
-// Adds a site's parameters to `call`. Whether it may go past the dispatcher: PyTorch's own tensors, no training, and nothing that must see
-// it: no gradients, tracer, dispatch mode, function transform or autocast.
+// Adds a site's parameters to `call`. Returns whether the call may bypass the dispatcher: plain PyTorch tensors, no training, and no
+// gradients, tracer, dispatch mode, function transform or autocast.
 bool read_parameters(Call& call, PyObject* given) {
   constexpr DispatchKeySet usual({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
                                   DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
@@ -159,8 +159,8 @@ Key key_of(const Call& call, PyObject* given) {
   return key;
 }
 
-// site(place, given, x, residual or None). `given` is the place's number, its normalisation's module or None, and of each parameter the
-// dictionary that holds it and its name there, the filters first.
+// site(place, given, x, residual or None). `given` holds the site's number, the module of its normalisation or None, and for each
+// parameter the dictionary that contains it and its name there, the filters first.
 PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   static PyObject* const general = PyUnicode_InternFromString("general");
@@ -188,7 +188,7 @@ PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 
 struct Named {
   pybind11::object given;      // as above
-  bool channels_last = false;  // whether the filters were when the place was named
+  bool channels_last = false;  // whether the filters were channels-last when the site was named
 };
 
 std::unordered_map<std::string, Named>& all_named() {  // read and written while Python waits
@@ -207,10 +207,10 @@ void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
   {
     const pybind11::gil_scoped_acquire python_waits;
     const auto found = all_named().find(arguments[2].toStringRef());
-    const Named named = found == all_named().end() ? Named() : found->second;  // a copy: what reads parameters may run Python
+    const Named named = found == all_named().end() ? Named() : found->second;  // a copy, since reading parameters may run Python
     if (named.given && read_parameters(call, named.given.ptr())) {
       place = table().find(key_of(call, named.given.ptr()), call);
-      // compiled programs were told the output's layout; one that was bound since the module's layout changed may have another
+      // compiled programs assume the output's layout; an operator bound after the module's layout changed may have another
       if (place && place->channels_last() != (named.channels_last || is_channels_last(*call.x))) place = nullptr;
     }
   }

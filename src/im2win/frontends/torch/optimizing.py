@@ -1,4 +1,4 @@
-"""`im2win.torch.optimize`: a module that computes what the given one does, with its convolutions on im2win's operators."""
+"""`im2win.torch.optimize`: returns a module that computes the same as the given one, with im2win's operators for its convolutions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
 
 HOLDER = "_im2win"
-Graph = Callable[[Mapping[str, Call]], Callable[..., Any]]  # a module's graph with these calls for its sites
+Graph = Callable[[Mapping[str, Call]], Callable[..., Any]]  # builds a module's graph with these calls at its conv call sites
 
 
 class Holder:
-    """What an optimised module holds beside its own: its sites, also as attributes, functions that run them, the report.
+    """The state that an optimised module adds: its conv call sites, also as attributes, the functions that run them, and the report.
 
-    given: how many arguments the example had.
-    forward: runs the sites; None where modules do.
-    by_place: names the sites by their places, so that compiled programs have nothing to check at a call.
+    Attributes:
+        given: number of arguments of the example.
+        forward: runs the call sites; None where submodules run them.
+        by_place: as `forward`, but names the call sites by number, so that compiled programs have nothing to check at a call.
     """
 
     def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, Site] | None = None) -> None:
@@ -44,13 +45,13 @@ class Holder:
         self._name_places()
 
     def _name_places(self) -> None:
-        """For the sites as they are; a copy's have places of their own."""
+        """Builds `by_place` for the current call sites; those of a copy have their own numbers."""
         calls: dict[str, Call] = {name: ("call_function", conv_op.at_site, (site.place,)) for name, site in self.sites.items()}
         self.by_place = None if self._graph is None else self._graph(calls)
 
 
 class Optimized(nn.Module):
-    """Mixed into the class of an optimised module that was traced.
+    """Mixin of the class of an optimised module that was traced.
 
     In training mode, and for calls with more or fewer arguments than the example had, the module's own `forward` runs.
     """
@@ -59,11 +60,11 @@ class Optimized(nn.Module):
 
     @property
     def im2win_report(self) -> Report:
-        """What became of each convolution."""
+        """What `optimize` did with each convolution."""
         return self._im2win.report
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's own."""
+        """As the module's own `forward`."""
         held = self._im2win
         run = held.by_place if by_place() else held.forward
         if self.training or run is None:
@@ -76,12 +77,12 @@ class Optimized(nn.Module):
 
 
 class OptimizedConv2d(nn.Conv2d):
-    """A convolution that was swapped for its own; it shares the parameters of the one it stands for."""
+    """Replaces one convolution of a module tree, and shares the parameters of the one that it replaces."""
 
     _im2win_site: Site
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As `Conv2d`."""
+        """As `Conv2d.forward`."""
         if self.training:
             return super().forward(input)
         return self._im2win_site(input)
@@ -98,42 +99,44 @@ def optimize(
     accuracy: Accuracy = "float32",
     threads: int | None = None,
 ) -> Any:
-    """A module of the same class that computes the same in eval mode, its convolutions on im2win's operators.
+    """A module of the same class that computes the same in eval mode, with im2win's operators for its convolutions.
 
-    Every `Conv2d` gets the operator that the look-up ladder names for the shape, type, memory format and device that the example brings to
-    it, with the batch normalisation, addition and activation (`im2win.spec.activations`) behind it in the same kernel where the graph that
-    torch.fx traces shows that nobody else sees what is between. Where torch.fx cannot trace the module, convolutions are swapped one by
-    one and nothing is fused. Each operator is checked on the example against PyTorch; one that is wrong is not used. `im2win_report`
-    of the result says what became of each layer.
+    Every `Conv2d` gets the operator that the look-up selects for the shape, type, memory format and device of its input on the example. The
+    batch normalisation, addition and activation (`im2win.spec.activations`) that follow it are fused into the same kernel, if the graph
+    that torch.fx traces shows that nothing else reads the values in between. Where torch.fx cannot trace the module, convolutions are
+    replaced one by one and nothing is fused. Each operator is checked on the example against PyTorch, and a wrong one is not used.
+    `im2win_report` of the result says what was done with each layer.
 
-    The result shares parameters, buffers and submodules with `module`, which stays as it is: `state_dict` has the same keys and tensors.
-    Filters are packed once, which takes as much memory again, and packed anew when their tensors change: in the call after
-    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts (for what it does not count there is
-    `repack`). It can be copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
+    The result shares parameters, buffers and submodules with `module`, which is not changed: `state_dict` has the same keys and tensors.
+    Filters are packed once, which doubles their memory, and packed again when their tensors change. A change is detected in the call after
+    `load_state_dict`, an optimizer's step, ``.to(...)`` or any assignment that PyTorch counts; for other changes there is `repack`. The
+    result can be copied (`copy.deepcopy`) but not pickled: save its `state_dict`, or export it with `torch.export`.
 
-    PyTorch computes instead: in training mode; for inputs of another shape, type or memory format than the example's (a note is logged
-    once); under autocast; in the transforms of `torch.func`. Gradients are always PyTorch's own, of its `convolution_backward`, whatever
-    computed the output. Hooks of modules that are fused do not run; modules that have hooks now are left alone.
+    PyTorch computes instead in these cases: in training mode; for inputs of another shape, type or memory format than the example's (a note
+    is logged once); under autocast; in the transforms of `torch.func`. Gradients are always computed by PyTorch's `convolution_backward`.
+    Hooks of fused modules do not run, and modules that have hooks already are not replaced.
 
-    Calls run on the current stream. They allocate with PyTorch's allocator only and wait for nothing, so a CUDA graph can capture them
-    after one call; a later change of filters reaches the graph with the next call outside it, or `repack`. `torch.compile` and
-    `torch.export` see `torch.ops.im2win.conv2d`; a process that loads an exported program imports `im2win.torch`, and finds the operators
-    in the cache (`IM2WIN_CACHE` names another folder than the platform's; without them PyTorch computes).
+    Calls run on the current stream. They allocate only with PyTorch's allocator and never synchronise, so a CUDA graph can capture them
+    after one call. A later change of filters reaches the graph with the next call outside it, or with `repack`. `torch.compile` and
+    `torch.export` see `torch.ops.im2win.conv2d`. A process that loads an exported program imports `im2win.torch` and finds the operators in
+    the cache (`IM2WIN_CACHE` names another folder than the platform's; without the operators PyTorch computes).
 
     Args:
         module: in eval mode.
         example_input: a tensor, or a tuple of the positional arguments of `module.forward`; on the module's device.
-        logs: a folder of tuning records looked up before those that ship with the package.
-        cache: folder that keeps built operators, so that the next process compiles nothing; the platform's cache folder if None.
-        untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
-        dynamic: what inputs of other shapes get: "fallback" is PyTorch's, "build" an operator built (or loaded) at the first such call.
-        accuracy: what rounding is allowed, as for `im2win.build`.
-        threads: that kernels on a CPU are made for, as for `im2win.build`.
+        logs: a folder of tuning records that is searched before the records that ship with the package.
+        cache: folder of built operators, from which the next process loads them; the platform's cache folder if None.
+        untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
+            leaves them to PyTorch.
+        dynamic: inputs of other shapes: "fallback" leaves them to PyTorch, "build" builds (or loads) an operator at the first such call.
+        accuracy: the rounding that kernels may use, as for `im2win.build`.
+        threads: CPUs to schedule CPU kernels for, as for `im2win.build`.
 
     Raises:
-        ValueError: `module` is in training mode, a ScriptModule or a result of this function; or an argument is no word it may be.
+        ValueError: `module` is in training mode, a ScriptModule or a result of this function; or an argument has an unknown value.
         TypeError: `module` is no module.
-        NoGpuError, ToolchainError: tensors on a GPU that no kernel can be built for, or nothing to build with.
+        NoGpuError: tensors on a GPU that kernels cannot be built for.
+        ToolchainError: a compiler or linker is missing.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"`module` (a {type(module).__name__}) must be a torch.nn.Module.")
@@ -154,16 +157,16 @@ def optimize(
 
 
 def repack(module: nn.Module) -> None:
-    """Packs the filters of all of a module's operators anew, now, for changes that a call does not see.
+    """Packs the filters of all of a module's operators again, for changes that a call does not detect.
 
-    These are values written through ``.data``, and any change where calls are replays of a CUDA graph, as with `torch.compile` in mode
-    "reduce-overhead": graphs read the memory that this packs into.
+    Such changes are values written through ``.data``, and any change where calls replay a CUDA graph, as with `torch.compile` in mode
+    "reduce-overhead": graphs read the memory that this overwrites.
 
     Args:
-        module: what `optimize` gave, or a module that holds such.
+        module: a result of `optimize`, or a module that contains one.
 
     Raises:
-        ValueError: there is no operator of im2win in it.
+        ValueError: the module has no operator of im2win.
     """
     held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
     sites = [site for one in held for site in one.sites.values()]
@@ -175,7 +178,10 @@ def repack(module: nn.Module) -> None:
 
 
 def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: int) -> None:
-    """Shows the example to sites that prepare themselves: where they are many, first for what they will need, which is built at once."""
+    """Runs the example through conv call sites in preparing mode.
+
+    If there are many, a first run notes their problems, which are then built in a batch.
+    """
     if sites >= LEAST:
         with planner.ahead():
             module(*tracing.copies(example))
@@ -198,7 +204,7 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
 
 
 def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, Site]) -> Any:
-    """A module like the traced one whose forward runs its graph with these sites."""
+    """A module like the traced one whose forward runs its graph with these conv call sites."""
 
     def graph(calls: Mapping[str, Call]) -> Callable[..., Any]:
         return tracing.compiled(traced.graph, patterns, calls)
@@ -207,15 +213,15 @@ def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, S
 
 
 def _like(module: nn.Module, held: Holder) -> Any:
-    """A module with everything that is `module`'s, of a class that is a subclass of its."""
+    """A module with all attributes of `module`, whose class is a subclass of its class."""
     kind = type(module)
 
-    @functools.wraps(kind.forward)  # and its signature, which exporters look at
+    @functools.wraps(kind.forward)  # and its signature, which exporters read
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return Optimized.forward(self, *args, **kwargs)
 
     own: Any = forward
-    own.__code__ = own.__code__.replace()  # torch.compile allows eight programs for each
+    own.__code__ = own.__code__.replace()  # torch.compile allows eight programs for each code object
     members = {"__module__": kind.__module__, "forward": forward}
     result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), members))
     result.__dict__.update(vars(module))
@@ -246,7 +252,10 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
 
 
 def _swapped(module: nn.Module, sites: dict[int, Site], done: dict[int, nn.Module], held: Holder | None = None) -> nn.Module:
-    """A module tree with these convolutions swapped; what holds none of them is shared, what holds one is a copy that shares the rest."""
+    """A module tree with these convolutions replaced.
+
+    A submodule without any of them is shared; one with some is a copy that shares the rest.
+    """
     if id(module) in done:
         return done[id(module)]
     children = {name: None if child is None else _swapped(child, sites, done) for name, child in module._modules.items()}
@@ -285,7 +294,7 @@ def _rows(site: Site) -> Iterator[LayerReport]:
 
 
 def _others(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Convolutions that no graph's pattern began with: their names and why."""
+    """Convolutions with which no pattern of the graph begins: their names and the reasons."""
     held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
     before = {site.source.weight.owner for one in held for site in one.sites.values()}
     for name, one in module.named_modules():

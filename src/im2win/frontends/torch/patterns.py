@@ -1,7 +1,7 @@
-"""Which nodes of a traced graph one operator computes: convolution, normalisation, addition, activation.
+"""Finds the nodes of a traced graph that one operator can compute: convolution, normalisation, addition, activation.
 
-A node is taken into a convolution's operator only where nobody else reads what goes into it. The operator runs where the last of its nodes
-stood: nothing between may write into memory, for then the convolution, moved there, might read other values.
+A node is fused only if no other node reads its input. The operator runs at the position of its last node. No node in between may write into
+memory, since the convolution would then read other values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from im2win.frontends.torch.site import Slot, Source
 from im2win.frontends.torch.tracing import Traced
 
 _functional = nn.functional
-_aten = torch.ops.aten  # what graphs of `torch.export` call
+_aten = torch.ops.aten  # the operators in graphs of `torch.export`
 _CONVOLUTIONS: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding)
 _ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_", _aten.add.Tensor, _aten.add_.Tensor)
 _INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_", _aten.add_.Tensor)
@@ -37,9 +37,10 @@ _WRITERS: tuple[Any, ...] = (
 
 @dataclass
 class Pattern:
-    """The nodes that one operator computes: the convolution first, the node whose output is the operator's last.
+    """The nodes that one operator computes: the convolution first, then the others; the last node's output is the operator's output.
 
-    name: the convolution's module, or its weight.
+    Attributes:
+        name: of the convolution's module, or of its weight.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Pattern:
 
 
 def patterns_of(traced: Traced) -> list[Pattern]:
-    """Every convolution that an operator may compute, with as much of what follows as is safe, in the order of the graph."""
+    """Every convolution that an operator may compute, each with the longest safe epilogue, in the order of the graph."""
     found = []
     taken: set[fx.Node] = set()
     order = {node: i for i, node in enumerate(traced.graph.nodes)}
@@ -64,7 +65,7 @@ def patterns_of(traced: Traced) -> list[Pattern]:
 
 
 def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: dict[fx.Node, int]) -> Pattern:
-    """The longest pattern that begins with a convolution alone."""
+    """The longest pattern that begins with the convolution of `pattern`."""
     nodes = list(traced.graph.nodes)
     best = pattern
     for step in (_with_norm, _with_addition, _with_activation):
@@ -79,7 +80,7 @@ def _grown(traced: Traced, pattern: Pattern, taken: Collection[fx.Node], order: 
 
 
 def _with_activation_taken_apart(traced: Traced, pattern: Pattern, taken: Collection[fx.Node]) -> Pattern:
-    """With the nodes that compute an activation together; the pattern itself if there are none."""
+    """The pattern with several nodes that compute an activation; the pattern itself if there are none."""
     passed, _ = _reader(traced.module, pattern)
     last = [*pattern.nodes, *passed][-1]
     if last not in traced.facts:
@@ -123,7 +124,7 @@ def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
 
 
 def source_of(conv: nn.Module) -> Source | str:
-    """The convolution alone that a module computes; or why it is left to PyTorch, "" where it is no 2-D convolution."""
+    """The convolution that a module computes; or the reason why it is left to PyTorch, "" where it is no 2-D convolution."""
     if not isinstance(conv, nn.Conv2d):
         return ""
     if type(conv) is not nn.Conv2d:
@@ -178,7 +179,7 @@ def _norm_of_module(norm: nn.Module) -> dict[str, Any]:
 
 
 def _norm_of_function(root: nn.Module, node: fx.Node, x: fx.Node) -> dict[str, Any]:
-    """The same of a call, which has no module that could go on in training mode."""
+    """Fields of a `Source` for a call, which has no module that could enter training mode."""
     slotted = ("running_mean", "running_var", "weight", "bias")
     values: dict[str, Any] = {"input": None, **dict.fromkeys(slotted), "training": False, "momentum": 0.1, "eps": 1e-5}
     values |= dict(zip(_NORMS[node.target], node.args, strict=False)) | node.kwargs
@@ -196,7 +197,7 @@ def _with_addition(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern |
     if node.op not in ("call_function", "call_method") or node.target not in _ADDITIONS or len(node.args) != 2 or node.kwargs:
         return None
     first, second = node.args
-    if (node.target in _INTO_FIRST and first is not last) or first is second:  # the other operand's memory would be written
+    if (node.target in _INTO_FIRST and first is not last) or first is second:  # the addition would write into the other operand's memory
         return None
     other = second if first is last else first
     if not isinstance(other, fx.Node) or traced.facts.get(other) != traced.facts.get(last) or other not in traced.facts:
@@ -245,7 +246,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of exactly one of these kinds, and nothing listens to it."""
+    """Whether a module is exactly of one of these classes, without hooks."""
     return type(module) in kinds and not _hooked(module)
 
 
@@ -260,7 +261,7 @@ def pair_of(value: Any) -> tuple[int, int]:
 
 
 def sides_of(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Padding as PyTorch takes it: top, left, bottom, right; of "same" the odd element goes behind, as PyTorch has it."""
+    """Padding in PyTorch's notation as (top, left, bottom, right); for "same" the odd element goes behind, as in PyTorch."""
     if padding == "valid":
         return 0, 0, 0, 0
     if padding == "same":
@@ -286,7 +287,7 @@ def _writes_into_first(root: nn.Module, node: fx.Node) -> bool:
 
 
 def _writes(root: nn.Module, node: fx.Node) -> bool:
-    """Whether a node may write into memory that others read; what is not known to leave it alone may."""
+    """Whether a node may write into memory that others read. A node that is not known to be pure may."""
     if node.op == "call_module":
         module = _module(root, node)
         return bool(getattr(module, "inplace", False)) or not type(module).__module__.startswith("torch.nn") or _hooked(module)
@@ -298,7 +299,7 @@ def _writes(root: nn.Module, node: fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
     name = str(getattr(target, "__name__", ""))
-    told = "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args)  # True: perhaps `inplace`
+    told = "out" in node.kwargs or node.kwargs.get("inplace") or any(one is True for one in node.args)  # a positional True may be `inplace`
     if told or target in _WRITERS or name.endswith("_"):
         return True
     home = str(getattr(target, "__module__", None) or "torch")

@@ -1,4 +1,4 @@
-// What calls are bound to: kernels with packed parameters, and the table that finds them by a call's key.
+// Kernels bound to packed parameters, and the table that finds them by a call's key.
 #pragma once
 
 #include "calls.hpp"
@@ -15,7 +15,7 @@
 
 namespace im2win {
 
-// A compact tensor's sizes and strides, in the order of memory.
+// A contiguous tensor's sizes and strides, in memory order.
 struct Shape {
   explicit Shape(Numbers given) : sizes(std::move(given)), strides(sizes.size(), 1) {
     for (size_t i = sizes.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * sizes[i];
@@ -23,11 +23,11 @@ struct Shape {
   Numbers sizes, strides;
 };
 
-// A kernel with the packed parameters of one place in a network, as long as these are what they were.
+// A kernel with the packed parameters of one conv call site, valid while the parameters are unchanged.
 class Place : public std::enable_shared_from_this<Place> {
  public:
-  // product, transform, packed: handles of TVM's objects, 0 for no transform. made: elements of scratch. input, output: shapes in the order
-  // of memory. alignment: of inputs, in bytes. held: the parameters, so that addresses stay their own.
+  // product, transform, packed: handles of TVM's objects, 0 for no transform. made: elements of the workspace. input, output: shapes in
+  // memory order. alignment: of inputs, in bytes. held: keeps the parameters alive, so that their addresses stay unique.
   Place(int64_t product, int64_t transform, int64_t made, const Numbers& packed, Numbers input, Numbers output, bool channels_last,
         uintptr_t alignment, std::vector<Tensor> held, Numbers versions)
       : product_(object_of(product)), transform_(object_of(transform)), made_({made}), input_(std::move(input)), output_(std::move(output)),
@@ -40,7 +40,7 @@ class Place : public std::enable_shared_from_this<Place> {
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
-  // Whether these are the parameters that it was bound with, unchanged.
+  // Whether these are the bound parameters, unchanged.
   bool is_fresh(const Call& call) const {
     size_t i = 0;
     for (const Tensor* one : call.parameters) {
@@ -66,13 +66,13 @@ class Place : public std::enable_shared_from_this<Place> {
   bool channels_last() const { return channels_last_; }
 
  private:
-  // The same values as the kernel reads them: one after another, from where its widest copies may begin.
+  // The values as the kernel reads them: contiguous, and aligned for its vector copies.
   Tensor laid_out(const Tensor& tensor) const {
     const Tensor compact = tensor.contiguous(channels_last_ ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
     return reinterpret_cast<uintptr_t>(compact.const_data_ptr()) % alignment_ ? compact.clone() : compact;
   }
 
-  // From the order of memory to batch, channels, height, width.
+  // From memory order to batch, channels, height, width.
   Numbers logical(const Numbers& one) const {
     return channels_last_ ? Numbers{one[0], one[3], one[1], one[2]} : one;
   }
@@ -114,7 +114,7 @@ class Place : public std::enable_shared_from_this<Place> {
   Numbers sizes_, strides_;  // of the output, in the order of PyTorch's dimensions
 };
 
-// What calls are bound to. It keeps no place alive: a place ends with the `Bound` that made it.
+// The kernels by key. It does not keep them alive: a kernel ends with the `Bound` that created it.
 class Table {
  public:
   std::shared_ptr<const Place> find(const Key& key, const Call& call) const {
@@ -154,18 +154,18 @@ class Table {
     keys.clear();
   }
 
-  static constexpr size_t most_ = 1024;  // inputs of so many layouts are remembered for a place
+  static constexpr size_t most_ = 1024;  // layouts of inputs that are remembered for a call site
   mutable std::shared_mutex mutex_;
   std::unordered_map<Key, std::weak_ptr<const Place>> places_;
   std::unordered_map<const Place*, std::vector<Key>> keys_;
 };
 
 inline Table& table() {
-  static Table& one = *new Table;  // places may outlive what ends with the process
+  static Table& one = *new Table;  // never destroyed, since places may outlive static objects
   return one;
 }
 
-// The call that this thread waits for Python to compute; null if calls like it must not be remembered.
+// The call that this thread waits for Python to compute; null if equal calls must not be remembered.
 inline thread_local const Key* asked = nullptr;
 
 struct Asking {

@@ -1,4 +1,4 @@
-"""What PyTorch computes for a convolution and what follows it, which problem that is, and its parameters with the normalisation in them."""
+"""PyTorch's computation of a convolution with its epilogue, the problem that it is, and its parameters with the normalisation folded in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _function = functools.cache(torch_function)
 
 
 def symmetric(x: Tensor, padding: Sequence[int]) -> tuple[Tensor, tuple[int, int]]:
-    """x with what PyTorch's convolution cannot pad by itself, and what it can."""
+    """x padded with what PyTorch's convolution cannot pad itself, and the symmetric padding that remains."""
     top, left, bottom, right = padding
     if (top, left) == (bottom, right):
         return x, (top, left)
@@ -39,7 +39,7 @@ def reference(
     x: Tensor, parameters: Parameters, residual: Tensor | None, eps: float, stride: Any, padding: Any, dilation: Any, groups: int,
     activation: str,
 ) -> Tensor:  # fmt: skip
-    """The same by PyTorch's own operators, differentiable as they are."""
+    """The same function in PyTorch's own differentiable operators."""
     weight, bias, scale, shift, mean, variance, _ = parameters
     padded, sides = symmetric(x, padding)
     y = torch.conv2d(padded, weight, bias, stride, sides, dilation, groups)
@@ -49,23 +49,23 @@ def reference(
 
 
 def activate(name: str, y: Tensor) -> Tensor:
-    """An activation, by its word in the key of a problem."""
+    """Applies an activation, given by its word in the key of a problem."""
     y = _function(name)(y)
     return y
 
 
 def alike(residual: Tensor, shape: Any, x: Tensor) -> bool:
-    """Whether what is added has the output's shape, x's type and x's device."""
+    """Whether the residual has the output's shape, x's type and x's device."""
     return residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
 
 
 def memory_format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """Of the output: channels-last if x or the weight is, as for PyTorch's convolution."""
+    """The output's memory format: channels-last if x or the weight is, as for PyTorch's convolution."""
     return torch.channels_last if is_channels_last(x) or is_channels_last(weight) else torch.contiguous_format
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether the strides are those of channels-last memory, or of a part of it; decided by them even where a size is 1."""
+    """Whether the strides are those of channels-last memory, or of a part of it, even where a size is 1."""
     _, channels, height, width = tensor.shape
     batch_stride, channel_stride, row_stride, column_stride = tensor.stride()
     if channel_stride < 1 or column_stride < channel_stride * channels or channels == height == width == 1:
@@ -76,10 +76,10 @@ def is_channels_last(tensor: Tensor) -> bool:
 def problem(
     x: Tensor, parameters: Parameters, residual: bool, stride: Any, padding: Any, dilation: Any, groups: int, activation: str
 ) -> Conv2d:
-    """The problem that a call is.
+    """The problem of a call.
 
     Raises:
-        ConvError: none of im2win's; the message says why.
+        ConvError: im2win does not support it; the message says why.
     """
     weight, bias, mean = parameters[0], parameters[1], parameters[4]
     if x.dim() != 4:
@@ -101,7 +101,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def folded(parameters: Parameters, eps: float) -> tuple[Tensor, Tensor | None]:
-    """Filters and bias with the normalisation in them, computed in float64, of the weight's type."""
+    """Filters and bias with the normalisation folded in, computed in float64, of the weight's type."""
     weight, bias, scale, shift, mean, variance = (None if one is None else one.detach() for one in parameters[:6])
     assert weight is not None
     if mean is None or variance is None:

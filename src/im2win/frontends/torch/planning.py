@@ -1,4 +1,4 @@
-"""What a layer of a PyTorch module gets: the operator that the look-up ladder names, from the cache or built, or PyTorch's own."""
+"""Selects the operator of each layer of a PyTorch module by the look-up, and loads or builds it; or leaves the layer to PyTorch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ Dynamic = Literal["fallback", "build"]
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a problem.
+    """The decision for a problem.
 
-    name, op: the artefact and its operator; "" and None where PyTorch's convolution stays.
-    reason: the rung of the look-up ladder, or why PyTorch's stays.
-    target: kind of device that the operator runs on.
+    Attributes:
+        name, op: the artefact and its operator; "" and None where PyTorch's convolution stays.
+        reason: the tier of the look-up, or why PyTorch's convolution stays.
+        target: kind of device that the operator runs on.
     """
 
     name: str
@@ -46,16 +47,17 @@ class Decision:
 
 
 class Planner:
-    """Decides for problems, each once.
+    """Makes one decision for each problem.
 
     Args:
         logs, accuracy, threads: as for `im2win.build`.
         cache: folder of artefacts; None for `files.default_folder()`.
-        untuned: what layers get that no record of this device is about: "default", a neighbour's tile or the model's; "keep", PyTorch's.
-        dynamic: what calls with another shape get: "fallback", PyTorch's, or "build", an operator built at the first such call.
+        untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
+            leaves them to PyTorch.
+        dynamic: calls with another shape: "fallback" leaves them to PyTorch, "build" builds an operator at the first such call.
 
     Raises:
-        ValueError: an unknown word; the message names the argument and the words.
+        ValueError: an unknown value; the message names the argument and the valid values.
     """
 
     def __init__(
@@ -68,34 +70,38 @@ class Planner:
         self.artefacts = Artefacts(cache)
         self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
         self._decided: dict[tuple[Conv2d, str], Decision] = {}
-        self._wanted: dict[tuple[Conv2d, str], None] | None = None  # while problems are only noted
+        self._wanted: dict[tuple[Conv2d, str], None] | None = None  # collects problems inside `ahead`
         self._noted = False
 
     def __deepcopy__(self, memo: Any) -> Planner:
         return self
 
     def decide(self, conv: Conv2d, target: str) -> Decision:
-        """The decision for a problem on "cpu" or "cuda"; what may not be built stays with PyTorch, for the reason given.
+        """The decision for a problem on "cpu" or "cuda". A problem for which no operator can be built stays with PyTorch, with the reason.
 
         Raises:
-            ValueError: `threads` are not there.
-            NoGpuError: target "cuda" without a usable GPU. ToolchainError: no linker, or no CUDA compiler, and no artefact in the cache.
+            ValueError: there are fewer CPUs than `threads`.
+            NoGpuError: target "cuda" without a usable GPU.
+            ToolchainError: there is no linker, or no CUDA compiler, and no artefact in the cache.
         """
         key = conv, target
         if key not in self._decided:
-            self._device(target)  # which there is, whatever becomes of the problem
+            self._device(target)  # raises if there is no such device, whatever the decision
             try:
                 self._decided[key] = self._decide(conv, target)
-            except ValueError as error:  # no algorithm, or no legal tile
+            except ValueError as error:  # no algorithm or no legal tile
                 self._decided[key] = Decision("", None, str(error))
         return self._decided[key]
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
-        """Problems that are `noted` while it lasts have their operators in the cache afterwards, built by all CPUs: `decide` loads them.
+        """A context that builds the operators of all problems `noted` inside it when it ends, on all CPUs.
+
+        `decide` then loads them from the cache.
 
         Raises:
-            ValueError: `threads` are not there. NoGpuError: target "cuda" without a usable GPU.
+            ValueError: there are fewer CPUs than `threads`.
+            NoGpuError: target "cuda" without a usable GPU.
         """
         self._wanted = {}
         try:
@@ -106,7 +112,7 @@ class Planner:
         self.artefacts.built += build_ahead(self._chooser, missing)
 
     def noted(self, conv: Conv2d, target: str) -> bool:
-        """Whether a problem was noted, to be decided later."""
+        """Notes a problem inside `ahead`. Returns whether it was noted, to be decided later."""
         if self._wanted is None:
             return False
         self._wanted[conv, target] = None
@@ -134,7 +140,7 @@ class Planner:
         return Decision(name, op, choice.rung, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
-        """Logs, once for a module, that an input has a shape or layout that the example had not."""
+        """Logs, once for a module, that an input has another shape or layout than on the example."""
         if not self._noted:
             self._noted = True
             log.warning(

@@ -1,9 +1,9 @@
-/* Parallel loops of kernels on the OpenMP threads of the process, which PyTorch's own operators use: two pools whose threads wait for
-   work by spinning take each other's CPUs. The functions of OpenMP are handed over: the library that has them is PyTorch's affair. */
+/* Parallel loops of kernels on the OpenMP threads of the process, which PyTorch's own operators use: two pools whose
+   threads spin while they wait for work slow each other down. The caller passes OpenMP's functions, from the library that PyTorch loads. */
 #include <stdatomic.h>
 #include <stdint.h>
 
-struct group { /* what TVM's kernels are told of a loop */
+struct group { /* the argument of a loop's body in TVM's kernels */
   void *handle;
   int32_t tasks;
 };
@@ -38,7 +38,7 @@ static void share(void *given) {
   }
 }
 
-/* As TVM's own: runs a loop in so many tasks, as many as there are threads if 0; returns 0 or what a task returned that failed. */
+/* Replaces TVMBackendParallelLaunch: runs a loop in so many tasks, or in one for each thread if 0. Returns 0, or a failed task's result. */
 int im2win_launch(loop body, void *data, int tasks) {
   struct job job = {body, data, tasks > 0 ? tasks : openmp.most(), 0};
   if (job.tasks == 1) {

@@ -1,4 +1,4 @@
-"""Kernels on a CPU run on the threads that PyTorch has: OpenMP's."""
+"""Runs CPU kernels on PyTorch's threads, those of OpenMP."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_ge
 
 @functools.cache
 def share() -> bool:
-    """Lets kernels that are loaded from now on use PyTorch's threads; whether they do.
+    """Lets kernels that are loaded from now on use PyTorch's threads. Returns whether they do.
 
-    They keep TVM's where PyTorch's are not those of GNU's OpenMP, or where there is no C compiler to make the step between them.
+    They keep TVM's threads if PyTorch does not use GNU's OpenMP, or if there is no C compiler for the adapter between them.
     """
     if not sys.platform.startswith("linux") or "OpenMP" not in torch.__config__.parallel_info():
         return False

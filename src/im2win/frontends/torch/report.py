@@ -1,4 +1,4 @@
-"""What `optimize` did with a module, layer by layer."""
+"""The report of `optimize`: what it did with a module, layer by layer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from im2win.spec.methods import shown
 class LayerReport:
     """One convolution of a module.
 
-    name: its module's path, or its weight's.
-    conv: the problem, what is fused with it included; None where it is none of im2win's.
-    algorithm: of its kernel; "" where PyTorch's convolution stays.
-    reason: "exact" (a record of this layer on this device), "other epilogue" (a record of the same convolution with other things after it),
-        "compatible device", "nearest layer" (their records), "default tile" (the model's), or why PyTorch's stays.
-    fused: what runs in its kernel beside it: norm, add, the activation.
-    error: largest difference from PyTorch on the example, over the largest sum of magnitudes; None where PyTorch's stays.
-    target: "cpu" or "cuda".
+    Attributes:
+        name: path of its module, or of its weight.
+        conv: the problem with its fused epilogue; None where im2win does not support it.
+        algorithm: of its kernel; "" where PyTorch's convolution stays.
+        reason: "exact" (a record of this layer on this device), "other epilogue" (a record of the same convolution with another epilogue),
+            "compatible device", "nearest layer" (their records), "default tile" (the analytic model's), or why PyTorch's convolution stays.
+        fused: what is fused into its kernel: norm, add, the activation.
+        error: largest difference from PyTorch on the example, over the largest sum of magnitudes; None where PyTorch's convolution stays.
+        target: "cpu" or "cuda".
     """
 
     name: str
@@ -37,10 +38,12 @@ class LayerReport:
 
 @dataclass
 class Report:
-    """What became of every convolution; `str` of it is a table.
+    """What was done with every convolution; `str` of it is a table.
 
-    mode: "graph" (traced, with fusion) or "modules" (convolutions swapped one by one, without fusion); note: why the latter.
-    built: operators that were compiled; the others came from the cache.
+    Attributes:
+        mode: "graph" (traced, with fusion) or "modules" (convolutions replaced one by one, without fusion).
+        note: the reason for the latter.
+        built: operators that were compiled; the others came from the cache.
     """
 
     mode: str
@@ -50,11 +53,11 @@ class Report:
 
     @property
     def swapped(self) -> int:
-        """How many convolutions run on im2win."""
+        """Number of convolutions that run on im2win."""
         return sum(bool(layer.algorithm) for layer in self.layers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Adds the problems, as they were fused, to a file that `im2win tune` reads.
+        """Adds the problems, with their fused epilogues, to a file that `im2win tune` reads.
 
         Raises:
             LogError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""One place in a network where a convolution runs, with what follows it there: the parameters it reads, and the operators it may call."""
+"""A conv call site: a place in a network where a convolution runs with its epilogue, its parameters, and the operators it may call."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from im2win.spec.conv2d import Conv2d, ConvError
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # asked first: of which device takes thrice as long
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # checked first: asking for one device takes thrice as long
 _tracer = torch._C._get_tracing_state
 _numbers = itertools.count()
-_MOST_ROUTES = 1024  # inputs of so many shapes and strides are remembered
+_MOST_ROUTES = 1024  # shapes and strides of inputs whose operator is remembered
 
 
 def by_place() -> bool:
-    """Whether calls are for a compiler now, and need no gradient: `conv_op.at_site` is for these."""
+    """Whether a compiler traces the call and no gradient is needed. Such calls use `conv_op.at_site`."""
     # is_exporting() is true of every compiler in PyTorch 2.11; where there is no flag either, each may be an exporter
     return torch.compiler.is_compiling() and not torch.is_grad_enabled() and not getattr(torch.compiler, "_is_exporting_flag", True)
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A parameter or buffer by its owner and name, so that it is read where it lives now."""
+    """A parameter or buffer, given by owner and name, so that each read returns the current tensor."""
 
     owner: torch.nn.Module
     name: str
 
     @property
     def table(self) -> dict[str, Any]:
-        """The owner's own dictionary that holds it."""
+        """The owner's dictionary that holds the tensor."""
         parameters: dict[str, Any] = self.owner._parameters
         buffers: dict[str, Any] = self.owner._buffers
         return parameters if self.name in parameters else buffers
@@ -52,9 +52,10 @@ class Slot:
 
 @dataclass(eq=False)
 class Source:
-    """What a place computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
+    """What a call site computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
 
-    norm: the module of the batch normalisation, if a module does it.
+    Attributes:
+        norm: the module of the batch normalisation, if it is a module.
     """
 
     weight: Slot
@@ -75,25 +76,26 @@ class Source:
 
     @property
     def slots(self) -> tuple[Slot | None, ...]:
-        """In the order of `plain.Parameters`."""
+        """The slots in the order of `plain.Parameters`."""
         return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """What runs in the convolution's kernel beside it, in order."""
+        """What is fused into the convolution's kernel, in order."""
         parts = ("norm", self.mean is not None), ("add", self.residual), (self.activation, self.activation != "none")
         return tuple(name for name, on in parts if on)
 
     def parameters(self) -> Parameters:
-        """The tensors as they are now."""
+        """The current tensors."""
         return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
 
 
 @dataclass
 class Prepared:
-    """What became of a problem that the example brought to a place.
+    """The decision for a problem that the example brought to a call site.
 
-    error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+    Attributes:
+        error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
     """
 
     decision: Decision
@@ -102,14 +104,15 @@ class Prepared:
 
 @dataclass(eq=False)
 class Site:
-    """Callable in the place of a convolution and what follows it: ``site(x)``, ``site(x, residual)``.
+    """A conv call site, which replaces a convolution and its epilogue: ``site(x)``, ``site(x, residual)``.
 
-    A plain call in eager mode that needs no gradient goes straight to the bound operator, from the second on without Python (`native`).
-    Exporters, tracers, dispatch modes and autograd get the operator `conv_op.conv2d`; compilers, where no gradient is needed,
-    `conv_op.at_site`, which names this place in one word: parameters would each be checked at every call. Under autocast, in function
-    transforms and forward differentiation, and while its normalisation is in training mode, PyTorch computes.
+    A plain call in eager mode that needs no gradient goes directly to the bound operator, and from the second call on without Python
+    (`native`). Exporters, tracers, dispatch modes and autograd see the operator `conv_op.conv2d`. Compilers, where no gradient is needed,
+    see `conv_op.at_site`, which names this call site in one word, since compiled code would check each parameter at every call. Under
+    autocast, in function transforms and forward differentiation, and while its normalisation is in training mode, PyTorch computes.
 
-    prepared: what became of each problem that it met while `preparing`; under None what is no problem of ours.
+    Attributes:
+        prepared: the decision for each problem that it met while `preparing`; the key None stands for inputs that im2win does not support.
     """
 
     name: str
@@ -130,16 +133,16 @@ class Site:
         self._enter()
 
     def _enter(self) -> None:
-        """Takes a number, by which compiled programs find it; a copy takes one of its own."""
+        """Takes a number by which compiled programs find it. A copy takes its own number."""
         number, s, weight = next(_numbers), self.source, self.source.weight()
         self._given = (number, s.norm, *itertools.chain.from_iterable(self._present))
         self.place = conv_op.Place(number, tuple(weight.shape), is_channels_last(weight), s.stride, s.padding, s.dilation).text
         conv_op.SITES[self.place] = self
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The output; residual exactly where the source adds one."""
+        """The output. `residual` is required where the source adds one, refused elsewhere."""
         if by_place():
-            traced: Tensor = conv_op.at_site(x, residual, self.place)  # whatever else is read here, compiled programs check at every call
+            traced: Tensor = conv_op.at_site(x, residual, self.place)  # compiled programs check all else that is read here at each call
             return traced
         if self.preparing:
             return self._prepare(x, residual)
@@ -157,7 +160,7 @@ class Site:
         return y
 
     def general(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The output, whoever computes it: for calls that are not known yet, or no plain ones."""
+        """The output of a call that is not remembered, or not plain."""
         norm = self.source.norm
         if norm is not None and norm.training:
             return self._training(x, residual)
@@ -166,7 +169,7 @@ class Site:
         if (_any_autocast() and torch.is_autocast_enabled(x.device.type)) or _transforms() or forward_ad._current_level >= 0:
             return self._plain(x, residual, self.source.parameters())
         given = [table[name] for table, name in self._present]
-        # what stands between this call and the kernels, and must see it: a dispatch mode, a tracer, autograd
+        # a dispatch mode, a tracer or autograd must see the call
         if _dispatch_modes() or _tracer() is not None or (torch.is_grad_enabled() and _needs_grad(x, residual, *given)):
             return self._operator(x, residual, self.source.parameters())
         return self.run(x, residual, given)
@@ -175,7 +178,7 @@ class Site:
         """The path of a plain call: the bound operator for this input, without PyTorch's dispatcher.
 
         Args:
-            given: the parameters as they are, without those that the source has not.
+            given: the current parameters, without those that the source lacks.
         """
         try:
             bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
@@ -190,7 +193,7 @@ class Site:
         return y
 
     def _refreshed(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The same after a change of parameters, which may be of another type or memory format now."""
+        """As `run`, after a change of parameters, which may have another type or memory format now."""
         parameters, bound = self.source.parameters(), self._new_route(x)
         if bound is None:
             return self._plain(x, residual, parameters)
@@ -204,7 +207,7 @@ class Site:
         return bound
 
     def repack(self) -> None:
-        """Packs the filters of every operator here anew, whatever PyTorch counts."""
+        """Packs the filters of all its operators again, whether a change was detected or not."""
         for bound in {id(one): one for one in self._routes.values() if one is not None}.values():
             bound.refresh(self.source.parameters(), force=True)
 
@@ -224,7 +227,7 @@ class Site:
         return reference(x, parameters, residual, s.eps, s.stride, s.padding, s.dilation, s.groups, s.activation)
 
     def _training(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Its normalisation takes the batch's statistics: PyTorch's modules, one after another."""
+        """The output in training mode, where the normalisation uses the batch's statistics: PyTorch's modules, one after another."""
         s = self.source
         assert s.norm is not None
         weight, bias, *_ = s.parameters()
@@ -237,7 +240,7 @@ class Site:
         return problem(x, parameters, s.residual, s.stride, s.padding, s.dilation, s.groups, s.activation)
 
     def _route(self, x: Tensor, parameters: Parameters) -> Bound | None:
-        """The operator for an input that has not been here before."""
+        """The operator for an input that is not remembered."""
         try:
             conv = self._problem(x, parameters)
         except ConvError as error:
@@ -260,7 +263,7 @@ class Site:
     # --- with the example
 
     def _prepare(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Decides for this input, checks the operator on it, and answers with PyTorch's result."""
+        """Decides for this input, checks the operator on it, and returns PyTorch's result."""
         parameters = self.source.parameters()
         y = self._plain(x, residual, parameters)
         try:
@@ -286,11 +289,11 @@ class Site:
 
     @property
     def ready(self) -> bool:
-        """Whether it has an operator for anything that it met."""
+        """Whether it has an operator for any input that it met."""
         return bool(self._kernels)
 
     def _compare(self, conv: Conv2d, x: Tensor, residual: Tensor | None, parameters: Parameters) -> tuple[float, float]:
-        """The error on this input against PyTorch in float64, and what is allowed, both relative to the largest sum of magnitudes."""
+        """The error on this input against PyTorch in float64, and the tolerance, both relative to the largest sum of magnitudes."""
         s = self.source
         got = self.run(x, residual, [one for one in parameters if one is not None])
         wide: Parameters = tuple(None if one is None else one.double() for one in parameters)  # type: ignore[assignment]
@@ -305,7 +308,7 @@ class Site:
             return 0.0, 0.0
         difference = torch.where(finite, (got.double() - want).abs(), 0.0)
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
-        sized = conv.with_(activation="none") if activation_of(conv.activation).squashes else conv  # the scale is that of sums
+        sized = conv.with_(activation="none") if activation_of(conv.activation).squashes else conv  # the scale is that of the sums
         return float(difference.max()) / scale, tolerance(sized, self.planner.accuracy)
 
 

@@ -1,4 +1,4 @@
-"""A module's graph as torch.fx traces it, proved on an example, and graphs as functions."""
+"""Traces a module with torch.fx, verifies the graph on an example, and turns graphs into functions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class TraceFailure(Exception):
-    """A module that torch.fx cannot trace so that the graph computes the same; the message says why."""
+    """A module that torch.fx cannot trace so that the graph computes the same. The message says why."""
 
 
 @dataclass
 class Traced:
-    """A module's graph, the facts of each node's output, and how the traced call looked.
+    """A module's graph, the facts of each node's output, and the arguments of the traced call.
 
-    facts: of nodes that give tensors: (shape, dtype, device).
-    given: arguments of the example.
+    Attributes:
+        facts: (shape, dtype, device) of nodes that compute tensors.
+        given: number of arguments of the example.
     """
 
     module: nn.Module
@@ -35,7 +36,7 @@ class Traced:
 
 
 class _Facts(fx.Interpreter):
-    """Runs a graph with PyTorch's own modules and notes what its nodes give."""
+    """Runs a graph with PyTorch's own modules and records facts of its nodes' outputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -49,17 +50,17 @@ class _Facts(fx.Interpreter):
 
 
 def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
-    """The graph of a module in eval mode, proved on an example: run node by node it gives what the module gives.
+    """The graph of a module in eval mode, verified on an example: run node by node it returns what the module returns.
 
     Raises:
-        TraceFailure: it cannot be traced, or the graph computes something else.
+        TraceFailure: the module cannot be traced, or the graph computes something else.
     """
     before = set(vars(module))
     try:
         graph = fx.Tracer().trace(module, _concrete(module, example))
     except TraceFailure:
         raise
-    except Exception as error:  # whatever the module's own code raises when it meets a proxy
+    except Exception as error:  # the module's own code may raise any class for a proxy
         first = (str(error).strip() or "no message").splitlines()[0]
         raise TraceFailure(f"torch.fx cannot trace it ({type(error).__name__}: {first})") from error
     finally:
@@ -74,7 +75,7 @@ def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
 
 
 def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
-    """What the trace takes as fixed: arguments of the example that are no tensors, and defaults of those not given."""
+    """The values that the trace fixes: arguments of the example that are no tensors, and defaults of those not given."""
     bound = inspect.signature(module.forward).bind(*example)
     given = set(bound.arguments)
     bound.apply_defaults()
@@ -98,7 +99,7 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
     try:
         runner.run(*copies(example))
         got, shape = tree_flatten(compiled(graph, {}, {})(module, *copies(example)))
-    except Exception as error:  # of the module's own code
+    except Exception as error:  # the module's own code may raise any class
         raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
     want, wanted_shape = tree_flatten(module(*copies(example)))
     if shape != wanted_shape or not all(map(_same, got, want)):
@@ -107,7 +108,7 @@ def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict
 
 
 def _drop_rank_checks(graph: fx.Graph, facts: dict[fx.Node, tuple[Any, ...]]) -> None:
-    """Removes assertions that a tensor has as many dimensions as it had on the example: they would count as its readers."""
+    """Removes assertions about the number of dimensions of tensors that hold on the example, since they would count as readers."""
 
     def rank_of(node: Any) -> int | None:
         read = isinstance(node, fx.Node) and node.target is getattr and node.args[1] == "ndim" and node.args[0] in facts
@@ -123,7 +124,7 @@ def _drop_rank_checks(graph: fx.Graph, facts: dict[fx.Node, tuple[Any, ...]]) ->
 
 
 def copies(example: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The example with tensors of its own: a module may write into what it is given."""
+    """The example with copied tensors, since a module may write into its inputs."""
     return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in example)
 
 
@@ -145,14 +146,14 @@ class Pattern(Protocol):
     added: fx.Node | None
 
 
-Call = tuple[str, Any, tuple[Any, ...]]  # kind and target of a node of torch.fx, and its last arguments
+Call = tuple[str, Any, tuple[Any, ...]]  # kind and target of a torch.fx node, and its last arguments
 
 
 def compiled(graph: fx.Graph, patterns: Mapping[str, Pattern], calls: Mapping[str, Call]) -> Callable[..., Any]:
-    """The graph as a function of the module and its arguments, with calls in the place of patterns.
+    """The graph as a function of the module and its arguments, with each pattern replaced by a call.
 
     Args:
-        calls: by the patterns' names. Their first arguments are what the pattern reads and what it adds, None where that is nothing.
+        calls: by the patterns' names. Their first arguments are the pattern's input and its residual, None without one.
     """
     new = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     mapped: dict[fx.Node, fx.Node] = {}

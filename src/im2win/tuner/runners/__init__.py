@@ -1,1 +1,1 @@
-"""The measuring processes of the tuner, one for each kind of device."""
+"""The tuner's measuring processes, one module for each kind of device."""

@@ -1,7 +1,7 @@
-"""The measuring worker: checks a library against the float64 reference, then times it; never the other way round.
+"""Worker process that measures on a CPU: it checks a kernel against the float64 reference before it times it.
 
-A kernel writes into a buffer full of NaN between two guard zones. It is wrong if an element is still NaN or too far from the reference,
-if a guard changed, or if an input did. It is checked once more after timing, for what goes wrong only sometimes.
+A kernel writes into a buffer full of NaN between two guard zones. It is wrong if an element is still NaN or exceeds the tolerance, or if a
+guard zone or an input changed. It is checked again after timing, to find intermittent errors.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from im2win.spec.symbols import SYMBOL
 
 GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
-COLD_S, WARM_S = 0.5, 0.1  # warm-up of a process's first kernel, and of every other
-SAMPLE_S = 1e-3  # a sample is the mean of as many calls as last this long
+COLD_S, WARM_S = 0.5, 0.1  # seconds of warm-up, of a process's first kernel and of every other one
+SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A library to run, how its filters are packed, its arithmetic, and the bytes of a tensor that it makes before the product."""
+    """A library to run: its path, its filter packing, its accuracy, and the bytes of the workspace of its transform."""
 
     path: Path
     pack: Any
@@ -41,10 +41,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RunJob:
-    """Check and time candidates of one problem, in interleaved rounds if there are several.
+    """Check and time candidates of one problem; several candidates are sampled in interleaved rounds.
 
-    samples, seconds: at least so many samples, for at least so long, each candidate.
-    give_up_s: stop after three samples of a candidate that are all slower than this (seconds).
+    Attributes:
+        samples, seconds: each candidate gets at least so many samples, over at least so many seconds.
+        give_up_s: a candidate is given up after three samples that are all slower than this, in seconds.
     """
 
     conv: Conv2d
@@ -57,7 +58,7 @@ class RunJob:
 
 @dataclass
 class Outcome:
-    """What became of a candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples."""
+    """Result of one candidate: "ok" with samples in seconds, or "wrong" with a reason and no samples."""
 
     outcome: str
     message: str = ""
@@ -66,7 +67,7 @@ class Outcome:
 
 
 class Bench:
-    """The tensors and the reference of one problem."""
+    """The tensors and the reference output of one problem."""
 
     def __init__(self, conv: Conv2d, seed: int) -> None:
         self.conv, self.seed = conv, seed
@@ -98,7 +99,7 @@ class Kernel:
 
 
 def check(bench: Bench) -> tuple[str, float | None]:
-    """What is wrong with the output now in the bench's buffer ("" if nothing), and its error."""
+    """Checks the output in the bench's buffer. Returns what is wrong ("" if nothing) and the error, None if it is not a number."""
     guards = (bench.guarded[:GUARD], bench.guarded[-GUARD:])
     if not all(np.all(guard == GUARD_VALUE) for guard in guards):
         for guard in guards:
@@ -124,6 +125,7 @@ def verify(bench: Bench, kernel: Kernel) -> tuple[str, float | None]:
 
 
 def _sample(kernel: Kernel, calls: int) -> float:
+    """Mean seconds of a call over `calls` calls."""
     start = time.perf_counter()
     for _ in range(calls):
         kernel()
@@ -131,7 +133,7 @@ def _sample(kernel: Kernel, calls: int) -> float:
 
 
 def _calls(kernel: Kernel, warm_s: float) -> int:
-    """Warms up by time; returns how many calls make a sample."""
+    """Warms a kernel up for `warm_s` seconds. Returns how many calls make a sample."""
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < warm_s or count < 2:
         kernel()
@@ -141,7 +143,7 @@ def _calls(kernel: Kernel, warm_s: float) -> int:
 
 
 class Measurer:
-    """Keeps the bench of the last problem, so that its reference is computed once."""
+    """Handles jobs. It keeps the bench of the last problem, so that each reference is computed once."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
@@ -167,6 +169,7 @@ class Measurer:
         return outcomes
 
     def _time(self, job: RunJob, contest: list[tuple[Kernel, Outcome]]) -> None:
+        """Samples the kernels in interleaved rounds."""
         calls = {}
         for kernel, _ in contest:
             calls[id(kernel)] = _calls(kernel, COLD_S if self._cold else WARM_S)
@@ -190,6 +193,6 @@ class Measurer:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     measurer: Any = Measurer()
     serve(measurer, job_fd, result_fd)

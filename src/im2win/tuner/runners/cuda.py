@@ -1,9 +1,9 @@
-"""The measuring worker for a GPU: checks a library against the float64 reference, then times it; never the other way round.
+"""Worker process that measures on a GPU: it checks a kernel against the float64 reference before it times it.
 
-A kernel writes into a buffer full of NaN (for int32: of a value no sum reaches) between two guard zones, as on the CPU. Outputs of int8
-take every value there is: such a kernel runs twice, on two values, of which an output that was not written matches one at most. Times are
-those of the GPU between two events, with the level-2 cache overwritten before every call: what a layer finds in a network. The reference is
-computed on the GPU in float64, by PyTorch's own products of unfolded windows, a few images at a time.
+A kernel writes into a buffer full of poison between two guard zones, as on the CPU. The poison is NaN for floats and a value that no sum
+reaches for int32. Outputs of int8 take every value of their type, so such a kernel runs twice on two poisons, of which an unwritten output
+matches one at most. Times are GPU times between two events. The level-2 cache is overwritten before every call, which is close to what a
+layer finds in a network. PyTorch computes the reference on the GPU in float64 as a product of unfolded windows, a few images at a time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 
 GUARD = 4096  # elements on either side of the output
-GUARD_VALUE = -52341  # float16 rounds it
-SPREAD = 32  # of random integers
+GUARD_VALUE = -52341  # float16 stores a rounded value
+SPREAD = 32  # standard deviation of random integers
 WARM_S = 0.02
 FLUSH_BYTES = 256 << 20  # more than any level-2 cache
-FLUSHES = 4  # long enough for a slow host to issue all that is timed meanwhile
-REFERENCE_BYTES = 4 << 30  # of unfolded windows at a time
+FLUSHES = 4  # they run long enough for a slow host to issue the timed call meanwhile
+REFERENCE_BYTES = 4 << 30  # bytes of unfolded windows at a time
 
 
 def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
-    """The convolution in float64 on the device, of `conv.output_shape`, and its largest magnitude before the activation.
+    """The convolution in float64 on the device, and the magnitude that errors are relative to.
 
-    Errors are relative to that: an activation may cut off what the sums were, but not how they were rounded. Behind one that squashes
-    they are relative to the largest output, as `tolerance` has it.
+    The magnitude is the largest one before the activation, since an activation may cut off large sums but not their rounding errors. For an
+    activation that squashes its input it is the largest output, as in `tolerance`.
+
+    Returns:
+        The output of `conv.output_shape`, and the magnitude.
     """
     import torch
 
@@ -69,7 +72,7 @@ def reference(conv: Conv2d, tensors: dict[str, Any]) -> tuple[Any, float]:
 
 
 def _converted(conv: Conv2d, y: Any) -> Any:
-    """float32 values as the output's type holds them, in float64."""
+    """float32 values rounded to the output's dtype, in float64."""
     import torch
 
     limits = ELEMENT_TYPES[conv.out_dtype].limits
@@ -77,9 +80,9 @@ def _converted(conv: Conv2d, y: Any) -> Any:
 
 
 def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
-    """Normally distributed tensors for every argument but the output; those of problems in int8 are integers of 32 times that spread.
+    """Normally distributed tensors for every argument but the output; for int8 problems, integers with a standard deviation of 32.
 
-    Scales are such that outputs have about this spread, too: some of them are more than int8 holds.
+    The values of `scale` make the spread of the outputs about the same, so that some outputs exceed the range of int8.
     """
     import torch
 
@@ -96,12 +99,12 @@ def device_tensors(conv: Conv2d, seed: int) -> dict[str, Any]:
 
 
 def poisons(conv: Conv2d) -> tuple[float, ...]:
-    """Values of outputs that were not written: one that no output has, or two, since no output has both."""
+    """Values that mark unwritten outputs: one that no output takes, or two, of which an output takes one at most."""
     return ELEMENT_TYPES[conv.out_dtype].poisons
 
 
 class Bench:
-    """The tensors and the reference of one problem, on the device."""
+    """The tensors and the reference output of one problem, on the device."""
 
     def __init__(self, conv: Conv2d, seed: int) -> None:
         import torch
@@ -140,7 +143,7 @@ class Kernel:
 
 
 def check(bench: Bench, allowed: float) -> tuple[str, float | None]:
-    """What is wrong with the output now in the bench's buffer ("" if nothing), and its error."""
+    """Checks the output in the bench's buffer. Returns what is wrong ("" if nothing) and the error, None if it is not a number."""
     import torch
 
     for part, zone in zip((bench.guarded[:GUARD], bench.guarded[-GUARD:]), bench.zones, strict=True):
@@ -175,7 +178,7 @@ def verify(bench: Bench, kernel: Callable[[], Any], allowed: float) -> tuple[str
 
 
 def sample(bench: Bench, kernel: Any) -> float:
-    """Seconds of one call behind an overwritten level-2 cache, all of it issued before the device comes to it."""
+    """Seconds of one call after the level-2 cache was overwritten. The host issues all work before the device reaches the call."""
     import torch
 
     events: Any = torch.cuda.Event
@@ -190,12 +193,13 @@ def sample(bench: Bench, kernel: Any) -> float:
 
 
 class Measurer:
-    """Keeps the bench of the last problem, so that its reference is computed once."""
+    """Handles jobs. It keeps the bench of the last problem, so that each reference is computed once."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
 
     def _prepared(self, conv: Conv2d, seed: int) -> Bench:
+        """The bench of a problem."""
         import torch
 
         if not torch.cuda.is_available():
@@ -227,6 +231,7 @@ class Measurer:
 
     @staticmethod
     def _time(job: RunJob, bench: Bench, contest: list[tuple[Kernel, Outcome]]) -> None:
+        """Samples the kernels in interleaved rounds."""
         for kernel, _ in contest:
             start, calls = time.perf_counter(), 0
             while time.perf_counter() - start < WARM_S or calls < 2:
@@ -242,6 +247,6 @@ class Measurer:
 
 
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry of the worker process."""
+    """Entry point of the worker process."""
     measurer: Any = Measurer()
     serve(measurer, job_fd, result_fd)

@@ -1,7 +1,7 @@
 // A convolution that Python exported with its filters: op.bind(w, bias).export("conv.so"), then im2win::Layer layer("conv.so").
 //
-// Needs tvm-ffi (headers and library of the package apache-tvm-ffi) and, linked or loaded before, libtvm_runtime of apache-tvm, which takes
-// half of the CPUs unless the environment's TVM_NUM_THREADS says how many.
+// Needs tvm-ffi (headers and library of the package apache-tvm-ffi) and, linked or loaded before, libtvm_runtime of apache-tvm, which uses
+// half of the CPUs unless the environment variable TVM_NUM_THREADS is set.
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
@@ -23,7 +23,7 @@ namespace im2win {
 
 using Shape = std::vector<int64_t>;
 
-// Memory of CPU tensors at multiples of 64 bytes, so that no vector load crosses a cache line.
+// Allocates CPU tensors at multiples of 64 bytes, so that no vector load crosses a cache line.
 struct Aligned {
   void AllocData(DLTensor* tensor) {
     const size_t bytes = (tvm::ffi::GetDataSize(*tensor) + 63) / 64 * 64;
@@ -43,8 +43,8 @@ class Layer {
  public:
   // Loads a library and the file of packed filters beside it, which has .weights appended.
   //
-  // Throws std::runtime_error where a file is missing, is none of im2win's, or where the filters were packed for another library;
-  // tvm::ffi::Error where the library cannot be loaded.
+  // Throws std::runtime_error if a file is missing or not of im2win, or if the filters were packed for another library;
+  // tvm::ffi::Error if the library cannot be loaded.
   explicit Layer(const std::string& library) {
     const std::string path = library + ".weights";
     const std::string content = read(path);
@@ -84,10 +84,10 @@ class Layer {
   const Shape& output_shape() const { return arguments_.back().shape; }
   bool adds_residual() const { return arguments_[arguments_.size() - 2].name == "residual"; }
 
-  // y = the convolution of x. Tensors are float32, dense, on the CPU; y must not overlap x. Throws tvm::ffi::Error where one does not fit.
+  // y = the convolution of x. Tensors are float32, dense, on the CPU; y must not overlap x. Throws tvm::ffi::Error for other tensors.
   void operator()(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView& y) const { call(x, nullptr, y); }
 
-  // The same with a residual of y's shape, exactly where the layer adds one.
+  // The same with a residual of y's shape, for layers that add one.
   void operator()(const tvm::ffi::TensorView& x, const tvm::ffi::TensorView& residual, const tvm::ffi::TensorView& y) const {
     call(x, &residual, y);
   }
