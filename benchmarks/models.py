@@ -4,7 +4,7 @@
 
 Without models all nine graphs that the package onnx carries (AlexNet, DenseNet-121, Inception v1 and v2, ResNet-50, ShuffleNet, SqueezeNet,
 VGG-19, ZFNet-512) take part, with random weights in place of their constant ones. Each is compiled for the batch, and timed as
-`benchmarks/README.md` says: a process for each contender, interleaved rounds, outputs checked against ONNX Runtime's.
+`benchmarks/README.md` says: a process for each subject, interleaved rounds, outputs checked against ONNX Runtime's.
 """
 
 from __future__ import annotations

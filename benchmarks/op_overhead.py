@@ -62,7 +62,7 @@ def rows_of(samples: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def contenders(channels_last: bool, device: str) -> dict[str, Callable[[], object]]:
+def subjects(channels_last: bool, device: str) -> dict[str, Callable[[], object]]:
     """The ways to call one small layer, with normalisation and activation fused where the way has that."""
     torch.manual_seed(0)
     order = torch.channels_last if channels_last else torch.contiguous_format
@@ -107,7 +107,7 @@ def main() -> None:
     result: dict[str, Any] = {"study": OVERHEAD, **facts, "layouts": {}}
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     for layout in ("NCHW", "NHWC"):
-        ways = contenders(layout == "NHWC", options.device)
+        ways = subjects(layout == "NHWC", options.device)
         with torch.inference_mode():
             samples = times(ways, options.rounds, wait)
         rows = rows_of(samples)

@@ -26,7 +26,7 @@ import torch
 import im2win.torch
 from im2win.bench.cpu import commit, spreads, versions
 from im2win.bench.harness import Worker, WorkerError, interleaved
-from im2win.bench.peers.contender import Tensors, Trial
+from im2win.bench.peers.subject import Tensors, Trial
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
 from im2win.numerics.reference import error
@@ -86,7 +86,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the model; a contender of `im2win.bench.harness`."""
+    """One way to run the model; a subject of `im2win.bench.harness`."""
 
     name: str
     setting: Setting
@@ -110,7 +110,7 @@ class Way:
         return module, x, report
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        """As a contender on a CPU; `conv` only says what the input is."""
+        """As a subject on a CPU; `conv` only says what the input is."""
         torch.set_num_threads(threads)
         module, x, report = self.ready()
         result: list[Any] = [None]

@@ -1,4 +1,4 @@
-"""The benchmark's parts: reference, peers, workers, rounds, ceilings, and a whole run on contenders whose answers are known."""
+"""The benchmark's parts: reference, peers, workers, rounds, ceilings, and a whole run on subjects whose answers are known."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from im2win.bench import ceilings
 from im2win.bench import cpu as bench
-from im2win.bench import harness as contest
+from im2win.bench import harness as harness
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_of_library
-from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
 from im2win.bench.peers.cpu import Array, OnnxRuntime, Torch, TvmDefault, peers
+from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Result
 from im2win.numerics.reference import error
 from im2win.spec.conv2d import Conv2d
@@ -92,7 +92,7 @@ def test_reference_epilogue_order() -> None:
 
 @pytest.mark.parametrize("key", REGIMES)
 @pytest.mark.parametrize("peer", [Torch(), Torch(channels_last=True), OnnxRuntime()], ids=lambda peer: peer.name)
-def test_peer_computes_the_layer(key: str, peer: Contender) -> None:
+def test_peer_computes_the_layer(key: str, peer: Subject) -> None:
     pytest.importorskip("torch" if isinstance(peer, Torch) else "onnxruntime")
     conv = Conv2d.parse(key)
     tensors = Tensors.random(conv, seed=3)
@@ -129,7 +129,7 @@ def test_tvm_peer_sums_float16_in_float32() -> None:
 
 
 @pytest.mark.parametrize("peer", [Torch(), OnnxRuntime()], ids=lambda peer: peer.name)
-def test_peer_refuses_other_types(peer: Contender) -> None:
+def test_peer_refuses_other_types(peer: Subject) -> None:
     conv = SMALL.with_(dtype="float16")
     with pytest.raises(PeerError, match="`dtype` \\(='float16'\\) must be float32"):
         peer.prepare(conv, Tensors.random(conv), 1)
@@ -196,7 +196,7 @@ class Shares(Worker):
 def test_a_process_whose_threads_share_a_core_is_started_anew(
     shares: tuple[float, ...], restarts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contest, "RESTARTS", 3)
+    monkeypatch.setattr(harness, "RESTARTS", 3)
     worker = Shares(*shares)
     assert worker.warm(0.5) == len(shares) - restarts and worker.log == ["warm", *["prepare", "warm"] * restarts]
 
@@ -223,7 +223,7 @@ def test_run_compares_checks_and_survives(tmp_path: Path) -> None:
     field = [Fake("ours", 0.001), Fake("good", 0.002), *bad]
     seen: list[int] = []
     result = bench.run(
-        [Layer("a", SMALL, 2)], against=(), batch=2, rounds=3, seconds_warmup=0.01, threads=1, contenders=field, suite="fakes",
+        [Layer("a", SMALL, 2)], against=(), batch=2, rounds=3, seconds_warmup=0.01, threads=1, subjects=field, suite="fakes",
         progress=lambda done, total, row: seen.append(done), keep=lambda result: seen.append(len(result.layers)),
     )  # fmt: skip
     (row,) = result.layers
@@ -240,7 +240,7 @@ def test_run_compares_checks_and_survives(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_layer_we_fail_on_is_an_error_not_a_number() -> None:
     field = [Fake("ours", mood="raises"), Fake("good", 0.001)]
-    result = bench.run([Layer("a", SMALL)], against=(), rounds=1, seconds_warmup=0.0, threads=1, contenders=field)
+    result = bench.run([Layer("a", SMALL)], against=(), rounds=1, seconds_warmup=0.0, threads=1, subjects=field)
     (row,) = result.layers
     assert row.failed == "ValueError: not this layer"
     assert row.ours_ms is row.ratio is row.gflops is row.roofline_fraction is None and row.peers["good"] > 0

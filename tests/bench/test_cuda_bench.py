@@ -13,12 +13,11 @@ import pytest
 from cuda_module import Module
 
 from im2win.bench import cuda as cuda_bench
-from im2win.bench import cuda_builds
-from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench import cuda_builds, cuda_harness
 from im2win.bench.cpu import OURS, UNTUNED, spreads
 from im2win.bench.cuda import TRANSFORM, _note, with_transform
-from im2win.bench.cuda_harness import Contender, interleaved
-from im2win.bench.peers.contender import PeerError
+from im2win.bench.cuda_harness import Subject, interleaved
+from im2win.bench.peers.subject import PeerError
 from im2win.bench.results import Row
 from im2win.cli.commands.bench import _reporter
 from im2win.device.gpu import H200
@@ -40,10 +39,10 @@ def call(seconds: float) -> Callable[[], float]:
 @pytest.mark.parametrize("transform", [None, call(0.25)])
 def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[float] = []
-    monkeypatch.setattr(cuda_contest, "sample", lambda bench, timed: order.append(timed()) or timed())
+    monkeypatch.setattr(cuda_harness, "sample", lambda bench, timed: order.append(timed()) or timed())
     ready = {
-        OURS: Contender(call(1.0), 64, 1e-7, "im2win/stored", True, transform),
-        "torch_nchw": Contender(call(2.0), 0, 1e-7),
+        OURS: Subject(call(1.0), 64, 1e-7, "im2win/stored", True, transform),
+        "torch_nchw": Subject(call(2.0), 0, 1e-7),
     }
     samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
     assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 4  # once before the rounds
@@ -70,11 +69,11 @@ def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_pa
     monkeypatch.setattr("im2win.bench.peers.tvm_searches.search_all", lambda convs, *rest, **more: failed)
     default = "im2win.bench.peers.tvm_default.compiled"
     monkeypatch.setattr(default, lambda *given: pytest.fail("searched") if CONV in given else lambda *tensors: None)
-    monkeypatch.setattr(cuda_contest, "verify", lambda bench, call, allowed: ("", 1e-7))
-    prepare = cuda_contest.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
+    monkeypatch.setattr(cuda_harness, "verify", lambda bench, call, allowed: ("", 1e-7))
+    prepare = cuda_harness.tvm_searched([CONV, found.conv], H200, 8, tmp_path, None)["tvm"]
     with pytest.raises(PeerError, match="no result within 9 s"):
         prepare(SimpleNamespace(conv=CONV))  # type: ignore[arg-type]
-    with pytest.raises(cuda_contest.WrongError, match="the plain convolution in NCHW"):
+    with pytest.raises(cuda_harness.WrongError, match="the plain convolution in NCHW"):
         prepare(SimpleNamespace(conv=CONV.with_(bias=True)))  # type: ignore[arg-type]
     found.inputs, found.output = {"data": None, "filter": None}, None
     assert prepare(found).error == 1e-7  # type: ignore[arg-type]

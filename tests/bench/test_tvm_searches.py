@@ -14,8 +14,8 @@ import pytest
 from paths import SUPPORT
 
 from im2win.bench.peers import tvm_default
-from im2win.bench.peers.contender import PeerError, Tensors
 from im2win.bench.peers.cpu import TvmDefault
+from im2win.bench.peers.subject import PeerError, Tensors
 from im2win.bench.peers.tvm_searches import search_all
 from im2win.common.worker_pool import Worker
 from im2win.device.cpu import Machine

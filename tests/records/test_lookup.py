@@ -1,4 +1,4 @@
-"""The look-up climbs its rungs in order, and says what it refused on the way."""
+"""The look-up climbs its tiers in order, and says what it refused on the way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_exact_takes_the_fastest_and_skips_thestale_with_reasons(log: Log) -> No
 
 def test_exact_needs_the_same_threads(log: Log) -> None:
     fill(log, ok(1e-3, threads=4))
-    assert look(log).rung == "exact"
+    assert look(log).tier == "exact"
     assert look(log, threads=2) == Found(None, "none", [(ok(1e-3, threads=4), "recorded with 4 threads, here there are 2")])
 
 
@@ -67,12 +67,12 @@ def test_the_first_log_with_a_record_that_applies_wins(tmp_path: Path) -> None:
 def test_a_compatible_device_comes_next_and_the_most_alike_first(log: Log) -> None:
     near = CONV.with_(bias=True)
     fill(log, ok(conv=near), ok(device="amd-zen5-2t"), ok(device="intel-xeon-icelake-2t"), ok(device="intel-xeon-skylake-2t", tvm="0.26.0"))
-    assert look(log, threads=2).rung == "compatible device"
+    assert look(log, threads=2).tier == "compatible device"
     assert look(log).record == ok(device="intel-xeon-icelake-2t")
     fill(log, ok(2e-3, device="intel-xeon-rocketlake-4t"))
     assert look(log).record == ok(2e-3, device="intel-xeon-rocketlake-4t")
     found = look(log, threads=3)
-    assert found.rung == "none" and len(found.skipped) == 5
+    assert found.tier == "none" and len(found.skipped) == 5
 
 
 def test_a_compatible_device_s_tile_must_be_legal_here(log: Log) -> None:
@@ -104,7 +104,7 @@ def test_the_nearest_layer_and_then_the_next(log: Log) -> None:
     for conv in reversed(NEARER_FIRST):
         fill(log, ok(conv=conv))
         assert look(log) == Found(ok(conv=conv), "nearest layer", [])
-    assert look(log, device="amd-zen5-2t", conv=CONV.with_(batch=3)).rung == "none"  # another device's other layer says nothing
+    assert look(log, device="amd-zen5-2t", conv=CONV.with_(batch=3)).tier == "none"  # another device's other layer says nothing
     assert look(log, conv=CONV.with_(stride=2, bias=True)).record == ok(conv=CONV.with_(stride=2))
     assert look(log, conv=CONV.with_(groups=32)).record == ok(conv=CONV.with_(groups=64))
 
@@ -120,7 +120,7 @@ def test_the_nearest_layer_s_tile_must_be_legal(log: Log) -> None:
 def test_a_slow_tile_is_not_borrowed(log: Log) -> None:
     near, far = CONV.with_(bias=True), CONV.with_(out_channels=32)
     fill(log, ok(1e-3, near, tile={"rows": 9}), ok(5e-3, near, tile={"rows": 1}), ok(0.2e-3, near, tile={"rows": 1}, tvm="0.26.0"))
-    assert look(log, illegal=(9,)).rung == "none"
+    assert look(log, illegal=(9,)).tier == "none"
     fill(log, ok(9e-3, far))
     assert look(log, illegal=(9,)).record == ok(9e-3, far)
     fill(log, ok(1.2e-3, near, tile={"rows": 2}))  # a quarter slower at most
@@ -139,9 +139,9 @@ def test_an_exact_hit_reads_no_other_file(log: Log) -> None:
     for path in (log.folder / DEVICE).iterdir():
         path.write_text("broken\n")
     fill(log, ok())
-    assert look(log).rung == "exact"
+    assert look(log).tier == "exact"
     assert log.problems == []
-    assert look(log, conv=CONV.with_(batch=2)).rung == "nearest layer"
+    assert look(log, conv=CONV.with_(batch=2)).tier == "nearest layer"
 
 
 def test_look_up_in_a_folder_of_2000_layers_is_quick(log: Log) -> None:
@@ -157,13 +157,13 @@ def test_look_up_in_a_folder_of_2000_layers_is_quick(log: Log) -> None:
         return min(times), found
 
     nearest, found = best_of_5(conv=wanted.with_(bias=True))
-    assert (found.rung, found.record) == ("nearest layer", ok(conv=wanted))
+    assert (found.tier, found.record) == ("nearest layer", ok(conv=wanted))
     assert nearest < 0.25  # a slow machine under load takes 0.07; reading every file would take seconds
     exact, found = best_of_5()
-    assert found.rung == "exact"
+    assert found.tier == "exact"
     assert exact < 0.025
     hopeless, found = best_of_5(conv=wanted.with_(bias=True), accepts=lambda record: "stale")
-    assert (found.rung, len(found.skipped)) == ("none", 2000)
+    assert (found.tier, len(found.skipped)) == ("none", 2000)
     assert hopeless < 0.25
 
 
@@ -176,4 +176,4 @@ def test_on_a_gpu_a_layer_is_near_with_the_same_channels_and_about_as_many_windo
     assert not backend.alike(small, small.with_(in_channels=256)) and not backend.alike(small, small.with_(out_channels=256))
     assert backend.alike(large, large.with_(height=960, width=960, batch=16))
     fill(log, ok(conv=CONV.with_(batch=2)))
-    assert look(log).rung == "nearest layer" and look(log, alike=lambda conv, other: False).rung == "none"
+    assert look(log).tier == "nearest layer" and look(log, alike=lambda conv, other: False).tier == "none"

@@ -315,6 +315,18 @@ def test_a_library_may_move_with_its_manifest(tmp_path: Path) -> None:
     assert_equal(CONV, im2win.load(moved)(x, w), expected)
 
 
+def test_libraries_of_an_older_schema_load(tmp_path: Path) -> None:
+    """Schema 3 named an algorithm and its schedule in one word."""
+    path = default(CONV).export(tmp_path / "layer.so")
+    values = json.loads(manifest_path(path).read_text())
+    del values["schedule"]
+    manifest_path(path).write_text(json.dumps({**values, "schema": 3, "algorithm": "direct"}))
+    x, w, expected = integers(CONV)
+    op = im2win.load(path)
+    assert op.method == "direct/tiled"
+    assert_equal(CONV, op(x, w), expected)
+
+
 def test_manifest_is_readable(tmp_path: Path) -> None:
     """A person finds what a library holds without loading it."""
     op = default(CONV)

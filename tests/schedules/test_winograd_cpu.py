@@ -294,7 +294,7 @@ def test_it_is_tuned_recorded_found_and_built(tmp_path: Path) -> None:
     found = choose(conv, host(), ["winograd/tiled"], tmp_path)
     assert found is not None and found.exact and found.tile == WinogradTile.from_dict(record.tile)
     near = choose(conv.with_(width=12), host(), ["winograd/tiled"], tmp_path)
-    assert near is None or near.rung == "nearest layer"
+    assert near is None or near.tier == "nearest layer"
     op = im2win.build(conv, logs=tmp_path, algorithm="winograd")
     assert op.tuned and op.tile == record.tile and op.extra_bytes == record.extra_bytes
     tensors = normal_tensors(conv)

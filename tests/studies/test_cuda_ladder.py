@@ -14,9 +14,8 @@ from emulated import MARK, Emulated, Made, combined, differences, expected, type
 from oracle import exact_tensors
 from paths import ROOT
 
-from im2win.bench import cuda_builds
-from im2win.bench import cuda_harness as cuda_contest
-from im2win.bench.cuda_harness import Contender
+from im2win.bench import cuda_builds, cuda_harness
+from im2win.bench.cuda_harness import Subject
 from im2win.bench.results import Result, Row, Spread
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import TileError, ToolchainError
@@ -197,10 +196,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         assert all(isinstance(one, cuda_builds.TileRecipe) == (name == "production") for (_, name), one in recipes.items())
         return {key: "nvcc: it does not compile" if key[1] == "blocks" else key[1] for key in recipes}
 
-    def contender(bench: Any, built: str) -> Contender:
+    def subject(bench: Any, built: str) -> Subject:
         if built.startswith("nvcc"):
             raise RuntimeError(built)
-        return Contender(lambda: built, 64, 1e-7, "im2win/stored", False)
+        return Subject(lambda: built, 64, 1e-7, "im2win/stored", False)
 
     def sample(bench: Any, call: Callable[[], str]) -> float:
         calls[call()] += 1
@@ -210,11 +209,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(cuda_ablation, "Bench", FakeBench)
     monkeypatch.setattr(cuda_ablation, "build_all", build_all)
     monkeypatch.setattr(cuda_ablation, "measure_ceilings", lambda: {"fma_gflops": 51000.0, "copy_gbs": 4200.0})
-    monkeypatch.setattr(cuda_ablation, "_contender", contender)
-    monkeypatch.setattr(cuda_ablation, "_transform", lambda bench, built: {"transform": Contender(lambda: "transform", 64, 0.0)})
+    monkeypatch.setattr(cuda_ablation, "_subject", subject)
+    monkeypatch.setattr(cuda_ablation, "_transform", lambda bench, built: {"transform": Subject(lambda: "transform", 64, 0.0)})
     monkeypatch.setattr(cuda_ablation, "verify", lambda bench, call, allowed: ("error 1 exceeds 0" if call() == "shared" else "", 0.0))
     monkeypatch.setattr(cuda_ablation.backend_for(H200).__class__, "check_tools", lambda self: None)
-    monkeypatch.setattr(cuda_contest, "sample", sample)
+    monkeypatch.setattr(cuda_harness, "sample", sample)
     return calls
 
 

@@ -15,9 +15,8 @@ from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
 from paths import ROOT
 
-from im2win.bench import cuda_builds
-from im2win.bench import cuda_harness as cuda_contest
-from im2win.bench.cuda_harness import Contender
+from im2win.bench import cuda_builds, cuda_harness
+from im2win.bench.cuda_harness import Subject
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import TileError, ToolchainError
 from im2win.device.gpu import H200
@@ -167,29 +166,29 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         }
         return {key: "; ".join(broken[key]) + "." if broken.get(key) else key[1] for key in recipes}
 
-    def contender(bench: Any, built: Any, allowed: float) -> Contender:
+    def subject(bench: Any, built: Any, allowed: float) -> Subject:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, block = built
         seconds = 1e-3 * ({"im2col": 9, "default": 1}.get(form) or block * (0.5 if form == "shared" else 1))
-        return Contender(lambda: seconds, 0, 1e-7, "implicit_gemm/tiled" if form == "default" else form)
+        return Subject(lambda: seconds, 0, 1e-7, "implicit_gemm/tiled" if form == "default" else form)
 
-    def no_nhwc() -> Contender:
-        raise cuda_contest.WrongError("PyTorch has no such convolution.")
+    def no_nhwc() -> Subject:
+        raise cuda_harness.WrongError("PyTorch has no such convolution.")
 
     @contextlib.contextmanager
-    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
-        yield [("cudnn_implicit_gemm", lambda: Contender(lambda: 3e-3, 0, 1e-7)), ("torch_nhwc", no_nhwc)]
+    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Subject]]]]:
+        yield [("cudnn_implicit_gemm", lambda: Subject(lambda: 3e-3, 0, 1e-7)), ("torch_nhwc", no_nhwc)]
 
     monkeypatch.setattr(cuda_sliding, "device_gpu", lambda: H200)
     monkeypatch.setattr(cuda_sliding.backend_for(H200).__class__, "check_tools", lambda self: None)
     monkeypatch.setattr(cuda_sliding, "set_up_peers", lambda accuracy: None)
     monkeypatch.setattr(cuda_sliding, "Bench", FakeBench)
     monkeypatch.setattr(cuda_sliding, "build_all", build_all)
-    monkeypatch.setattr(cuda_sliding, "kernel_contender", contender)
+    monkeypatch.setattr(cuda_sliding, "kernel_subject", subject)
     monkeypatch.setattr(cuda_sliding, "every_peer", peers)
     monkeypatch.setattr(cuda_sliding, "verify", lambda bench, call, allowed: ("", 0.0))
-    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
+    monkeypatch.setattr(cuda_harness, "sample", lambda bench, call: call())
 
 
 def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +256,8 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
         raise RuntimeError("CUDA out of memory")
         yield
 
-    monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
+    monkeypatch.setattr(gpu_study, "cudnn_subjects", none)
     with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
         names = [name for name, _ in peers]
-        _, failed = cuda_contest.prepared(peers[2:])
+        _, failed = cuda_harness.prepared(peers[2:])
     assert names == ["torch_nchw", "torch_nhwc", "cudnn_all"] and failed == {"cudnn_all": "CUDA out of memory"}

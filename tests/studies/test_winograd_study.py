@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-from im2win.bench import cuda_builds
-from im2win.bench import cuda_harness as cuda_contest
+from im2win.bench import cuda_builds, cuda_harness
 from im2win.bench.cuda_builds import TileRecipe
-from im2win.bench.cuda_harness import Contender
+from im2win.bench.cuda_harness import Subject
 from im2win.device.gpu import H200
 from im2win.reports import studies
 from im2win.reports import winograd_tc as fused_report
@@ -48,20 +47,20 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def build_all(builders: Any, made: dict[Any, Any], folder: Path) -> dict[Any, Any]:
         return {one: REFUSED if one[0] == "pkf-llc-32" else one for one in made}
 
-    def contender(bench: Any, built: Any, allowed: float) -> Contender:
+    def subject(bench: Any, built: Any, allowed: float) -> Subject:
         if isinstance(built, str):
             raise cuda_builds.BuildError(built)
         form, place = built
         assert (allowed > 1e-3) == (form not in (OTHERS, INTEGERS, REQUANTISED)), "only Winograd's form has its tolerance"
-        return Contender(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm/tiled" if form == OTHERS else "winograd/tensor_cores")
+        return Subject(lambda: 1e-3 * (MS[form] + place), 0, 1e-4, "implicit_gemm/tiled" if form == OTHERS else "winograd/tensor_cores")
 
-    def wrong() -> Contender:
-        raise cuda_contest.WrongError("wrong result: relative error 1 is above 0.05.")
+    def wrong() -> Subject:
+        raise cuda_harness.WrongError("wrong result: relative error 1 is above 0.05.")
 
     @contextlib.contextmanager
-    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+    def peers(bench: Any) -> Iterator[list[tuple[str, Callable[[], Subject]]]]:
         times = {"cudnn_winograd_nonfused": 8e-3, "cudnn_implicit_precomp_gemm": 2e-3}
-        named = [(name, lambda seconds=seconds: Contender(lambda: seconds, 0, 1e-3)) for name, seconds in times.items()]
+        named = [(name, lambda seconds=seconds: Subject(lambda: seconds, 0, 1e-3)) for name, seconds in times.items()]
         yield [("cudnn_winograd", wrong), *named]  # type: ignore[list-item]
 
     monkeypatch.setattr(cuda_fused_study, "device_gpu", lambda: H200)
@@ -69,10 +68,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_fused_study, "set_up_peers", lambda accuracy: None)
     monkeypatch.setattr(cuda_fused_study, "Bench", FakeBench)
     monkeypatch.setattr(cuda_builds.Builders, "build_all", build_all)
-    monkeypatch.setattr(cuda_fused_study, "kernel_contender", contender)
+    monkeypatch.setattr(cuda_fused_study, "kernel_subject", subject)
     monkeypatch.setattr(cuda_fused_study, "every_peer", peers)
     monkeypatch.setattr(cuda_fused_study, "verify", lambda bench, call, allowed: ("", 0.0))
-    monkeypatch.setattr(cuda_contest, "sample", lambda bench, call: call())
+    monkeypatch.setattr(cuda_harness, "sample", lambda bench, call: call())
 
 
 def _script() -> Any:
@@ -198,9 +197,9 @@ def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch:
         raise RuntimeError("CUDA out of memory")
         yield
 
-    monkeypatch.setattr(gpu_study, "cudnn_contenders", none)
+    monkeypatch.setattr(gpu_study, "cudnn_subjects", none)
     with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
-        _, failed = cuda_contest.prepared(peers[2:])
+        _, failed = cuda_harness.prepared(peers[2:])
     assert failed == {"cudnn_all": "CUDA out of memory"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from im2win.bench.harness import Worker
-from im2win.bench.peers.contender import Contender, Tensors, Trial
+from im2win.bench.peers.subject import Subject, Tensors, Trial
 from im2win.device.cpu import Machine
 from im2win.spec.conv2d import Conv2d
 
@@ -103,8 +103,8 @@ def fma_kernel(threads: int, lanes: int, mcpu: str) -> Any:
 def measure(threads: int, repeats: int = 15, seconds_warmup: float = 0.5) -> Ceilings:
     """Measures both ceilings. Each is the best of `repeats` measurements, since a ceiling is an upper bound."""
 
-    def best(contender: Contender) -> float:
-        with Worker(contender, threads) as worker:
+    def best(subject: Subject) -> float:
+        with Worker(subject, threads) as worker:
             worker.prepare(Conv2d(1, 1, 1, 1, 1, 1), seed=0)  # the layer is not used
             worker.warm(seconds_warmup)
             return min(worker.sample(settle=0.01, calls=1) for _ in range(repeats))

@@ -24,8 +24,8 @@ import im2win
 from im2win.bench import ceilings
 from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_bytes
-from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
 from im2win.bench.peers.cpu import Array, peers
+from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Result, Row, Spread
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import error as error_of
@@ -100,7 +100,7 @@ def run(
     suite: str = "custom",
     progress: Progress | None = None,
     keep: Callable[[Result], object] | None = None,
-    contenders: Sequence[Contender] | None = None,
+    subjects: Sequence[Subject] | None = None,
 ) -> Result:
     """Times the layers. The result has one row for each.
 
@@ -118,7 +118,7 @@ def run(
         suite: name of the result.
         progress: called with (layers done, layers in all, row) after each layer.
         keep: called with the partial result after each layer, so that an interrupted run keeps its layers.
-        contenders: subjects in place of im2win and the peers (the first one is "ours"); for tests and experiments.
+        subjects: subjects in place of im2win and the peers (the first one is "ours"); for tests and experiments.
 
     Raises:
         ValueError: an unknown peer, no layers, or `rounds` below 1. A subject that fails is a message in its row instead.
@@ -129,7 +129,7 @@ def run(
         raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
     folder = None if logs is None else Path(logs)
     ours = Ours(folder, algorithm, tuned, accuracy=accuracy)
-    field = list(contenders) if contenders is not None else _field(ours, untuned)
+    field = list(subjects) if subjects is not None else _field(ours, untuned)
     field += peers(list(against), tvm_trials, tvm_cache)
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
@@ -152,7 +152,7 @@ def run(
     return result
 
 
-def _field(ours: Ours, untuned: bool) -> list[Contender]:
+def _field(ours: Ours, untuned: bool) -> list[Subject]:
     return [ours, replace(ours, tuned=False, name=UNTUNED)] if untuned else [ours]
 
 

@@ -16,13 +16,13 @@ from typing import Any
 from im2win.bench.cpu import OURS, UNTUNED, Progress, commit, spreads, versions
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.bench.cuda_harness import (
-    Contender,
-    cudnn_contenders,
+    Subject,
+    cudnn_subjects,
     interleaved,
-    op_contender,
+    op_subject,
     prepared,
     set_up_peers,
-    torch_contender,
+    torch_subject,
     tvm_searched,
 )
 from im2win.bench.results import Result, Row, roofline_fraction
@@ -50,10 +50,10 @@ def recipes(layers: Sequence[Layer], gpu: Gpu, logs: Path | None, algorithm: str
     return made
 
 
-def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) -> Contender:
+def _ours(bench: Bench, gpu: Gpu, accuracy: Accuracy, library: Library | str) -> Subject:
     op, backend = load(library), backend_for(gpu, accuracy)
     allowed = tolerance(bench.conv, backend.accuracy(backend.tile(schedule_of(op.method), op.tile)))
-    return op_contender(bench, op, allowed)
+    return op_subject(bench, op, allowed)
 
 
 def run(
@@ -111,15 +111,15 @@ def run(
 
 def time_layer(
     layer: Layer, gpu: Gpu, limits: dict[str, float], accuracy: Accuracy, ours: Mapping[str, Library | str], rounds: int,
-    searched: Mapping[str, Callable[[Bench], Contender]],
+    searched: Mapping[str, Callable[[Bench], Subject]],
 ) -> Row:
     """Checks and times every subject on one layer: im2win's kernels, PyTorch, the searched kernels, and all algorithms of cuDNN."""
     bench = Bench(layer.conv, 0)
     row = Row(layer.name, str(layer.conv), layer.count)
-    with cudnn_contenders(bench, accuracy) as named:
-        preparations: list[tuple[str, Callable[[], Contender]]] = [
+    with cudnn_subjects(bench, accuracy) as named:
+        preparations: list[tuple[str, Callable[[], Subject]]] = [
             *((name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()),
-            *((f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in ("NCHW", "NHWC")),
+            *((f"torch_{layout.lower()}", partial(torch_subject, bench, layout)) for layout in ("NCHW", "NHWC")),
             *((name, partial(prepare, bench)) for name, prepare in searched.items()),
         ]
         ready, row.peers_failed = prepared([*preparations, *named])
@@ -130,13 +130,13 @@ def time_layer(
     return row
 
 
-def with_transform(ready: Mapping[str, Contender]) -> dict[str, Contender]:
+def with_transform(ready: Mapping[str, Subject]) -> dict[str, Subject]:
     """The subjects, and im2win's transform alone where there is one."""
     transform = ready[OURS].transform if OURS in ready else None
-    return {**ready, TRANSFORM: Contender(transform, None, 0.0)} if transform is not None else dict(ready)
+    return {**ready, TRANSFORM: Subject(transform, None, 0.0)} if transform is not None else dict(ready)
 
 
-def _note(row: Row, conv: Conv2d, ready: dict[str, Contender], limits: dict[str, float], accuracy: Accuracy) -> None:
+def _note(row: Row, conv: Conv2d, ready: dict[str, Subject], limits: dict[str, float], accuracy: Accuracy) -> None:
     medians = {name: spread.median for name, spread in row.spread.items()}
     row.ours_ms, row.untuned_ms, row.transform_ms = (medians.pop(name, None) for name in (OURS, UNTUNED, TRANSFORM))
     row.peers = medians

@@ -82,17 +82,17 @@ class TileRecipe:
     def compile(self, path: Path) -> Manifest:
         """Compiles into the library `path`."""
 
-        rung = ""
+        tier = ""
         if self.tile is not None:
             name, tile = self.algorithm, self.tile
         elif self.recorded:
-            name, tile, rung = looked_up(self.conv, self.gpu, self.logs, self.algorithm, self.accuracy)
+            name, tile, tier = looked_up(self.conv, self.gpu, self.logs, self.algorithm, self.accuracy)
         else:
             name, tile = default_tile(self.conv, self.algorithm, self.gpu, self.accuracy)
         backend = backend_for(self.gpu, self.accuracy)
         row = schedule_of(name)
         made, pack = backend.build(self.conv, row, tile, path).extra_bytes, backend.pack(self.conv, row, tile)
-        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=rung == "exact")
+        return cuda_manifest(self.conv, name, tile.as_dict(), pack, self.gpu, threads=tile.threads, made=made, tuned=tier == "exact")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win.bench.peers.contender import PeerError
 from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
 from im2win.bench.peers.cudnn import Cudnn, CudnnError, output_dtype, supports
+from im2win.bench.peers.subject import PeerError
 from im2win.common.messages import brief
 from im2win.device.gpu import Gpu
 from im2win.numerics.tolerance import tolerance
@@ -32,7 +32,7 @@ WARM_CALLS = 3
 
 
 @dataclass
-class Contender:
+class Subject:
     """A subject of the harness: a checked call that is ready to be timed.
 
     Attributes:
@@ -72,7 +72,7 @@ def _error(bench: Bench, output: Any, allowed: float, right: tuple[Any, float] |
     return measured
 
 
-def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
+def op_subject(bench: Bench, op: Op, allowed: float) -> Subject:
     """A built operator with its filters bound, which writes to the bench's output.
 
     Raises:
@@ -85,10 +85,10 @@ def op_contender(bench: Bench, op: Op, allowed: float) -> Contender:
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
     transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
-    return Contender(call, op.extra_bytes, error, op.method, op.tuned, transform)
+    return Subject(call, op.extra_bytes, error, op.method, op.tuned, transform)
 
 
-def torch_contender(bench: Bench, layout: str) -> Contender:
+def torch_subject(bench: Bench, layout: str) -> Subject:
     """PyTorch's convolution with tensors in this layout.
 
     Raises:
@@ -99,10 +99,10 @@ def torch_contender(bench: Bench, layout: str) -> Contender:
     held, y = call_bytes(call)
     extra = held - y.numel() * y.element_size()
     error = _error(bench, y if conv.layout == "NCHW" else y.permute(0, 2, 3, 1), PEER_TOLERANCE)
-    return Contender(call, max(0, extra), error)
+    return Subject(call, max(0, extra), error)
 
 
-def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapping[Conv2d, str]) -> Contender:
+def tvm_subject(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapping[Conv2d, str]) -> Subject:
     """The best kernel of TVM's default search.
 
     Args:
@@ -125,11 +125,11 @@ def tvm_contender(bench: Bench, gpu: Gpu, trials: int, cache: Path, failed: Mapp
     message, error = verify(bench, call, tolerance(conv))
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
-    return Contender(call, None, error, f"{trials} trials")
+    return Subject(call, None, error, f"{trials} trials")
 
 
 @contextlib.contextmanager
-def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Contender]]]]:
+def cudnn_subjects(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tuple[str, Callable[[], Subject]]]]:
     """(name, preparation) of each of cuDNN's algorithms. They share one workspace.
 
     cuDNN has one scale for all channels. Where the problem has a scale for each channel, cuDNN's output is checked against a reference with
@@ -154,7 +154,7 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
         w = bench.inputs["filter"] if conv.layout == "NCHW" else bench.inputs["filter"].permute(0, 2, 3, 1).contiguous()
         out = torch.empty(conv.output_shape, dtype=getattr(torch, output_dtype(conv)), device="cuda")
 
-        def prepare(plan: Any) -> Contender:
+        def prepare(plan: Any) -> Subject:
             pointers = (bench.inputs["data"].data_ptr(), w.data_ptr(), out.data_ptr(), workspace.data_ptr())
             call = library.runner(conv, plan, *pointers, scale=one_scale)
             out.fill_(float("nan") if out.dtype.is_floating_point else -77)
@@ -162,7 +162,7 @@ def cudnn_contenders(bench: Bench, accuracy: Accuracy) -> Iterator[Iterator[tupl
                 call()
             except CudnnError as error:
                 raise WrongError(str(error)) from None
-            return Contender(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE, right))
+            return Subject(call, plan.workspace_bytes, _error(bench, out, PEER_TOLERANCE, right))
 
         yield iter([(f"cudnn_{plan.algorithm.lower()}", partial(prepare, plan)) for plan in plans])
 
@@ -183,12 +183,12 @@ def _scaled_alike(bench: Bench, dtype: str) -> tuple[float, tuple[Any, float]]:
 
 def tvm_searched(
     convs: Sequence[Conv2d], gpu: Gpu, trials: int, cache: Path, note: Callable[[str], object] | None,
-) -> dict[str, Callable[[Bench], Contender]]:
+) -> dict[str, Callable[[Bench], Subject]]:
     """Runs TVM's default search of the layers. Returns the subject by its name."""
     from im2win.bench.peers.tvm_searches import search_all
 
     failed = search_all(convs, trials, gpu, cache, note=note)
-    return {"tvm": partial(tvm_contender, gpu=gpu, trials=trials, cache=cache, failed=failed)}
+    return {"tvm": partial(tvm_subject, gpu=gpu, trials=trials, cache=cache, failed=failed)}
 
 
 def set_up_peers(accuracy: Accuracy) -> None:
@@ -199,9 +199,9 @@ def set_up_peers(accuracy: Accuracy) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allows(accuracy, "tf32")
 
 
-def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tuple[dict[str, Contender], dict[str, str]]:
+def prepared(preparations: Iterable[tuple[str, Callable[[], Subject]]]) -> tuple[dict[str, Subject], dict[str, str]]:
     """The subjects that are ready, and the reasons why the others are not."""
-    ready: dict[str, Contender] = {}
+    ready: dict[str, Subject] = {}
     failed: dict[str, str] = {}
     for name, prepare in preparations:
         try:
@@ -211,17 +211,17 @@ def prepared(preparations: Iterable[tuple[str, Callable[[], Contender]]]) -> tup
     return ready, failed
 
 
-def interleaved(bench: Bench, ready: Mapping[str, Contender], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+def interleaved(bench: Bench, ready: Mapping[str, Subject], rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
     """Samples in seconds per call: up to `rounds` of each subject, fewer if they would take longer than `seconds`, at least one."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
     counts = {}
-    for name, contender in ready.items():
-        first = sample(bench, contender.call)
+    for name, subject in ready.items():
+        first = sample(bench, subject.call)
         counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
         for _ in range(min(WARM_CALLS, counts[name]) - 1):
-            contender.call()
+            subject.call()
     for turn in range(rounds):
-        for name, contender in ready.items():
+        for name, subject in ready.items():
             if turn < counts[name]:
-                samples[name].append(sample(bench, contender.call))
+                samples[name].append(sample(bench, subject.call))
     return samples

@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 
-from im2win.bench.peers.contender import Contender
 from im2win.bench.peers.cpu import Array
+from im2win.bench.peers.subject import Subject
 from im2win.spec.conv2d import Conv2d
 
 LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so threads with a core each give nearly 1
@@ -63,13 +63,13 @@ class Worker:
     """The process of one subject. It is started at first use, restarted after a crash, and stopped except while it serves a request.
 
     Args:
-        contender: the subject; it is pickled, so its class must be importable.
+        subject: the subject; it is pickled, so its class must be importable.
         threads: of the subject; also set in the environment of the process for OpenMP and TVM.
         timeout: seconds for one request.
     """
 
-    def __init__(self, contender: Contender, threads: int, timeout: float = 3600.0) -> None:
-        self.contender, self.threads, self.timeout = contender, threads, timeout
+    def __init__(self, subject: Subject, threads: int, timeout: float = 3600.0) -> None:
+        self.subject, self.threads, self.timeout = subject, threads, timeout
         self._layer: tuple[Conv2d, int] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
@@ -114,12 +114,12 @@ class Worker:
             process.send_signal(signal.SIGCONT)
             pipe.send((request, arguments))
             if not pipe.poll(self.timeout):
-                raise WorkerError(f"{self.contender.name}: no answer to {request} within {self.timeout:g} s.")
+                raise WorkerError(f"{self.subject.name}: no answer to {request} within {self.timeout:g} s.")
             fine, answer = pipe.recv()
         except (EOFError, OSError) as error:
             code = process.wait()
             self.close()
-            raise WorkerError(f"{self.contender.name}: its process ended with code {code} during {request}.") from error
+            raise WorkerError(f"{self.subject.name}: its process ended with code {code} during {request}.") from error
         except BaseException:
             self.close()
             raise
@@ -136,7 +136,7 @@ class Worker:
         """
         with tempfile.TemporaryDirectory(prefix="im2win-bench-") as folder:
             path = Path(folder) / "output.npy"
-            facts = self._ask("prepare", self.contender, conv, seed, self.threads, path)
+            facts = self._ask("prepare", self.subject, conv, seed, self.threads, path)
             self._layer = conv, seed
             return Prepared(np.load(path), *facts)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.bench.peers.contender import Contender, Tensors, Trial
+from im2win.bench.peers.subject import Subject, Tensors, Trial
 from im2win.device.affinity import leave_bound_cpus
 from im2win.spec.conv2d import Conv2d
 
@@ -23,9 +23,9 @@ ATTEMPTS = 3  # samples that are tried until one had its CPUs to itself
 _CPUS = os.sched_getaffinity(0)
 
 
-def _prepare(contender: Contender, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
+def _prepare(subject: Subject, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
     os.sched_setaffinity(0, _CPUS)  # new threads inherit the affinity
-    trial = contender.prepare(conv, Tensors.random(conv, seed), threads)
+    trial = subject.prepare(conv, Tensors.random(conv, seed), threads)
     trial.call()
     leave_bound_cpus()
     np.save(path, trial.read())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from im2win.bench.harness import Worker, WorkerError, interleaved
-from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial
+from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Spread
 from im2win.frontends.models.source import at_batch, read
 from im2win.frontends.onnx.graph import attributes_of
@@ -248,30 +248,30 @@ def measure(
     manifest = ModelManifest.read(manifest_path(library))
     row = ModelRow(name, max(bucket.batch for bucket in manifest.buckets))
     for layer in manifest.layers:
-        row.rungs[layer.rung] = row.rungs.get(layer.rung, 0) + 1
-    contenders: list[Contender] = [Ours(library), OnnxRuntimeModel(library, source)]
-    contenders += [TorchModel(library, source)] if "torch" in against else []
-    contenders += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []
+        row.rungs[layer.tier] = row.rungs.get(layer.tier, 0) + 1
+    subjects: list[Subject] = [Ours(library), OnnxRuntimeModel(library, source)]
+    subjects += [TorchModel(library, source)] if "torch" in against else []
+    subjects += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
         outputs: dict[str, Array] = {}
-        for contender in contenders:
-            worker = stack.enter_context(Worker(contender, threads))
+        for subject in subjects:
+            worker = stack.enter_context(Worker(subject, threads))
             try:
-                outputs[contender.name] = worker.prepare(_NO_LAYER, 0).output
-                workers[contender.name] = worker
+                outputs[subject.name] = worker.prepare(_NO_LAYER, 0).output
+                workers[subject.name] = worker
             except WorkerError as error:
-                row.peers_failed[contender.name] = str(error)
+                row.peers_failed[subject.name] = str(error)
         _judge(row, workers, outputs)
         if "onnxruntime" not in against:
             workers.pop("onnxruntime", None)
         samples, failed = interleaved(workers, rounds, warmup)
     row.peers_failed |= failed
     row.failed, row.inside_failed = (row.peers_failed.pop(each, None) for each in ("ours", INSIDE))
-    for contender_name, seconds in samples.items():
+    for subject_name, seconds in samples.items():
         ordered = sorted(1e3 * second for second in seconds)
         low, high = (float(np.percentile(ordered, q)) for q in (10, 90))
-        row.spread[contender_name] = Spread(statistics.median(ordered), low, high, len(ordered))
+        row.spread[subject_name] = Spread(statistics.median(ordered), low, high, len(ordered))
     row.peers = {peer: row.spread[peer].median for peer in against if peer in row.spread}
     row.best_peer = min(row.peers, key=lambda peer: row.peers[peer], default=None)
     row.inside_ms = row.spread[INSIDE].median if INSIDE in row.spread else None

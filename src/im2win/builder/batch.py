@@ -14,7 +14,7 @@ from im2win.common.messages import brief
 from im2win.common.worker_pool import Worker, in_order, serve
 from im2win.device.cpu import usable_cpus
 from im2win.device.gpu import Gpu
-from im2win.records.tiers import NO_RECORD, TUNED, Untuned, rung_for
+from im2win.records.tiers import NO_RECORD, TUNED, Untuned, tier_for
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -32,14 +32,14 @@ class Choice:
     """The selection for a layer.
 
     Attributes:
-        algorithm: algorithm and schedule in one word; "" if the layer gets no operator, for the reason in `rung`.
+        algorithm: algorithm and schedule in one word; "" if the layer gets no operator, for the reason in `tier`.
         tile: the schedule's tile.
-        rung: tier of the look-up, or `DEFAULT`.
+        tier: tier of the look-up, or `DEFAULT`.
     """
 
     algorithm: str
     tile: Any
-    rung: str
+    tier: str
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Chooser:
         names = [row.key for row in candidates("auto", conv, backend.target, self.accuracy)]
         found = search(conv, device, names, self.logs, self.accuracy)
         record = found.record
-        rung = rung_for(conv, found.rung, record.conv2d if record else None)
-        if self.untuned == "keep" and rung not in TUNED:
+        tier = tier_for(conv, found.tier, record.conv2d if record else None)
+        if self.untuned == "keep" and tier not in TUNED:
             return Choice("", None, NO_RECORD)
         if record is not None:
-            return Choice(record.method, backend.tile(schedule_of(record.method), record.tile), rung)
+            return Choice(record.method, backend.tile(schedule_of(record.method), record.tile), tier)
         kept = Artefacts(self.folder).kept_default(conv, device, self.accuracy)
         return None if kept is None else Choice(*kept, DEFAULT)
 
@@ -110,7 +110,7 @@ def build(job: Job) -> int | str:
     try:
         choice, cache = job.chooser.choose(job.conv, job.device), Artefacts(job.chooser.folder)
         if choice.algorithm:
-            cache.get(job.conv, choice.algorithm, choice.tile, job.device, tuned=choice.rung == "exact")
+            cache.get(job.conv, choice.algorithm, choice.tile, job.device, tuned=choice.tier == "exact")
         return cache.built
     except Exception as error:
         return brief(error)

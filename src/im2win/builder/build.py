@@ -167,8 +167,8 @@ def chosen(
         if not isinstance(tile, Mapping) and not hasattr(tile, "as_dict"):
             raise ValueError(f"`tile` (={tile!r}) must be a tile of `algorithm` {algorithm}, or a mapping of its plain values.")
         return Kernel(conv, row.key, backend_for(device).tile(row, tile if isinstance(tile, Mapping) else tile.as_dict()), device)
-    name, best, rung = looked_up(conv, device, logs, algorithm, accuracy)
-    return Kernel(conv, name, best, device, rung == "exact")
+    name, best, tier = looked_up(conv, device, logs, algorithm, accuracy)
+    return Kernel(conv, name, best, device, tier == "exact")
 
 
 def looked_up(
@@ -182,6 +182,6 @@ def looked_up(
     rows = candidates(algorithm, conv, "cuda" if isinstance(device, Gpu) else "cpu", accuracy)
     found = choose(conv, device, [row.key for row in rows], logs, accuracy)
     if found is not None:
-        return found.algorithm, found.tile, found.rung
+        return found.algorithm, found.tile, found.tier
     name, tile = default_tile(conv, algorithm, device, accuracy)
     return name, tile, "default"

@@ -37,7 +37,7 @@ class Found:
     """
 
     record: Record | None
-    rung: str
+    tier: str
     skipped: list[tuple[Record, str]]
 
 
@@ -48,7 +48,7 @@ class Choice:
     algorithm: str
     tile: Tile
     exact: bool
-    rung: str
+    tier: str
 
 
 @functools.lru_cache(maxsize=16)
@@ -165,7 +165,7 @@ def find(
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
     skipped: list[tuple[Record, str]] = []
-    for rung, records in _ladder(conv, device, logs, alike):
+    for tier, records in _ladder(conv, device, logs, alike):
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
             if superseded(record, records):
@@ -173,11 +173,11 @@ def find(
             reason = _thread_mismatch(record, threads) or accepts(record)
             if not reason:
                 best = min(best, record.cost)
-                if rung != "exact" and record.cost > _NEAR_BEST * best:
+                if tier != "exact" and record.cost > _NEAR_BEST * best:
                     break
-                problems = [] if rung == "exact" else legal(conv, record.method, record.tile)
+                problems = [] if tier == "exact" else legal(conv, record.method, record.tile)
                 if not problems:
-                    return Found(record, rung, skipped)
+                    return Found(record, tier, skipped)
                 reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
             skipped.append((record, reason))
     return Found(None, "none", skipped)
@@ -230,4 +230,4 @@ def choose(
     if found.record is None:
         return None
     tile = backend_for(device).tile(schedule_of(found.record.method), found.record.tile)
-    return Choice(found.record.method, tile, found.rung == "exact", found.rung)
+    return Choice(found.record.method, tile, found.tier == "exact", found.tier)

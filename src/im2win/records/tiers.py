@@ -12,7 +12,7 @@ TUNED = ("exact", "other epilogue")  # tiers with a record of this very convolut
 NO_RECORD = "no record of this layer on this device"  # the reason why a layer is left alone with `untuned="keep"`
 
 
-def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
+def tier_for(conv: Conv2d, tier: str, recorded: Conv2d | None) -> str:
     """The tier of a problem's record: "other epilogue" where the nearest layer is the same convolution with another epilogue.
 
     Args:
@@ -20,7 +20,7 @@ def rung_for(conv: Conv2d, rung: str, recorded: Conv2d | None) -> str:
     """
     plain = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
     same = recorded is not None and recorded.with_(**plain) == conv.with_(**plain)
-    return "other epilogue" if rung == "nearest layer" and same else rung
+    return "other epilogue" if tier == "nearest layer" and same else tier
 
 
 def checked_untuned(untuned: str) -> Untuned:

@@ -71,7 +71,7 @@ class Backend(Protocol):
     runner: str
 
     def check_tools(self) -> None: ...
-    def places(self) -> list[dict[str, str]]: ...
+    def measurement_slots(self) -> list[dict[str, str]]: ...
     def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]: ...
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float: ...
@@ -99,7 +99,7 @@ class CpuBackend:
     def check_tools(self) -> None:
         """Nothing is needed but what is installed with the package."""
 
-    def places(self) -> list[dict[str, str]]:
+    def measurement_slots(self) -> list[dict[str, str]]:
         """Where kernels can be measured at the same time without disturbing each other: environments of a measuring process."""
         return [{"TVM_NUM_THREADS": str(self.threads)}]
 
@@ -200,7 +200,7 @@ class CudaBackend:
         if importlib.util.find_spec("torch") is None:
             raise llvm.ToolchainError("measuring on a GPU needs PyTorch with CUDA: pip install torch.")
 
-    def places(self) -> list[dict[str, str]]:
+    def measurement_slots(self) -> list[dict[str, str]]:
         """Where kernels can be measured at the same time: environments of a measuring process, one for every GPU like this one."""
         return [{"CUDA_VISIBLE_DEVICES": name} for name in alike_gpus()]
 

@@ -157,7 +157,7 @@ def _machine(result: Result) -> str:
     return result.brand if _on_gpu(result) else f"{result.brand}, {result.threads} threads"
 
 
-def contenders(result: Result) -> list[str]:
+def subjects(result: Result) -> list[str]:
     """Peers in the result, in the order of `TITLES`, then by name."""
     names = {name for row in result.layers for name in (*row.peers, *row.peers_failed)}
     return [name for name in TITLES if name in names] + sorted(names - TITLES.keys())
@@ -166,7 +166,7 @@ def contenders(result: Result) -> list[str]:
 def layer_table(result: Result) -> str:
     """One row for each layer with the best peer's time in bold, their sum and geometric mean, and the facts of the run."""
     result = gathered(result)
-    names = contenders(result)
+    names = subjects(result)
     optional = [title for title, value in _OPTIONAL.items() if any(value(row) is not None for row in result.layers)]
     columns = ["layer", "algorithm", "ours ms", "GFLOPS", "% of roofline", *(f"{TITLES.get(name, name)} ms" for name in names), "ratio"]
     rows = [_cells(result, row, names) + [_optional(title, row) for title in optional] for row in result.layers]
@@ -241,7 +241,7 @@ def plot(result: Result, path: Path) -> Path:
     from matplotlib.figure import Figure
 
     result = gathered(result)
-    names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *contenders(result)]
+    names = ["ours", *(["untuned"] if any(row.untuned_ms for row in result.layers) else []), *subjects(result)]
     width = 0.84 / len(names)
     inches = max(1.35 * len(names) + 1.0, 7.0, 0.16 * len(names) * len(result.layers) + 2.5)
     figure = Figure(figsize=(inches, 4.2), dpi=144, layout="constrained")

@@ -76,6 +76,9 @@ class Manifest:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
         if values.get("kind") == "model":
             raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
+        if values["schema"] == 3 and "algorithm" in values:  # which named an algorithm and its schedule in one word
+            algorithm, schedule = methods.split(values["algorithm"])
+            values |= {"schema": SCHEMA, "algorithm": algorithm, "schedule": schedule}
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
         if set(values) != _FIELDS:

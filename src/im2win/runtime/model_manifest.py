@@ -11,7 +11,7 @@ from typing import Any
 
 from im2win.runtime.manifest import ArtefactError, manifest_path, read_values
 
-SCHEMA, KIND = 1, "model"
+SCHEMA, KIND = 2, "model"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ModelLayer:
     Attributes:
         name: of the node.
         conv: key of the problem.
-        rung: tier of the look-up that the algorithm and tile come from.
+        tier: of the look-up that the algorithm and tile come from.
         extra_bytes: bytes that the kernel allocates beside its arguments.
     """
 
@@ -57,7 +57,7 @@ class ModelLayer:
     conv: str
     algorithm: str
     tile: dict[str, Any]
-    rung: str
+    tier: str
     extra_bytes: int = 0
 
 
@@ -104,6 +104,9 @@ class ModelManifest:
         values = read_values(path, "im2win compile")
         if not isinstance(values, dict) or values.get("kind") != KIND:
             raise ArtefactError(f"{path}: not the manifest of a model; `im2win.load` reads those of single layers.")
+        if values.get("schema") == 1:  # its layers called the tier a rung
+            values["layers"] = [{"tier" if name == "rung" else name: value for name, value in one.items()} for one in values["layers"]]
+            values["schema"] = SCHEMA
         if values.get("schema") != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values.get('schema')} is not {SCHEMA}; compile the model again.")
         try:

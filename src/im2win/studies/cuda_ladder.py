@@ -20,7 +20,7 @@ from im2win.bench.ceilings import Ceilings
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda import measure_ceilings, new_result
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
-from im2win.bench.cuda_harness import Contender, interleaved, op_contender, prepared
+from im2win.bench.cuda_harness import Subject, interleaved, op_subject, prepared
 from im2win.bench.results import Result, Row
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
@@ -142,10 +142,10 @@ def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[
         twins: the name in `built` of every rung.
     """
     bench, row, last = Bench(layer.conv, SEED), Row(layer.name, str(layer.conv), layer.count), last_rung(list(twins), RUNGS)
-    ready, failed = prepared([(name, partial(_contender, bench, library)) for name, library in built.items()])
+    ready, failed = prepared([(name, partial(_subject, bench, library)) for name, library in built.items()])
     samples = interleaved(bench, {**ready, **_transform(bench, [built[name] for name in ready])}, rounds, seconds)
-    for name, contender in ready.items():
-        message, _ = verify(bench, contender.call, tolerance(layer.conv))
+    for name, subject in ready.items():
+        message, _ = verify(bench, subject.call, tolerance(layer.conv))
         if message:
             failed[name] = f"after timing: {message}"
             del samples[name]
@@ -161,11 +161,11 @@ def time_layer(layer: Layer, built: Mapping[str, Library | str], twins: Mapping[
     return row
 
 
-def _contender(bench: Bench, library: Library | str) -> Contender:
-    return op_contender(bench, load(library), tolerance(bench.conv))
+def _subject(bench: Bench, library: Library | str) -> Subject:
+    return op_subject(bench, load(library), tolerance(bench.conv))
 
 
-def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Contender]:
+def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Subject]:
     """The transform alone, which is the same in every library; nothing if no library has one."""
     import torch
 
@@ -173,5 +173,5 @@ def _transform(bench: Bench, libraries: Sequence[Library | str]) -> dict[str, Co
         if isinstance(library, Library):
             kernel = load_kernel(library.path)[TRANSFORM]
             windows = torch.empty(library.manifest.made, dtype=torch.float32, device="cuda")
-            return {LADDER_TRANSFORM: Contender(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
+            return {LADDER_TRANSFORM: Subject(partial(kernel, bench.inputs["data"], windows), library.manifest.extra_bytes, 0.0)}
     return {}

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from im2win.bench.cuda import new_result
 from im2win.bench.cuda_builds import Library, load
-from im2win.bench.cuda_harness import Contender, WrongError, cudnn_contenders, op_contender, torch_contender
+from im2win.bench.cuda_harness import Subject, WrongError, cudnn_subjects, op_subject, torch_subject
 from im2win.bench.results import Spread
 from im2win.device.gpu import Gpu
 from im2win.spec.conv2d import LAYOUTS
@@ -26,38 +26,38 @@ def head(study: str, layers: Sequence[Layer], gpu: Gpu) -> dict[str, Any]:
     return {"study": study, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
 
 
-def timed(entry: Entry, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
+def timed(entry: Entry, spread: Spread | None, subject: Subject | None, failed: str | None) -> Entry:
     """The entry (a dataclass with these fields) with milliseconds, samples and error, or with the reason why it has none."""
     made: Any = entry
-    if spread is None or contender is None or failed is not None:
+    if spread is None or subject is None or failed is not None:
         found: Entry = replace(made, failed=failed or "not timed")
         return found
     times = {"ms": spread.median, "p10_ms": spread.p10, "p90_ms": spread.p90, "samples": spread.samples}
-    found = replace(made, **times, error=contender.error)
+    found = replace(made, **times, error=subject.error)
     return found
 
 
-def kernel_contender(bench: Bench, library: Library | str, allowed: float) -> Contender:
+def kernel_subject(bench: Bench, library: Library | str, allowed: float) -> Subject:
     """A kernel that was built for the problem, as a subject.
 
     Raises:
         BuildError: the kernel was not built, with the reason.
         WrongError: its error exceeds `allowed`.
     """
-    return op_contender(bench, load(library), allowed)
+    return op_subject(bench, load(library), allowed)
 
 
 @contextlib.contextmanager
-def every_peer(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Contender]]]]:
+def every_peer(bench: Bench) -> Iterator[list[tuple[str, Callable[[], Subject]]]]:
     """PyTorch in both layouts and cuDNN's algorithms by name, or the reason why there are none, such as a workspace larger than memory."""
-    layouts = [(f"torch_{layout.lower()}", partial(torch_contender, bench, layout)) for layout in LAYOUTS]
+    layouts = [(f"torch_{layout.lower()}", partial(torch_subject, bench, layout)) for layout in LAYOUTS]
     with contextlib.ExitStack() as stack:
         try:
-            named = list(stack.enter_context(cudnn_contenders(bench, "float32")))
+            named = list(stack.enter_context(cudnn_subjects(bench, "float32")))
         except RuntimeError as error:
             named = [("cudnn_all", partial(_refuse, str(error)))]
         yield [*layouts, *named]
 
 
-def _refuse(reason: str) -> Contender:
+def _refuse(reason: str) -> Subject:
     raise WrongError(reason)

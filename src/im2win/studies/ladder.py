@@ -19,7 +19,7 @@ import numpy as np
 from im2win.bench import ceilings
 from im2win.bench.cpu import checked, new_result, spreads
 from im2win.bench.harness import SAMPLE_SECONDS, Worker, WorkerError
-from im2win.bench.peers.contender import Tensors, Trial
+from im2win.bench.peers.subject import Tensors, Trial
 from im2win.bench.results import Result, Row
 from im2win.builder.build import build_tile, load_compiled
 from im2win.codegen.llvm import Compiled, compile_module, kernel_module

@@ -16,7 +16,7 @@ from typing import Any
 
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all
-from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers
+from im2win.bench.cuda_harness import Subject, interleaved, prepared, set_up_peers
 from im2win.bench.results import Spread
 from im2win.builder.build import cuda_manifest
 from im2win.codegen import cuda as cuda_codegen
@@ -31,7 +31,7 @@ from im2win.spec.suites import Layer
 from im2win.spec.symbols import SYMBOL
 from im2win.studies.entries import DEFAULT, IM2COL
 from im2win.studies.entries import SLIDING as STUDY
-from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
+from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
 from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
@@ -144,7 +144,7 @@ def time_layer(conv: Conv2d, libraries: Mapping[Form, Library | str], rounds: in
     bench = Bench(conv, SEED)
     names = {_label(form): form for form in libraries}
     with every_peer(bench) as peers:
-        ours = [(_label(form), partial(kernel_contender, bench, library, tolerance(conv))) for form, library in libraries.items()]
+        ours = [(_label(form), partial(kernel_subject, bench, library, tolerance(conv))) for form, library in libraries.items()]
         ready, failed = prepared([*ours, *peers])
         samples = interleaved(bench, ready, rounds, seconds)
         for name in names.keys() & ready.keys():
@@ -161,8 +161,8 @@ def _label(form: Form) -> str:
     return form[0] if form[1] is None else f"{form[0]} {form[1]}x{form[1]}"
 
 
-def _entry(conv: Conv2d, form: Form, spread: Spread | None, contender: Contender | None, failed: str | None) -> Entry:
-    entry = timed(Entry(str(conv), conv.height, conv.stride[0], *form), spread, contender, failed)
-    if contender is None or entry.ms is None or form[0] not in LIBRARIES:
+def _entry(conv: Conv2d, form: Form, spread: Spread | None, subject: Subject | None, failed: str | None) -> Entry:
+    entry = timed(Entry(str(conv), conv.height, conv.stride[0], *form), spread, subject, failed)
+    if subject is None or entry.ms is None or form[0] not in LIBRARIES:
         return entry
-    return replace(entry, algorithm=contender.algorithm)
+    return replace(entry, algorithm=subject.algorithm)

@@ -17,7 +17,7 @@ from typing import Any
 
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
-from im2win.bench.cuda_harness import Contender, interleaved, prepared, set_up_peers, tvm_searched
+from im2win.bench.cuda_harness import Subject, interleaved, prepared, set_up_peers, tvm_searched
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
@@ -27,7 +27,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 from im2win.studies.entries import INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, REQUANTISED_PEER, SYNCHRONOUS, TVM, WHOLE
 from im2win.studies.entries import WINOGRAD_TC as STUDY
-from im2win.studies.gpu_study import every_peer, head, kernel_contender, timed
+from im2win.studies.gpu_study import every_peer, head, kernel_subject, timed
 from im2win.tuner.runners.cuda import Bench, verify
 
 SEED = 0
@@ -55,7 +55,7 @@ INT8_FORMS: dict[str, dict[str, Any]] = {
 Try = tuple[str, int]
 """(form, place of the tile in the model's order)"""
 
-Named = list[tuple[str, Callable[[], Contender]]]
+Named = list[tuple[str, Callable[[], Subject]]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ PARTS = (
     Part({"dtype": "int8"}, (*INT8_FORMS, INTEGERS), integers, None),
     Part({"dtype": "int8", "out_dtype": "int8"}, (REQUANTISED,), requantised, _by_name),
 )
-"""Of float16, with all peers; of int8, by itself; of int8 with int8 outputs, beside those of cuDNN (see `cudnn_contenders`)."""
+"""Of float16, with all peers; of int8, by itself; of int8 with int8 outputs, beside those of cuDNN (see `cudnn_subjects`)."""
 
 
 def run(
@@ -242,7 +242,7 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def time_part(
     part: Part, conv: Conv2d, ours: Mapping[Try, Recipe], libraries: Mapping[Try, Library | str], forms: Sequence[str], rounds: int,
-    seconds: float, searched: Mapping[str, Callable[[Bench], Contender]],
+    seconds: float, searched: Mapping[str, Callable[[Bench], Subject]],
 ) -> list[Entry]:
     """Checks and times these forms on one problem, TVM's search if there is one, and the peers if the forms are all of the part's."""
     bench = Bench(conv.with_(**part.types), SEED)
@@ -257,7 +257,7 @@ def _time(
     bench: Bench,
     ours: Mapping[Try, Recipe],
     libraries: Mapping[Try, Library | str],
-    peers: Sequence[tuple[str, Callable[[], Contender]]],
+    peers: Sequence[tuple[str, Callable[[], Subject]]],
     forms: Iterable[str],
     rounds: int,
     seconds: float,
@@ -271,7 +271,7 @@ def _time(
     names = {f"{form} {place}": (form, place) for form, place in libraries}
     plain = (OTHERS, INTEGERS, REQUANTISED)
     allowed = {name: tolerance(conv, "float32" if form in plain else ACCURACY) for name, (form, _) in names.items()}
-    mine = [(name, partial(kernel_contender, bench, libraries[one], allowed[name])) for name, one in names.items()]
+    mine = [(name, partial(kernel_subject, bench, libraries[one], allowed[name])) for name, one in names.items()]
     ready, failed = prepared([*mine, *peers])
     samples = interleaved(bench, ready, rounds, seconds)
     for name in names.keys() & ready.keys():

@@ -14,7 +14,7 @@ from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.tuner.build_worker import BuildJob, Built
 from im2win.tuner.cost_model import Choice
-from im2win.tuner.pool import Crew
+from im2win.tuner.pool import Pool
 from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 from im2win.tuner.session import Session
 
@@ -24,8 +24,8 @@ BUILD_S, RUN_S = 60.0, 30.0  # seconds for one candidate; `run` adds the time th
 class Measurement:
     """A session's jobs for its worker pool, and the temporary folder of the compiled libraries."""
 
-    def __init__(self, session: Session, crew: Crew) -> None:
-        self.session, self.builders, self.runner = session, crew.builders, crew.runner
+    def __init__(self, session: Session, pool: Pool) -> None:
+        self.session, self.builders, self.runner = session, pool.builders, pool.runner
         self.folder = tempfile.TemporaryDirectory(prefix="im2win-tune-")
         self.libraries: dict[Any, Path] = {}
         self.kernels: dict[Any, Kernel | None] = {}

@@ -17,12 +17,12 @@ Ranking = Mapping[str, list[tuple[float, Tile]]]
 """By algorithm: its tiles with the model's estimates, best first."""
 
 
-class Crew:
+class Pool:
     """A worker pool for one device: processes that build, and one that measures. Several sessions can use a pool one after the other.
 
     Args:
-        place: index of the measurement slot, one of the device's `places()`: on a machine with several GPUs, which GPU measures.
-        share: number of pools that share the CPUs (`crews` starts one for every measurement slot).
+        place: index of the measurement slot, one of the device's `measurement_slots()`: on a machine with several GPUs, which GPU measures.
+        share: number of pools that share the CPUs (`pools` starts one for every measurement slot).
 
     Raises:
         ToolchainError: the machine lacks a tool that building or measuring for the device needs.
@@ -34,7 +34,7 @@ class Crew:
         builders = max(1, backend.workers // share)
         on_gpu = backend.target == "cuda"
         self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
-        self.runner = Worker(backend.runner, backend.places()[place])
+        self.runner = Worker(backend.runner, backend.measurement_slots()[place])
 
     def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:
         """The ranked tiles of each algorithm.
@@ -45,7 +45,7 @@ class Crew:
         answers = list(in_order(self.builders, jobs, RANK_S))
         return {job.algorithm: rank(job) if isinstance(one, WorkerError) else one for job, one in zip(jobs, answers, strict=True)}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *reason: object) -> None:
@@ -54,12 +54,12 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crews(device: Device, most: int) -> Iterator[list[Crew]]:
+def pools(device: Device, most: int) -> Iterator[list[Pool]]:
     """A worker pool for every measurement slot of the device, at most `most` of them, so that several GPUs measure at the same time.
 
     Raises:
-        ToolchainError: as `Crew`.
+        ToolchainError: as `Pool`.
     """
-    count = min(len(backend_for(device).places()), most)
+    count = min(len(backend_for(device).measurement_slots()), most)
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Crew(device, place, count)) for place in range(count)]
+        yield [stack.enter_context(Pool(device, place, count)) for place in range(count)]

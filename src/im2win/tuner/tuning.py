@@ -17,7 +17,7 @@ from im2win.registry.schedules import candidates
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.measurement import Measurement
-from im2win.tuner.pool import Crew
+from im2win.tuner.pool import Pool
 from im2win.tuner.session import PATIENCE, Progress, Session
 
 FINALISTS = 4  # candidates that are measured again, in interleaved rounds, at the end
@@ -53,7 +53,7 @@ def tune(
     patience: int | None = PATIENCE,
     accuracy: Accuracy = "float32",
     progress: Callable[[Progress], None] | None = None,
-    crew: Crew | None = None,
+    pool: Pool | None = None,
 ) -> Record:
     """Searches for the fastest correct kernel of a problem on this machine and records every trial.
 
@@ -76,7 +76,7 @@ def tune(
             a GPU sums of TF32 products, where their errors stay within the tolerance of float32 sums. "tf32": also plain TF32, on a GPU.
             "winograd": also Winograd tiles transformed in float16 and int8 (docs/winograd.md states their errors).
         progress: called after every trial.
-        crew: the worker pool to use, for several layers one after the other; a temporary one if None.
+        pool: the worker pool to use, for several layers one after the other; a temporary one if None.
 
     Returns:
         The record of the best correct candidate.
@@ -97,9 +97,9 @@ def tune(
     names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
     log = Log(logs)
     with contextlib.ExitStack() as stack:
-        crew = crew or stack.enter_context(Crew(device))
-        session = Session(conv, names, device, log, trials, seed, patience, accuracy, crew.ranked(conv, names, device, accuracy))
-        measurement = Measurement(session, crew)
+        pool = pool or stack.enter_context(Pool(device))
+        session = Session(conv, names, device, log, trials, seed, patience, accuracy, pool.ranked(conv, names, device, accuracy))
+        measurement = Measurement(session, pool)
         stack.callback(measurement.close)
         while batch := session.next_batch():
             for choice, failed in measurement.each_built(batch):

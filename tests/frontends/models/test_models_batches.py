@@ -87,8 +87,8 @@ def test_what_was_tuned_is_used(tmp_path: Path) -> None:
     [conv, product] = [layer.conv for layer in layers_of(classifier("n"), epilogues=True, products=True)]
     im2win.tune(conv, trials=2, logs=tmp_path)
     made = compiled(classifier("n"), batches=[1, 2], logs=tmp_path)
-    rungs = {layer.conv: layer.rung for layer in made.manifest.layers}
-    assert rungs[str(conv)] == "exact" and rungs[str(conv.with_(batch=2))] == "nearest layer" and rungs[str(product)] == "default"
+    tiers = {layer.conv: layer.tier for layer in made.manifest.layers}
+    assert tiers[str(conv)] == "exact" and tiers[str(conv.with_(batch=2))] == "nearest layer" and tiers[str(product)] == "default"
 
 
 # --- compilation -----------------------------------------------------------------------------------------------------
@@ -206,14 +206,17 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     manifest.write_text("{")
     fails("not a readable manifest")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "schema": 99}))
-    fails("schema 99 is not 1")
+    fails("schema 99 is not 2")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "odd": 1}))
     fails("not a manifest of im2win")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "isa": "neon9"}))
     fails("built for neon9")
     with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)
-    assert im2win.load_model(path).batches == (1, 2, 4)
+    older = json.loads(good[manifest])
+    older |= {"schema": 1, "layers": [{"rung" if name == "tier" else name: value for name, value in one.items()} for one in older["layers"]]}
+    manifest.write_text(json.dumps(older))
+    assert im2win.load_model(path).batches == (1, 2, 4), "manifests of schema 1 are read"
 
 
 def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:

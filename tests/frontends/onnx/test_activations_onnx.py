@@ -12,8 +12,8 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from im2win.bench.peers.contender import Tensors  # noqa: E402
 from im2win.bench.peers.cpu import OnnxRuntime, Torch  # noqa: E402
+from im2win.bench.peers.subject import Tensors  # noqa: E402
 from im2win.frontends.onnx.activations import onnx_nodes  # noqa: E402
 from im2win.frontends.onnx.layers import layers_of  # noqa: E402
 from im2win.numerics.reference import error  # noqa: E402

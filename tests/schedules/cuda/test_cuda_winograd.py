@@ -238,7 +238,7 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     facts["generator"] = code_digest("cuda")
     fill(log, *(ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]))
     found = {conv: search(conv, H200, ["winograd/tiled"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
-    assert [(one.rung, one.record.tile["outputs"]) for one in found.values() if one.record] == [
+    assert [(one.tier, one.record.tile["outputs"]) for one in found.values() if one.record] == [
         ("exact", 6), ("nearest layer", 4), ("nearest layer", 2),
     ]  # fmt: skip
 

@@ -306,7 +306,7 @@ def test_records_come_back(log: Log) -> None:
     fill(log, ok(1e-5, CONV, error=1e-3, tolerance=tolerance(CONV, "winograd"), **facts))
     other = CONV.with_(batch=2 * CONV.batch)
     found = {conv: choose(conv, H200, ["winograd/tensor_cores"], log.folder, "winograd") for conv in (CONV, other)}
-    assert [(one.rung, one.tile) for one in found.values() if one] == [("exact", tile), ("nearest layer", tile)]
+    assert [(one.tier, one.tile) for one in found.values() if one] == [("exact", tile), ("nearest layer", tile)]
     assert search(CONV, H200, ["winograd/tensor_cores"], log.folder, "tf32").record is None, "nobody gets it who has not asked for it"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from im2win.bench.peers.contender import Contender, PeerError, Tensors, Trial, from_nchw, to_nchw
+from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial, from_nchw, to_nchw
 from im2win.device.cpu import Machine
 from im2win.frontends.onnx.activations import onnx_nodes
 from im2win.spec.activations import torch_function
@@ -165,7 +165,7 @@ class TvmDefault:
         return Trial(partial(function, *arguments), output.numpy)
 
 
-PEERS: dict[str, tuple[Callable[[], Contender], ...]] = {
+PEERS: dict[str, tuple[Callable[[], Subject], ...]] = {
     "torch": (Torch, partial(Torch, channels_last=True)),
     "torch_nchw": (Torch,),
     "torch_nhwc": (partial(Torch, channels_last=True),),
@@ -174,17 +174,17 @@ PEERS: dict[str, tuple[Callable[[], Contender], ...]] = {
 }
 
 
-def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: Path | None = None) -> list[Contender]:
+def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: Path | None = None) -> list[Subject]:
     """The subjects with these names; `torch` stands for both of its layouts.
 
     Raises:
         ValueError: a name that is not in `PEERS`.
     """
-    found: dict[str, Contender] = {}
+    found: dict[str, Subject] = {}
     for name in names:
         if name not in PEERS:
             raise ValueError(f"bench: `against` (={name!r}) must be one of {', '.join(PEERS)}.")
         for make in PEERS[name]:
-            contender = TvmDefault(tvm_trials, tvm_cache) if name == "tvm" else make()
-            found[contender.name] = contender
+            subject = TvmDefault(tvm_trials, tvm_cache) if name == "tvm" else make()
+            found[subject.name] = subject
     return list(found.values())

@@ -14,7 +14,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
-from im2win.bench.peers.contender import PeerError
+from im2win.bench.peers.subject import PeerError
 from im2win.bench.peers.tvm_candidates import Builder, runner
 from im2win.codegen.cuda import cuda_target
 from im2win.common.locking import locked

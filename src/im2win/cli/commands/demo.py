@@ -11,8 +11,8 @@ import numpy as np
 import typer
 
 import im2win
-from im2win.bench.peers.contender import PeerError, Tensors, Trial
 from im2win.bench.peers.cpu import Array
+from im2win.bench.peers.subject import PeerError, Tensors, Trial
 from im2win.cli.commands import options, tables, tune, workload
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
@@ -104,7 +104,7 @@ def _export(chosen: list[Layer], logs: Path, libraries: Path, threads: int | Non
 def _measure(chosen: list[Layer], libraries: Path, threads: int | None) -> Result:
     from im2win.bench import cpu as bench
 
-    return bench.run(chosen, against=(), threads=threads, suite="demo", contenders=[Exported(libraries), NumpyProduct()])
+    return bench.run(chosen, against=(), threads=threads, suite="demo", subjects=[Exported(libraries), NumpyProduct()])
 
 
 def _report(console: Console, result: Result, chosen: list[Layer]) -> None:

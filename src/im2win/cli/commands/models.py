@@ -19,7 +19,7 @@ from im2win.spec.accuracy import checked_accuracy
 if TYPE_CHECKING:
     from im2win.runtime.model import Model
 
-RUNGS = {"exact": "tuned for this layer", "default": "the model's tile"}
+TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
 
 
 class InputError(ValueError):
@@ -49,15 +49,15 @@ def compile_(
     manifest = compiled.manifest
     rows: list[list[object]] = []
     for layer in manifest.layers:
-        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), RUNGS.get(layer.rung, layer.rung)])
+        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")
-    rungs = ", ".join(f"{count} {RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in manifest.layers).items())
+    tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in manifest.layers).items())
     size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
     memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
     sizes = ", ".join(map(str, compiled.batches))
-    console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {rungs or 'none'}.", soft_wrap=True)
+    console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {tiers or 'none'}.", soft_wrap=True)
 
 
 def _batches(text: str | None) -> list[int] | None:

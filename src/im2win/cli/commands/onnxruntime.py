@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, tables
-from im2win.cli.commands.models import RUNGS
+from im2win.cli.commands.models import TIERS
 from im2win.records.tiers import checked_untuned
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
@@ -38,12 +38,12 @@ def onnxruntime(
         done = for_onnxruntime(model, out, library, batch=batch, logs=folder, threads=threads, accuracy=made, untuned=chosen)
     rows: list[list[object]] = []
     for layer in done.layers:
-        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), RUNGS.get(layer.rung, layer.rung)])
+        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
     console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
     for line in done.skipped:
         console.print(f"left to ONNX Runtime: {escape(line)}", soft_wrap=True)
-    rungs = ", ".join(f"{count} {RUNGS.get(rung, rung)}" for rung, count in Counter(layer.rung for layer in done.layers).items())
+    tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in done.layers).items())
     size = tables.bytes_text(done.library.stat().st_size)
     memory = f"packed filters take {tables.bytes_text(done.growth)} more, workspace {tables.bytes_text(done.workspace)}"
-    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {rungs}.", soft_wrap=True)
+    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {tiers}.", soft_wrap=True)
     console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)

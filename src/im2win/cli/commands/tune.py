@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from im2win.spec.suites import Layer
-    from im2win.tuner import Crew
+    from im2win.tuner import Pool
 
 Job = TypeVar("Job")
 
@@ -59,15 +59,15 @@ def tune(
 def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
     """Tunes the layers with live progress and a line for each, one after another on each device. False if the user interrupted it."""
     from im2win.registry.backends import device_for
-    from im2win.tuner import crews
+    from im2win.tuner import pools
 
     width = max(len(layer.name) for layer in layers)
-    with crews(device_for(settings["target"], settings["threads"]), len(layers)) as idle, _progress(console) as progress:
+    with pools(device_for(settings["target"], settings["threads"]), len(layers)) as idle, _progress(console) as progress:
 
-        def one(numbered: tuple[int, Layer], crew: Crew, stop: threading.Event) -> None:
+        def one(numbered: tuple[int, Layer], pool: Pool, stop: threading.Event) -> None:
             number, layer = numbered
             task = progress.add_task(f"{number}/{len(layers)} {escape(layer.name)}", total=settings["trials"], note="")
-            record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task, stop), crew=crew)
+            record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task, stop), pool=pool)
             progress.remove_task(task)
             speed = tables.gflops(layer.conv.flops, record.seconds)
             console.print(
@@ -83,7 +83,7 @@ def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any])
     return True
 
 
-def shared_out(jobs: Sequence[Job], crews: Sequence[Crew], do: Callable[[Job, Crew, threading.Event], None]) -> None:
+def shared_out(jobs: Sequence[Job], pools: Sequence[Pool], do: Callable[[Job, Pool, threading.Event], None]) -> None:
     """Runs all jobs, each worker pool one at a time.
 
     If a job fails or the user interrupts, no other job starts, and the event asks the rest to end.
@@ -92,28 +92,28 @@ def shared_out(jobs: Sequence[Job], crews: Sequence[Crew], do: Callable[[Job, Cr
         BaseException: the first exception of a job, or KeyboardInterrupt.
     """
     stop = threading.Event()
-    if len(crews) == 1:
+    if len(pools) == 1:
         for job in jobs:
-            do(job, crews[0], stop)
+            do(job, pools[0], stop)
         return
-    idle: queue.SimpleQueue[Crew] = queue.SimpleQueue()
-    for crew in crews:
-        idle.put(crew)
+    idle: queue.SimpleQueue[Pool] = queue.SimpleQueue()
+    for pool in pools:
+        idle.put(pool)
 
     def next_job(job: Job) -> None:
-        crew = idle.get()
+        pool = idle.get()
         try:
             if not stop.is_set():
-                do(job, crew, stop)
+                do(job, pool, stop)
         except BaseException:
             stop.set()
             raise
         finally:
-            idle.put(crew)
+            idle.put(pool)
 
-    with ThreadPoolExecutor(len(crews)) as pool:
+    with ThreadPoolExecutor(len(pools)) as threads:
         try:
-            futures = [pool.submit(next_job, job) for job in jobs]
+            futures = [threads.submit(next_job, job) for job in jobs]
             failures = [future.exception() for future in as_completed(futures)]
         except KeyboardInterrupt:
             stop.set()

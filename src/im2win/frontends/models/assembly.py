@@ -173,7 +173,7 @@ class Assembly:
         last = forms.last(one.output)
         residual = [forms.reads(one.residual, last)] if one.residual else []
         made.call(program, forms.reads(one.data, last), packed, residual, forms.makes(one.output))
-        layer = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.rung)
+        layer = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.tier)
         self.layers.setdefault((one.name, one.conv), layer)
 
     def _steps(self, program: Program, planned: Plan) -> list[driver.Step]:

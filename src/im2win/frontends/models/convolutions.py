@@ -52,18 +52,18 @@ class Built:
     path: Path
     algorithm: str
     tile: Any
-    rung: str
+    tier: str
     arguments: list[tuple[Shape, str]]
     workspace: tuple[int, int]
 
 
 def build(job: Job) -> Built:
     """Runs a job."""
-    name, tile, rung = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
+    name, tile, tier = looked_up(job.conv, job.machine, job.logs, accuracy=job.accuracy)
     module = lowered(job.conv, name, tile, job.machine, job.symbol)
     executable, demand = compiled(module, job.machine)
     executable.mod.write_to_file(str(job.path), "o")
-    return Built(job.symbol, job.path, name, tile, rung, tensors_of(module[job.symbol]), (demand.serial, demand.task))
+    return Built(job.symbol, job.path, name, tile, tier, tensors_of(module[job.symbol]), (demand.serial, demand.task))
 
 
 def _guarded(job: Job) -> Built | str:

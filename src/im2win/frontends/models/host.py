@@ -43,7 +43,7 @@ class Chosen:
 
     algorithm: str
     tile: Any
-    rung: str
+    tier: str
 
 
 class Kernels(Protocol):
@@ -87,7 +87,7 @@ class CpuKernels:
             path = self._folder / f"conv{number}.o"
             jobs.append(Job(conv, f"conv_{number}", self.machine, folder, accuracy, path))
         self._built |= dict(zip(new, build_all(jobs, self.machine.threads), strict=True))
-        return {conv: Chosen(one.algorithm, one.tile, one.rung) for conv, one in self._built.items()}
+        return {conv: Chosen(one.algorithm, one.tile, one.tier) for conv, one in self._built.items()}
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
         """The kernel of a convolution. Layers with the same problem share it."""

@@ -17,7 +17,7 @@ from im2win.frontends.models.source import read
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
 from im2win.records.lookup import search
-from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, rung_for
+from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, tier_for
 from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
 from im2win.runtime.manifest import ArtefactError
@@ -155,8 +155,8 @@ def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untu
     if untuned == "default":
         return None
     found = search(conv, machine, names, logs, accuracy)
-    rung = rung_for(conv, found.rung, found.record.conv2d if found.record else None)
-    return None if rung in TUNED else NO_RECORD
+    tier = tier_for(conv, found.tier, found.record.conv2d if found.record else None)
+    return None if tier in TUNED else NO_RECORD
 
 
 def _built(convs: Sequence[Conv2d], machine: Machine, logs: Any, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:
@@ -180,7 +180,7 @@ def _rewrite(model: ModelProto, kept: Sequence[Replaceable], operators: dict[Con
 
 def _layer(one: Replaceable, built: Built) -> ModelLayer:
     convolution = one.convolution
-    return ModelLayer(convolution.name, str(convolution.conv), built.algorithm, built.tile.as_dict(), built.rung)
+    return ModelLayer(convolution.name, str(convolution.conv), built.algorithm, built.tile.as_dict(), built.tier)
 
 
 def _save(model: ModelProto, path: Path) -> None:

@@ -127,17 +127,17 @@ class Planner:
         device = self._device(target)
         choice = self._chooser.choose(conv, device)
         if not choice.algorithm:
-            return Decision("", None, choice.rung)
+            return Decision("", None, choice.tier)
         if target == "cpu":
             pool.share()
         native.load()
-        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.rung == "exact")
+        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.tier == "exact")
 
         def another(other: Conv2d) -> str | None:
             return self.decide(other, target).name or None
 
         register(name, op, another if self.dynamic == "build" else None)
-        return Decision(name, op, choice.rung, target)
+        return Decision(name, op, choice.tier, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
         """Logs, once for a module, that an input has another shape or layout than on the example."""

@@ -168,14 +168,14 @@ class Measurer:
                 self._check_again(bench, tried, out)
         return outcomes
 
-    def _time(self, job: RunJob, contest: list[tuple[Kernel, Outcome]]) -> None:
+    def _time(self, job: RunJob, kernels: list[tuple[Kernel, Outcome]]) -> None:
         """Samples the kernels in interleaved rounds."""
         calls = {}
-        for kernel, _ in contest:
+        for kernel, _ in kernels:
             calls[id(kernel)] = _calls(kernel, COLD_S if self._cold else WARM_S)
             self._cold = False
-        spent = {id(kernel): 0.0 for kernel, _ in contest}
-        open_ = list(contest)
+        spent = {id(kernel): 0.0 for kernel, _ in kernels}
+        open_ = list(kernels)
         while open_:
             for kernel, out in list(open_):
                 took = _sample(kernel, calls[id(kernel)])

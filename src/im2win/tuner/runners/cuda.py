@@ -220,8 +220,8 @@ class Measurer:
             message, measured = verify(bench, kernel, tolerance(job.conv, candidate.accuracy))
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
-        contest = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
-        self._time(job, bench, contest)
+        verified = [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None]
+        self._time(job, bench, verified)
         for tried, out, candidate in zip(kernels, outcomes, job.candidates, strict=True):
             if tried is not None:
                 message, _ = verify(bench, tried, tolerance(job.conv, candidate.accuracy))
@@ -230,14 +230,14 @@ class Measurer:
         return outcomes
 
     @staticmethod
-    def _time(job: RunJob, bench: Bench, contest: list[tuple[Kernel, Outcome]]) -> None:
+    def _time(job: RunJob, bench: Bench, verified: list[tuple[Kernel, Outcome]]) -> None:
         """Samples the kernels in interleaved rounds."""
-        for kernel, _ in contest:
+        for kernel, _ in verified:
             start, calls = time.perf_counter(), 0
             while time.perf_counter() - start < WARM_S or calls < 2:
                 sample(bench, kernel)
                 calls += 1
-        open_ = list(contest)
+        open_ = list(verified)
         while open_:
             for kernel, out in list(open_):
                 out.samples_s.append(sample(bench, kernel))

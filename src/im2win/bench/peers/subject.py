@@ -53,7 +53,7 @@ class Trial:
     extra_bytes: int = 0
 
 
-class Contender(Protocol):
+class Subject(Protocol):
     """A subject: anything that can be timed on a layer."""
 
     @property

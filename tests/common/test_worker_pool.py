@@ -23,19 +23,19 @@ from im2win.spec.conv2d import Conv2d
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_job_is_done_once_and_no_crew_does_two_at_a_time(count: int) -> None:
-    crews: list[Any] = [[] for _ in range(count)]
-    busy = {id(crew): threading.Lock() for crew in crews}
+def test_every_job_is_done_once_and_no_pool_does_two_at_a_time(count: int) -> None:
+    pools: list[Any] = [[] for _ in range(count)]
+    busy = {id(pool): threading.Lock() for pool in pools}
 
-    def one(job: int, crew: Any, stop: threading.Event) -> None:
-        with_lock = busy[id(crew)].acquire(blocking=False)
+    def one(job: int, pool: Any, stop: threading.Event) -> None:
+        with_lock = busy[id(pool)].acquire(blocking=False)
         assert with_lock
         time.sleep(0.002)
-        crew.append(job)
-        busy[id(crew)].release()
+        pool.append(job)
+        busy[id(pool)].release()
 
-    shared_out(range(20), crews, one)
-    assert sorted(job for crew in crews for job in crew) == list(range(20)) and all(crews)
+    shared_out(range(20), pools, one)
+    assert sorted(job for pool in pools for job in pool) == list(range(20)) and all(pools)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -43,7 +43,7 @@ def test_every_job_is_done_once_and_no_crew_does_two_at_a_time(count: int) -> No
 def test_a_failure_ends_all(count: int, failure: BaseException) -> None:
     begun: list[int] = []
 
-    def one(job: int, crew: Any, stop: threading.Event) -> None:
+    def one(job: int, pool: Any, stop: threading.Event) -> None:
         begun.append(job)
         if job == 1:
             raise failure
@@ -77,35 +77,35 @@ def test_gpus_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.alike_gpus() == ["0", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,GPU-7")
     assert gpu.alike_gpus() == ["5", "GPU-7"]
-    assert CudaBackend(H200).places() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}]
+    assert CudaBackend(H200).measurement_slots() == [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "GPU-7"}]
 
 
-def test_crews_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start when they get a job: none does here."""
-    monkeypatch.setattr(CudaBackend, "places", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
+    monkeypatch.setattr(CudaBackend, "measurement_slots", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
     monkeypatch.setattr("os.cpu_count", lambda: 17)
-    with tuner.crews(H200, 100) as all_of_them:
-        assert [len(crew.builders) for crew in all_of_them] == [4, 4, 4, 4]
-    with tuner.crews(H200, 2) as two:
-        assert [len(crew.builders) for crew in two] == [8, 8]
-    with tuner.Crew(H200) as alone:
+    with tuner.pools(H200, 100) as all_of_them:
+        assert [len(pool.builders) for pool in all_of_them] == [4, 4, 4, 4]
+    with tuner.pools(H200, 2) as two:
+        assert [len(pool.builders) for pool in two] == [8, 8]
+    with tuner.Pool(H200) as alone:
         assert len(alone.builders) == 16
 
 
 def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
     names = ["direct/tiled", "im2win/stored", "im2col/tiled"]
-    with tuner.Crew(machine) as crew:
-        crew.builders = [Worker("im2win.tuner.build_worker") for _ in names]
-        monkeypatch.setattr(crew.builders[0], "result", _dies)
-        found = crew.ranked(conv, names, machine, "float32")
+    with tuner.Pool(machine) as pool:
+        pool.builders = [Worker("im2win.tuner.build_worker") for _ in names]
+        monkeypatch.setattr(pool.builders[0], "result", _dies)
+        found = pool.ranked(conv, names, machine, "float32")
         assert list(found) == names
         assert found["direct/tiled"] == backend_for(machine).ranked(conv, schedule_of("direct/tiled"))
         assert found["im2win/stored"] and found["im2col/tiled"]
-        again = crew.ranked(conv, names[1:], machine, "float32")
+        again = pool.ranked(conv, names[1:], machine, "float32")
         assert again == {name: found[name] for name in names[1:]}
-        for worker in crew.builders:
+        for worker in pool.builders:
             worker.close()
 
 
@@ -115,8 +115,8 @@ def _dies(timeout_s: float) -> Any:
 
 def test_a_cpu_is_one_place() -> None:
     machine = Machine.host(1)
-    with tuner.crews(machine, 5) as crews:
-        assert len(crews) == 1 and CpuBackend(machine).places() == [{"TVM_NUM_THREADS": "1"}]
+    with tuner.pools(machine, 5) as pools:
+        assert len(pools) == 1 and CpuBackend(machine).measurement_slots() == [{"TVM_NUM_THREADS": "1"}]
 
 
 def test_a_process_without_pytorch_finds_none() -> None:
