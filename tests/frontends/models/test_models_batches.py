@@ -214,7 +214,8 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)
     older = json.loads(good[manifest])
-    older |= {"schema": 1, "layers": [{"rung" if name == "tier" else name: value for name, value in one.items()} for one in older["layers"]]}
+    renamed = [{"rung" if name == "tier" else name: value for name, value in one.items()} for one in older["layers"]]
+    older |= {"schema": 1, "layers": renamed}
     manifest.write_text(json.dumps(older))
     assert im2win.load_model(path).batches == (1, 2, 4), "manifests of schema 1 are read"
 
