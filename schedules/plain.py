@@ -1,4 +1,4 @@
-"""Tiles as plain values, for records and manifests."""
+"""Tiles as mappings of plain values, for tuning records and manifests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Made = TypeVar("Made", bound="PlainTile")
 
 
 class PlainTile:
-    """What frozen dataclasses of integers, words and flags have in common."""
+    """Base of tiles: frozen dataclasses whose fields are integers, strings and flags."""
 
     LATER: ClassVar[tuple[str, ...]] = ()
     """Fields that are younger than some records: at their default they are left out, and may be missing."""
@@ -20,7 +20,7 @@ class PlainTile:
         return {field.name: field.default for field in fields(cls) if field.default is not MISSING}  # type: ignore[arg-type]
 
     def as_dict(self) -> dict[str, Any]:
-        """The tile as plain values, for a record or a manifest."""
+        """The tile as a mapping of field names to plain values. Fields in `LATER` are left out where they have their default."""
         values: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return {name: value for name, value in values.items() if name not in self.LATER or value != self._defaults()[name]}
 

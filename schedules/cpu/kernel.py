@@ -1,18 +1,18 @@
-"""The production schedule for CPUs: one body for every algorithm (thesis Alg. 6, carried further).
+"""The production schedule for CPUs, one for every algorithm; it extends Alg. 6 of the im2win thesis (Lu 2023; arXiv 2306.14320).
 
-A parallel step takes a strip of output rows of one image and a pass of channel blocks. It stages what the algorithm transforms (a padded
-strip, its im2win rows, its im2col block), and for every channel block sweeps a register tile over the strip. A K step of the tile loads
-`vectors` vectors of packed filters and multiplies each with `rows * cols` broadcast inputs, so with 14 windows x 2 vectors there are 28
-sums, 2 filters and 1 broadcast in 32 registers, and 16 loads feed 28 FMAs.
+A parallel step computes a block of output rows of one image for a pass of channel blocks. It stages what the algorithm transforms (padded
+input rows, their im2win rows, their im2col block). For every channel block a register tile then sweeps over the block of output rows. A K
+step of the register tile loads `vectors` vectors of packed filters and multiplies each by `rows * cols` broadcast inputs. For example 14
+windows x 2 vectors take 28 accumulators, 2 filters and 1 broadcast of 32 registers, and 16 loads feed 28 FMAs.
 
-    parallel (channel pass, n, strip)
-        stage                                      # strip-level transform, if the algorithm has one
+    parallel (channel pass, n, block of output rows)
+        stage                                      # transform of these rows, if the algorithm has one
         for channel block in pass
-            for row tile, column tile in strip
+            for row tile, column tile in the block of output rows
                 sums = 0                           # registers
                 for c, u, v: sums += filter[k, :] * operand
-                rows[...] = act(sums + bias)       # level 1
-            out[...] = turned rows                 # schedules/cpu/transpose.py
+                rows[...] = act(sums + bias)       # level-1 cache
+            out[...] = transposed rows             # schedules/cpu/transpose.py
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Where = Literal["root", "strip", "inline"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a schedule must know of an algorithm.
+    """What the schedule must know of an algorithm.
 
-    stage: the block that transforms the input; None if there is none.
-    where: `root` stores the whole transformed tensor, `strip` one strip of it beside the product, `inline` none of it.
-    matrix: whether the product takes windows as one line of a matrix, without rows.
-    fused: axes of the stage that hold several: (axis, letters of the inner ones), u kernel row, v kernel column, x output column. Taken
-        apart, they leave plain rows to copy instead of a division for every element.
+    stage: name of the block that transforms the input; None if there is none.
+    where: "root" stores the whole transformed tensor, "strip" that of one block of output rows beside the product, "inline" none of it.
+    matrix: whether the product takes windows as columns of a matrix, without rows of the output.
+    fused: axes of the stage that fuse several axes: (axis, letters of the inner ones), u kernel row, v kernel column, x output column.
+        Splitting them leaves plain rows to copy instead of a division for every element.
     step: elements between neighbouring windows in what the product reads.
     """
 
@@ -54,7 +54,7 @@ class Plan:
 
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Plan) -> Schedule:
-    """Schedules a definition of compute/ with a legal tile."""
+    """Schedules a definition of `compute/` with a legal tile."""
     sch = Schedule(te.create_prim_func(list(arguments)))
     if plan.stage and plan.where == "inline":
         sch.compute_inline(sch.get_sblock(plan.stage))
@@ -67,7 +67,8 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
         if conv.residual:
             sch.compute_inline(sch.get_sblock(nest.TURNED))
     if plan.stage and plan.where != "inline":
-        # while the product is whole, so that exactly what a strip reads is staged, and nothing for the rest of its last tile
+        # while the product is not tiled yet, so that staging covers just what a block of output rows reads, and nothing for its last
+        # register tile
         sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
         _stage(sch, conv, tile, plan, step)
     if held:
@@ -80,7 +81,8 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
 
 
 def _holds_back(conv: Conv2d, tile: Tile, plan: Plan) -> bool:
-    """Whether a strip of outputs is held in [window][channel] form: where vectors of channels cannot leave as they are."""
+    """Whether a block of output rows is buffered as [window][channel]: where vectors of channels cannot be stored to the output directly.
+    """
     leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.strip > 1)
     return tile.axis == "channels" and not leaves
 
@@ -90,7 +92,11 @@ def _whole_blocks(conv: Conv2d, tile: Tile) -> bool:
 
 
 def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, LoopRV, list[LoopRV], list[LoopRV]]:
-    """Splits the output into parallel steps: (step, channel block of the pass, channel loops inside it, [row, column] of the strip)."""
+    """Splits the output into parallel steps.
+
+    Returns:
+        (step, channel block of the pass, channel loops inside it, [row, column] of the block of output rows).
+    """
     loops = sch.get_loops(sch.get_sblock(nest.OUT))
     n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
     inside = [tile.vectors, tile.lanes] if tile.axis == "channels" else [tile.block]
@@ -104,7 +110,10 @@ def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, Loop
 
 
 def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels: list[LoopRV]) -> None:
-    """The strip of outputs beside the product; a residual is added to turned rows, or on the way out where nothing is turned."""
+    """Buffers a block of output rows beside the product.
+
+    A residual is added to transposed rows, or in the write-back without a transpose.
+    """
     if conv.residual and conv.layout == "NCHW" and _whole_blocks(conv, tile):
         sch.compute_at(sch.get_sblock(nest.TURNED), channels[0], preserve_unit_loops=True)
     elif conv.residual:
@@ -113,7 +122,7 @@ def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels:
 
 
 def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Vectors of channels that leave through a strip of outputs."""
+    """Vectors of channels that are written back through a buffered block of output rows."""
     rows = sch.get_sblock(nest.ROWS)
     row, col, channel = sch.get_loops(rows)[-3:]
     _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
@@ -129,7 +138,7 @@ def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: l
 def _channel_vectors(
     sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, row: LoopRV, col: LoopRV, vector: LoopRV, lane: LoopRV
 ) -> None:
-    """Tiles the loops that take the sums (over a strip of outputs, or the output itself), and puts the product under each tile."""
+    """Tiles the loops that consume the accumulators (over the buffer or the output), and computes the product under each register tile."""
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, col = sch.split(col, [None, tile.cols])
     sch.reorder(row_tile, col_tile, row, col, vector, lane)
@@ -142,7 +151,7 @@ def _channel_vectors(
 
 
 def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, taps: int) -> None:
-    """The sum over K on registers: `rows * cols * vectors` sums, unrolled but for the K loops."""
+    """The micro-kernel: the sum over K with `rows * cols * vectors` accumulators in registers, unrolled but for the K loops."""
     row, col, channel, *sums = sch.get_loops(product)[-3 - taps :]
     vector, lane = sch.split(channel if tile.axis == "channels" else col, [None, tile.lanes])
     held = [row, col, vector, lane] if tile.axis == "channels" else [row, channel, vector, lane]
@@ -163,7 +172,7 @@ def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, ta
 
 
 def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Rows of [window][channel] leave as NCHW, turned by shuffles; a residual is added to the turned rows."""
+    """Writes rows of [window][channel] back as NCHW, transposed by shuffles. A residual is added to the transposed rows."""
     intrin = turn_intrin(tile.strip, conv.output_size[1], tile.lanes)
     if not conv.residual:
         sch.tensorize(channels[1], intrin)
@@ -174,7 +183,10 @@ def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windo
 
 
 def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Sums of neighbouring windows in a vector: they leave as they are, so bias, residual and activation happen on the way out."""
+    """Accumulators of neighbouring windows in a vector.
+
+    They need no transpose; bias, residual and activation are part of the write-back.
+    """
     row, col = windows
     if plan.matrix:
         col = sch.fuse(row, col)
@@ -193,7 +205,7 @@ def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channel
 
 
 def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) -> None:
-    """Runs a transform for itself, in parallel over its outer axes, or per step. LLVM vectorizes the plain rows it leaves.
+    """Schedules a transform: by itself, parallel over its outer axes, or inside each parallel step. LLVM vectorizes its plain rows.
 
     before                                         after
         for k in K, p in P:                            for c, u, v, m, x:

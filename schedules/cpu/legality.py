@@ -1,4 +1,4 @@
-"""The one statement of which tiles are legal; sampler, user input, records and tests all ask here."""
+"""Legality of CPU tiles, stated once: sampler, user input, records and tests all use this function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from im2win.spec.conv2d import Conv2d
 
 
 def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal. `matrix`: the algorithm multiplies a matrix whose windows have no rows."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal.
+
+    Args:
+        matrix: whether the algorithm multiplies a matrix whose windows have no rows.
+    """
     rules = [
         (tile.axis in AXES, f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"),
         (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
@@ -25,12 +29,12 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tupl
     group_channels, blocks = conv.out_channels // conv.groups, tile.pack.blocks(conv)
     line = tile.strip * out_w if matrix else out_w
     windows = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
-    # A tile of more windows than a line has only computes a smaller tile; the one that fits is the same kernel, so only that one is legal.
+    # A tile of more windows than a line has is the same kernel as the tile that just covers the line, so only that one is legal.
     whole_vectors = -(-line // tile.lanes) * tile.lanes
     return [
         (tile.lanes >= 4 or conv.layout == "NHWC", f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can turn to NCHW"),
         (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
-        # sums, one K step of the other vector operand, and one broadcast
+        # accumulators, one K step of the other vector operand, and one broadcast
         (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
         (windows <= (line if tile.axis == "channels" else whole_vectors), f"the tile's windows (={windows}) must fit the line (={line})"),
         (not matrix or tile.rows == 1, "`rows` must be 1: the windows of a matrix have no rows"),
@@ -38,7 +42,7 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tupl
         (out_h % tile.strip == 0, f"`strip` (={tile.strip}) must divide the output's rows (={out_h})"),
         (matrix or tile.strip % tile.rows == 0, f"`rows` (={tile.rows}) must divide `strip` (={tile.strip})"),
         (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),
-        # a group's last block may be padded only when it is the layer's last block
+        # a group's last block may only be padded if it is the layer's last block
         (
             group_channels % tile.block == 0 or (conv.groups == 1 and tile.axis == "channels"),
             f"the block (={tile.block}) must divide a group's channels (={group_channels})",

@@ -1,7 +1,7 @@
-"""Tails: tiles that do not divide a loop, without a test in the micro-kernel.
+"""Loop peeling: tiles that do not divide a loop, without a predicate in the micro-kernel.
 
-A split that does not divide leaves a predicate on its block. Marked as *likely*, the predicate makes TVM's LoopPartition cut the loop in
-two: whole tiles without any test, and one smaller tile for the rest, whose registers and unrolled code are its own. Each condition of a
+A split that does not divide leaves a predicate on its block. If the predicate is marked *likely*, TVM's LoopPartition cuts the loop in two:
+whole tiles without a predicate, and one smaller tile for the rest with registers and unrolled code of its own. Each condition of a
 predicate is marked by itself, so that loops are cut one after the other: `likely(a and b)` would cut none.
 
 before                                             after
@@ -39,5 +39,5 @@ def _mark(stmt: object) -> object:
 
 
 def mark_tails(module: tvm.IRModule) -> tvm.IRModule:
-    """Marks every condition of a scheduled module's block predicates as likely, for LoopPartition (with `CONFIG`) to cut away."""
+    """Marks every condition of a scheduled module's block predicates as likely, so that LoopPartition (with `CONFIG`) cuts it away."""
     return tvm.IRModule({name: func.with_body(_mark(func.body)) for name, func in module.functions.items()})

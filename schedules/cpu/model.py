@@ -1,8 +1,8 @@
-"""An analytic estimate of a tile's time: it chooses the tile of an untuned layer, and gives the tuner its first order.
+"""Analytic cost model of CPU tiles: it chooses the tile of an untuned layer, and the tuner begins with the tiles that it ranks first.
 
-Counted in cycles of one core: the micro-kernel (FMA, load and latency bounds), the way out, staging, and what the caches must deliver.
-The constants are of current x86 and Arm cores (two FMAs and two loads a cycle), those of caches and the way out fitted to tuning records;
-they rank tiles, they do not predict times.
+It counts cycles of one core: the micro-kernel (bounds by FMA, load and latency), the write-back, staging, and the traffic of the caches.
+Constants are those of current x86 and Arm cores (two FMAs and two loads a cycle). Those of caches and write-back are fitted to tuning
+records. Estimates rank tiles; they do not predict times.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from im2win.spec.objective import cost
 
 LOADS = 2  # vector loads a cycle
 L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
-RUN = 20.0  # cycles a run of output rows costs at its start
-SPILL = 0.04  # share of a K step that each register too many costs
-AHEAD = 3  # registers with inputs that LLVM loads before it needs them
-TURN = 10.0  # cycles a vector of outputs costs on its way through the strip and the shuffles
-STAGED = {"strip": 0.5, "root": 1.8}  # cycles an element that is transformed costs
+RUN = 20.0  # cycles that a run of output rows costs at its start
+SPILL = 0.04  # share of a K step that each missing register costs
+AHEAD = 3  # registers with inputs that LLVM loads ahead
+TURN = 10.0  # cycles of a vector of outputs for the buffer and the transpose
+STAGED = {"strip": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles of one core by cause, and bytes beside the tensors; `cost` is what tiles are ranked by (`im2win.spec.objective`)."""
+    """Cycles of one core by cause, and bytes of workspace. `cost` ranks tiles, see `im2win.spec.objective`."""
 
     conv: Conv2d
     product: float
@@ -40,7 +40,7 @@ class Estimate:
 
     @property
     def cost(self) -> float:
-        """`total`, with the price of the memory held."""
+        """`total`, weighted by the price of the workspace."""
         return cost(self.conv, self.total, self.held)
 
     @property
@@ -50,27 +50,27 @@ class Estimate:
 
 
 def _step_cycles(tile: Tile, windows: int, step: int) -> float:
-    """Cycles of one K step of the register tile with this many windows in its row."""
+    """Cycles of one K step of the register tile, with `windows` windows in its row."""
     if tile.axis == "channels":
         sums = tile.rows * windows * tile.vectors
         loads: float = tile.vectors + tile.rows * windows
     else:
         vectors = -(-windows // tile.lanes)
         sums = tile.rows * vectors * tile.cols
-        # a vector of neighbouring windows mostly straddles two cache lines; a strided one is put together element by element
+        # a vector of neighbouring windows mostly crosses a cache line; a strided one is loaded element by element
         loads = tile.rows * vectors * (2 if step == 1 else 2 * tile.lanes) + tile.cols
     overhead = 1.0 / tile.unroll
     return max(sums / FMA_UNITS, loads / LOADS, FMA_LATENCY) + overhead
 
 
 def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
-    """Registers that LLVM wants beyond those there are.
+    """Registers that LLVM needs beyond those there are.
 
-    Where an unrolled kernel axis slides over the same inputs, LLVM loads each of them once and keeps all of them. It unrolls loops of up to
-    three steps by itself.
+    Where an unrolled kernel axis reads overlapping inputs, LLVM loads each input once and keeps all of them in registers. It unrolls loops
+    of up to three steps by itself.
     """
     if tile.axis == "windows":
-        # it loads a K step's inputs and filters before it multiplies; measured, each one too many costs more than a shared input
+        # LLVM loads a K step's inputs and filters before it multiplies; as measured, each missing register costs more than a shared input
         return max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
     spare = tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers
     if matrix:
@@ -85,17 +85,22 @@ def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
         shared = tile.rows > 1 and taps > conv.stride[0]
         held = tile.cols * ((tile.rows - 1) * conv.stride[0] + taps)
     need = tile.accumulators + tile.vectors + (held if shared else 1 + AHEAD)
-    long = 4 if tile.unroll > 1 and taps > 5 else 0  # long unrolled bodies: its scheduler moves loads far ahead
+    long = 4 if tile.unroll > 1 and taps > 5 else 0  # long unrolled bodies: LLVM's scheduler moves loads far ahead
     return max(need + long - machine.registers, 0)
 
 
 def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: int, step: int) -> Estimate:
-    """The estimate of a legal tile for an algorithm's plan; it stages so many elements per strip or (`where` = root) in all."""
+    """The estimate for a legal tile of an algorithm.
+
+    Args:
+        matrix, where, step: see `kernel.Plan`.
+        staged: elements that are staged for a block of output rows, or with `where` = "root" in all.
+    """
     out_h, out_w = conv.output_size
     blocks = tile.pack.blocks(conv)
     depth = math.prod(conv.filter_shape[1:])
     line = out_w * (tile.strip if matrix else 1)
-    lines = 1 if matrix else tile.strip // tile.rows  # register-tile rows of a strip
+    lines = 1 if matrix else tile.strip // tile.rows  # rows of register tiles in a block of output rows
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
     sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
@@ -107,7 +112,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.strip - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
     tiles = lines * (whole + bool(rest))
     cache = 0.0
-    if filter_bytes > 0.75 * machine.l1_bytes:  # streamed from level 2 by every tile, behind the FMAs if they are slower
+    if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
         cache += max(0.0, tiles * filter_bytes / L2_BYTES - 0.9 * sweep)
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
@@ -134,7 +139,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
 
 def _write_back(conv: Conv2d, tile: Tile) -> float:
-    """Cycles to bring the sums out, and to start each run of rows of a channel: another page, and nothing prefetched."""
+    """Cycles of the write-back, and of the start of each channel's run of rows: a new page, and nothing prefetched."""
     runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.strip)
     return _vectors_out(conv, tile) + RUN * runs
 
@@ -142,7 +147,7 @@ def _write_back(conv: Conv2d, tile: Tile) -> float:
 def _vectors_out(conv: Conv2d, tile: Tile) -> float:
     vectors = math.prod(conv.output_size) * conv.batch * conv.out_channels / tile.lanes
     if tile.axis == "windows":
-        return vectors * tile.rows  # every row of the tile is one more stream of partly written cache lines
+        return vectors * tile.rows  # every row of the tile is another stream of partly written cache lines
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
         return vectors * (2.0 * tile.lanes if padded else TURN)

@@ -1,8 +1,8 @@
-"""Sums in registers: makes the tiles of scope "local" stack variables, which LLVM turns into registers one loop at a time.
+"""Accumulators in registers: turns tiles of scope "local" into stack variables, which LLVM promotes to registers one loop at a time.
 
-TVM takes the memory of a buffer of 1024 bytes or more from its pool. LLVM keeps such a tile in registers, too, but then has to bring the
-values home: it writes them back where the outermost loop ends, so the sums of the last whole tile stay in registers, of no use to anyone,
-while the smaller tile of the rest runs out of them and spills.
+TVM takes the memory of a buffer of 1024 bytes or more from its workspace pool. LLVM promotes such a tile to registers, too, but must then
+store the values back where the outermost loop ends. The accumulators of the last whole tile then occupy registers without use, while the
+smaller tile of the rest runs out of registers and spills.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import tvm
 from tvm import tirx
 from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
-PIPELINE = "im2win_cpu"  # TVM's own pipeline with the pass below behind it
+PIPELINE = "im2win_cpu"  # TVM's own pipeline followed by the pass below
 LAST_PASS = "im2win.RegisterTiles"
-_ON_STACK = "disable_lower_builtin"  # what TVM calls an allocation that its code generator, not its memory pool, takes care of
+_ON_STACK = "disable_lower_builtin"  # TVM's attribute of an allocation that the code generator handles, not the workspace pool
 
 
 def _mark(stmt: object) -> object:

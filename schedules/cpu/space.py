@@ -1,4 +1,4 @@
-"""Which tiles are worth a trial: the legal ones that waste nothing in sight, for the tuner to sample and the model to rank."""
+"""The search space of CPU tiles: legal tiles that obviously waste nothing, for the tuner to sample and the cost model to rank."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from im2win.schedules.cpu.legality import violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
 
-MAX_STRIP = 16  # output rows; longer strips were never faster and stage more
+MAX_STRIP = 16  # output rows; more were never faster and stage more
 MAX_PASS = 16  # channel blocks
 
 
 def divisors(number: int, most: int) -> list[int]:
-    """Divisors up to `most`, the least first."""
+    """Divisors of a number up to `most`, in ascending order."""
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
 def strips(conv: Conv2d) -> list[int]:
-    """Strip heights: divisors of the output's rows."""
+    """Heights of blocks of output rows: divisors of the output's rows."""
     return divisors(conv.output_size[0], MAX_STRIP)
 
 
 def even_tiles(line: int, most: int) -> list[int]:
-    """Tile sizes that cut a line into equal tiles as far as possible: one size for every number of tiles."""
+    """Tile sizes that cut a line into tiles as equal as possible: one size for every number of tiles."""
     return sorted({-(-line // tiles) for tiles in range(-(-line // most), line + 1)}, reverse=True)
 
 
 def _lanes(conv: Conv2d, machine: Machine) -> list[int]:
-    """The widest vector, and the narrower ones where they leave less padding in a group's channels."""
+    """Lanes of vectors: the machine's, and fewer where that leaves less padding in a group's channels."""
     channels = conv.out_channels // conv.groups
     widths = [w for w in VECTORS if 4 <= w <= machine.lanes]
     if conv.layout == "NHWC" and conv.groups > 1 and channels % widths[0]:
@@ -39,30 +39,30 @@ def _lanes(conv: Conv2d, machine: Machine) -> list[int]:
 
 
 def _sums(conv: Conv2d) -> list[tuple[str, int]]:
-    """(order, unroll): the order matters only where the kernel has rows and columns."""
+    """(order, unroll). The order only matters where the kernel has rows and columns."""
     orders = ORDERS if min(conv.kernel) > 1 else ORDERS[:1]
     return [(order, unroll) for order in orders for unroll in (1, 4)]
 
 
 def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """(lanes, vectors, rows, cols, strip) on the channels axis."""
+    """(lanes, vectors, rows, cols, strip) with axis "channels"."""
     out_w = conv.output_size[1]
     channels = conv.out_channels // conv.groups
     least = max(machine.outputs_in_flight[0] // machine.lanes, 1)
     for lanes in _lanes(conv, machine):
         for vectors in range(1, min(-(-channels // lanes), 6) + 1):
-            room = machine.registers // vectors - 1  # windows: sums and one K step of filters fit the registers
+            room = machine.registers // vectors - 1  # most windows whose accumulators fit the registers beside one K step of filters
             for strip in strips(conv):
                 line = out_w * (strip if matrix else 1)
                 for rows in [1] if matrix else divisors(strip, 4):
                     for cols in even_tiles(line, max(room // rows, 1)):
-                        # eq. 3-1, unless the line itself is shorter
+                        # enough outputs in flight (thesis eq. 3-1), unless the line itself is shorter
                         if rows * cols * vectors >= min(least, rows * line * vectors):
                             yield lanes, vectors, rows, cols, strip
 
 
 def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """(lanes, vectors, rows, cols, strip) on the windows axis; cols counts channels there."""
+    """(lanes, vectors, rows, cols, strip) with axis "windows", where cols counts channels."""
     out_w = conv.output_size[1]
     lanes = next((w for w in VECTORS if w >= max(min(out_w, machine.lanes), 4)), machine.lanes)
     for cols in divisors(conv.out_channels // conv.groups, 16):
@@ -74,7 +74,7 @@ def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tupl
 
 
 def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
-    """Every tile worth a trial, legal all of them, in a fixed order."""
+    """Every legal tile worth a trial, in a fixed order."""
     tiles: list[Tile] = []
     shapes = [("channels", shape) for shape in _channel_tiles(conv, machine, matrix)]
     if conv.layout == "NCHW":
@@ -84,7 +84,7 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
         blocks = conv.groups * -(-(conv.out_channels // conv.groups) // block)
         passes = sorted({*divisors(blocks, MAX_PASS), blocks})
         if (conv.out_channels // conv.groups) % block and conv.batch * conv.output_size[0] > 1:
-            passes = [blocks]  # split among steps, the smaller last block would be cut out of the parallel loop, and run on one thread
+            passes = [blocks]  # in several passes, the smaller last block would be peeled off the parallel loop and run on one thread
         for pass_blocks in passes:
             tiles += [
                 Tile(axis, lanes, vectors, rows, cols, strip, pass_blocks, order, unroll) for order, unroll in _sums(conv)

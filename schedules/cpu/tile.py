@@ -1,4 +1,4 @@
-"""The numbers of a CPU schedule."""
+"""The tile of the CPU schedule."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from im2win.schedules.plain import PlainTile
 
 ORDERS = ("cuv", "cvu")
 AXES = ("channels", "windows")
-VECTORS = (1, 2, 4, 8, 16)  # float32 lanes a vector may have
+VECTORS = (1, 2, 4, 8, 16)  # possible numbers of float32 lanes of a vector
 
 
 @dataclass(frozen=True)
 class Tile(PlainTile):
-    """A register tile, the strip of output rows it sweeps, and the order of the sums.
+    """A register tile, the block of output rows that it sweeps over, and the order of the sum.
 
     axis: what a vector holds: "channels" (one window, `lanes` output channels; inputs are broadcast) or "windows" (one channel, `lanes`
         neighbouring windows; filters are broadcast).
     lanes: float32 elements of a vector.
-    vectors: on the channels axis, vectors of channels in the register tile; on the windows axis, vectors of windows.
-    rows, cols: on the channels axis, the windows of the register tile; on the windows axis `rows` output rows and `cols` channels.
-    strip: output rows that one parallel step computes (for every channel block of its pass); what is staged is staged per strip.
-    pass_blocks: channel blocks computed per strip before the next strip: the larger, the more often an input strip is reused; the smaller,
-        the more often a filter block is.
-    order: the order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
-    unroll: steps of the sum unrolled in the micro-kernel (the innermost kernel axis as a whole, or this many channels of a 1x1 filter).
+    vectors: with axis "channels", vectors of channels in the register tile; with "windows", vectors of windows.
+    rows, cols: with axis "channels", rows and columns of the register tile's windows; with "windows" `rows` output rows and `cols`
+        channels.
+    strip: output rows of one parallel step, for every channel block of its pass. Staging is done once for them.
+    pass_blocks: channel blocks that a parallel step computes. More reuse the input of a step more often, fewer reuse a filter block more
+        often.
+    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
+    unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
     """
 
     axis: str
@@ -45,10 +46,10 @@ class Tile(PlainTile):
 
     @property
     def pack(self) -> FilterPack:
-        """How filters are packed for this tile."""
+        """The packing of filters for this tile."""
         return FilterPack(self.block, self.order)  # type: ignore[arg-type]
 
     @property
     def accumulators(self) -> int:
-        """Vector registers that hold sums."""
+        """Vector registers for accumulators."""
         return self.rows * self.cols * self.vectors

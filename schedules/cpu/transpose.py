@@ -1,9 +1,9 @@
-"""The way out in NCHW: turning [window][channel] blocks into [channel][window] rows with vector shuffles.
+"""Write-back in NCHW: transposes [window][channel] blocks to [channel][window] rows with vector shuffles.
 
-A register tile holds vectors of output channels; NCHW wants rows of windows. Scalar code would spend more on this than on a short product,
-so the copy is a tensor intrinsic: L vectors are loaded, log2(L) stages of two-input shuffles turn them (the butterfly: stage w swaps the
-off-diagonal w x w blocks), and L rows are stored. The rest of a row, fewer than L windows, goes through the same shuffles and leaves in
-pieces of 8, 4, 2 and 1. Only portable vector operations are used; LLVM picks the instructions.
+A register tile holds vectors of output channels, but NCHW stores rows of windows. Scalar code would spend more time on the transpose than
+on a short product. The copy is therefore a tensor intrinsic: it loads L vectors, transposes them in log2(L) stages of two-input shuffles (a
+butterfly: stage w swaps the off-diagonal w x w blocks), and stores L rows. The rest of a row, fewer than L windows, takes the same shuffles
+and is stored in pieces of 8, 4, 2 and 1. Only portable vector operations are used; LLVM selects the instructions.
 
 before                                         after
     for j in L, m in rows, x in cols:              for p in (rows*cols) / L:
@@ -48,7 +48,7 @@ def _description(rows: int, cols: int, lanes: int) -> str:
 
 
 def pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
-    """(first, width) of the vectors that `count` <= lanes elements move in: a whole one, or 8, 4, 2 and 1."""
+    """(first, width) of the vectors that copy `count` <= lanes elements: a whole one, or pieces of 8, 4, 2 and 1."""
     done = 0
     for width in (lanes, 8, 4, 2, 1):
         while width <= lanes and count - done >= width:
@@ -57,7 +57,7 @@ def pieces(count: int, lanes: int) -> Iterator[tuple[int, int]]:
 
 
 def bound(name: str, value: Any, lanes: int, stmts: list[Any]) -> tirx.Var:
-    """A variable for a vector of `lanes` float32, and the statement that gives it its value."""
+    """A variable for a vector of `lanes` float32, and the statement that binds its value."""
     variable = tirx.Var(name, f"float32x{lanes}")
     stmts.append(tirx.Bind(variable, value))
     return variable
@@ -69,12 +69,12 @@ def zeros(lanes: int) -> Any:
 
 
 def index(first: Any, offset: int) -> Any:
-    """A place `offset` behind `first`, which is a number or a variable's expression."""
+    """The index `offset` behind `first`, which is a number or an expression."""
     return first + tirx.const(offset, "int32") if offset else first
 
 
 def butterfly(lanes: int, vectors: list[tirx.Var], stmts: list[Any]) -> list[tirx.Var]:
-    """The vectors of a transposed L x L matrix, given those of the matrix, and the shuffles that make them."""
+    """The vectors of the transpose of an L x L matrix, given the matrix's vectors. Appends the shuffles to `stmts`."""
     width = 1
     while width < lanes:
         low = [q if (q // width) % 2 == 0 else lanes + q - width for q in range(lanes)]
@@ -89,7 +89,7 @@ def butterfly(lanes: int, vectors: list[tirx.Var], stmts: list[Any]) -> list[tir
 
 
 def _block(matrices: tuple[Any, Any], first: Any, count: int, lanes: int) -> list[Any]:
-    """Turns `count` <= lanes windows that start at window `first`."""
+    """Statements that transpose `count` <= lanes windows from window `first` on."""
     source, target = matrices
     stmts: list[Any] = []
     vectors = []
@@ -107,7 +107,7 @@ def _block(matrices: tuple[Any, Any], first: Any, count: int, lanes: int) -> lis
 def in_vectors(count: int, lanes: int, rest: tuple[int, int], block: Callable[[Any, int], list[Any]]) -> list[Any]:
     """Statements of ``block(first, count)`` for every whole vector of `count` elements, in a loop, and for the rest, if there is one.
 
-    rest: its first element and how many are turned.
+    rest: (its first element, its number of elements).
     """
     stmts: list[Any] = []
     if count // lanes:
@@ -119,7 +119,7 @@ def in_vectors(count: int, lanes: int, rest: tuple[int, int], block: Callable[[A
 
 
 def implementation(header: str, body: Callable[[Any, Any], list[Any]]) -> tirx.PrimFunc:
-    """The function of a header, whose root block has the statements ``body(A, B)``."""
+    """The function with a header whose root block has the statements ``body(A, B)``."""
     function = from_source(header + "        T.evaluate(0)\n")
     root = function.body.block
     stmts = body(*function.params)
@@ -140,7 +140,7 @@ def turned(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
 
 @functools.cache
 def turn_intrin(rows: int, cols: int, lanes: int) -> str:
-    """Registers the intrinsic that turns [rows * cols windows][lanes channels] into [lanes][rows][cols]; returns its name."""
+    """Registers the intrinsic that transposes [rows * cols windows][lanes channels] to [lanes][rows][cols]; returns its name."""
     name = f"im2win.turn.{rows}x{cols}x{lanes}"
     header = _HEADER.format(name="turn", windows=rows * cols, rows=rows, cols=cols, lanes=lanes)
     description = from_source(header + _description(rows, cols, lanes))

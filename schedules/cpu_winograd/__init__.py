@@ -1,1 +1,1 @@
-"""CPU schedules for Winograd convolution: strips of tiles, transformed, multiplied and transformed back beside each other in the caches."""
+"""CPU schedules of Winograd: blocks of tile rows are transformed, multiplied and transformed back within a core's caches."""

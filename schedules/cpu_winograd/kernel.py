@@ -1,13 +1,13 @@
-"""Winograd on CPUs: a strip of tiles at a time, everything between input and output in a core's caches.
+"""Winograd on CPUs: a block of tile rows at a time, with everything between input and output in a core's caches.
 
-A parallel step takes a strip of rows of tiles, or a few small images, and a pass of channel blocks. It turns the strip's input rows to
-vectors of channels, transforms them, and for every channel block multiplies position by position: a register tile of `cols` tiles x
-`vectors` vectors of output channels, `vectors` loads of filters and `cols` broadcasts a step, as in `cpu.kernel`. Vectors of output
-channels are then transformed back and leave, turned to rows again where the layout is NCHW.
+A parallel step computes a block of tile rows, or a few small images, for a pass of channel blocks. It transposes the input rows of the
+block to vectors of channels and transforms them. For every channel block it multiplies position by position: the register tile is `cols`
+Winograd tiles x `vectors` vectors of output channels, with `vectors` loads of filters and `cols` broadcasts a step, as in `cpu.kernel`.
+Vectors of output channels are then transformed back and written, transposed to rows again where the layout is NCHW.
 
-    parallel (channel pass, images, strip)
+    parallel (channel pass, images, strip)                # strip: a block of tile rows
         for channel vector
-            turned, padded                                # input rows
+            turned, padded                                # input rows, transposed
             for tile row: down; input = down across       # V[channel vector][i][j][tile][channel]
         for channel block in pass
             for i, j, tiles of the register tile
@@ -15,10 +15,10 @@ channels are then transformed back and leave, turned to rows again where the lay
                 for c: sums += filter[i, j, c, :] * V
                 M[i, j, tile, :] = sums
             for tile: back (registers); rows = act(back across + bias)
-            out = turned rows (+ residual)
+            out = transposed rows (+ residual)
 
-Every strip has the same size. Only output rows beyond the last are left out, by a test a row; the rest of a strip's tiles that the register
-tile does not divide is cut off by LoopPartition (`schedules.cpu.loop_peeling`).
+Every strip has the same size. A predicate for each row leaves out the output rows beyond the last. The tiles of a strip that the register
+tile does not divide are peeled by LoopPartition (`schedules.cpu.loop_peeling`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.schedules.cpu_winograd.transpose import into_intrin, out_intrin
 from im2win.spec.conv2d import Conv2d
 
-_SUMS = (nest.CONV, f"{nest.CONV}_init", f"{nest.CONV}_update", f"{nest.CONV}_local")  # blocks of a register tile, whose rest is cut off
+_SUMS = (nest.CONV, f"{nest.CONV}_init", f"{nest.CONV}_update", f"{nest.CONV}_local")  # blocks of a register tile, whose rest is peeled
 
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: WinogradTile) -> Schedule:
     """Schedules `compute.winograd.define` with a legal tile."""
-    # TVM's own check cannot see that a strip covers the rows that are left under a condition, and refuses to turn them.
+    # TVM's own check cannot see that a strip covers the rows that a predicate leaves, and refuses to transpose them.
     sch = Schedule(te.create_prim_func(list(arguments)), enable_check=False)
     sch.compute_inline(sch.get_sblock(winograd.OUTPUT))
     step, block = _output_transform(sch, tile)
@@ -79,7 +79,7 @@ def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV
 
 
 def _leave(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> None:
-    """Rows of a strip leave in the output's layout: turned by shuffles, or as vectors, where channels fill the block."""
+    """Writes a strip's rows back in the output's layout: transposed by shuffles, or as vectors where channels fill the block."""
     whole = (conv.out_channels // conv.groups) % tile.block == 0
     turned = whole and conv.layout == "NCHW" and conv.output_size[1] > 1
     out = sch.get_sblock(nest.OUT)
@@ -101,11 +101,11 @@ def _leave(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> No
 
 
 def _turn_rows(sch: Schedule, conv: Conv2d, tile: WinogradTile, name: str) -> LoopRV:
-    """Turns each row of a strip, a vector of channels at a time; returns the loop over rows."""
+    """Transposes each row of a strip, a vector of channels at a time; returns the loop over rows."""
     channel, row, col = sch.get_loops(sch.get_sblock(name))[-3:]
     vector, lane = sch.split(channel, [None, tile.lanes])
     sch.reorder(vector, row, lane, col)
-    sch.blockize(lane)  # the condition on the row stays outside
+    sch.blockize(lane)  # the predicate of the row stays outside
     sch.tensorize(sch.get_loops(sch.get_sblock(name))[0], out_intrin(conv.output_size[1], tile.lanes))
     return row
 
@@ -133,7 +133,7 @@ def _product(sch: Schedule, tile: WinogradTile, block: LoopRV) -> None:
 
 
 def _input_transform(sch: Schedule, conv: Conv2d, tile: WinogradTile, step: LoopRV) -> None:
-    """V of a strip, a vector of channels at a time: its rows with their zeros, then one row of tiles after the other."""
+    """V of a strip, a vector of channels at a time: the padded rows, then one row of tiles after the other."""
     given = sch.get_sblock(winograd.INPUT)
     sch.compute_at(given, step, preserve_unit_loops=True)
     channel, i, j, p, lane = sch.get_loops(given)[-5:]
@@ -168,9 +168,9 @@ def _unroll(sch: Schedule, *loops: Any) -> None:
 
 
 def mark_sums(stmt: Any) -> Any:
-    """Marks the conditions of the register tile's blocks as likely, for LoopPartition to cut away.
+    """Marks the predicates of the register tile's blocks as likely, so that LoopPartition cuts them away.
 
-    Theirs alone: a condition on output rows would have it cut the parallel loop, whose last step would then run by itself.
+    Other predicates are not marked: one on output rows would cut the parallel loop, and its last step would run after all others.
     """
     if isinstance(stmt, SBlockRealize):
         old = stmt.block
@@ -185,11 +185,11 @@ def mark_sums(stmt: Any) -> Any:
 
 
 def held_bytes(conv: Conv2d, tile: WinogradTile) -> int:
-    """Bytes that packed filters take beyond the filters themselves."""
+    """Bytes of packed filters beyond the filters themselves."""
     return conv.itemsize * max(math.prod(tile.pack.shape(conv)) - math.prod(conv.filter_shape), 0)
 
 
 def module(conv: Conv2d, arguments: Sequence[te.Tensor], tile: WinogradTile, name: str) -> tvm.IRModule:
-    """A module to compile, of one function of that name, the rests of its register tiles marked."""
+    """A module to compile, with one function `name`, the predicates of its register tiles marked."""
     function = schedule(conv, arguments, tile).mod["main"].with_attr("global_symbol", name)
     return tvm.IRModule({name: function.with_body(mark_sums(function.body))})

@@ -1,4 +1,4 @@
-"""The one statement of which Winograd tiles are legal on a CPU; sampler, user input, records and tests all ask here."""
+"""Legality of Winograd tiles on CPUs, stated once: sampler, user input, records and tests all use this function."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from im2win.schedules.cpu.tile import VECTORS
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 
-LARGEST = 8  # rows and columns of an input tile: beyond, transforms cost more than products save
+LARGEST = 8  # most rows and columns of an input tile: beyond, transforms cost more than products save
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
-    """Why no tile suits a problem; None if one does."""
+    """Why no tile computes a problem; None if one does."""
     if (reason := spread(conv)) is not None:
         return reason
     filters = conv.out_channels // conv.groups
@@ -38,7 +38,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 
 
 def violations(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     broken = [
         f"`{field.name}` (={getattr(tile, field.name)}) must be at least 1" for field in fields(tile) if getattr(tile, field.name) < 1
     ]
@@ -74,7 +74,7 @@ def _fits(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[tuple[bool
         (tile.depth < 2 * share, f"`depth` (={tile.depth}) must not be half zeros beyond {share} channels"),
         (tile.depth % tile.unroll == 0, f"`unroll` (={tile.unroll}) must divide `depth` (={tile.depth})"),
         (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
-        # sums, one step of filters, and one broadcast input
+        # accumulators, one step of filters, and one broadcast input
         (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
         (rows % tile.strip == 0, f"`strip` (={tile.strip}) must divide the rows of tiles (={rows})"),
         (conv.batch % tile.images == 0, f"`images` (={tile.images}) must divide `batch` (={conv.batch})"),
@@ -86,7 +86,7 @@ def _fits(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[tuple[bool
             f"`pass_blocks` (={tile.pass_blocks}) must be parts of a group or whole groups of {per_group} blocks",
         ),
         (math.prod(tile.pack.shape(conv)) <= MAX_ELEMENTS, f"packed filters must have at most {MAX_ELEMENTS} elements"),
-        # a group's last block may be padded only when it is the layer's last block
+        # a group's last block may only be padded if it is the layer's last block
         (filters % tile.block == 0 or conv.groups == 1, f"the block (={tile.block}) must divide a group's channels (={filters})"),
         (tile.block < filters + tile.lanes, f"the block (={tile.block}) must not hold a whole vector of padding beyond {filters} channels"),
     ]

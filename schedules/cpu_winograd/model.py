@@ -1,7 +1,7 @@
-"""An analytic estimate of a Winograd tile's time on a CPU, in the terms of `cpu.model`: what ranks it among all algorithms' tiles.
+"""Analytic cost model of Winograd tiles on CPUs, in the units of `cpu.model`, so that tiles of all algorithms can be ranked together.
 
-Operations of transforms are counted from their straight-line programs; the other constants are those of `cpu.model`, or counted from
-the instructions that LLVM makes.
+Operations of transforms are counted from their matvec programs. Other constants are those of `cpu.model`, or counted from the instructions
+that LLVM generates.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from im2win.schedules.cpu_winograd.kernel import held_bytes
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
-TURN_IN = 5.0  # cycles a vector of inputs costs to be turned: four stages of shuffles, a load and a store
-SCALAR = 1.5  # cycles an element costs that no shuffle turns
-PAD = 2.0  # cycles a vector costs on its way into the padded strip: load, store, and the test whether it is padding
-MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory: filters that no cache holds
+TURN_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shuffles, a load and a store
+SCALAR = 1.5  # cycles of an element that is copied without shuffles
+PAD = 2.0  # cycles of a vector that is copied to the padded strip: load, store, and the test of the padding
+MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _register_tile(tile: WinogradTile, cols: int, depth: int, machine: Machine) 
 
 
 def _into(conv: Conv2d, tile: WinogradTile, form: _Form, strip_cols: int) -> float:
-    """Cycles to transform a strip's input of one image, one vector of channels."""
+    """Cycles to transform a strip's input of one image, for one vector of channels."""
     rows = (tile.strip - 1) * tile.outputs + form.rows
     width = (strip_cols - 1) * tile.outputs + form.cols
     whole = (conv.in_channels // conv.groups) % tile.depth == 0
@@ -71,7 +71,7 @@ def _into(conv: Conv2d, tile: WinogradTile, form: _Form, strip_cols: int) -> flo
 
 
 def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
-    """Cycles to transform a strip's sums back and to bring them out, one channel block."""
+    """Cycles to transform a strip's products back and to write them, for one channel block."""
     operations = form.cols * form.back_rows + tile.outputs * form.back_cols
     back = line * tile.vectors * (_work(operations, tile.outputs**2) + form.rows * form.cols / LOADS)
     rows, width = tile.images * tile.strip * tile.outputs, conv.output_size[1]
@@ -80,12 +80,12 @@ def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
         return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
     if not whole:
         return back + rows * width * tile.vectors * 2.0 * tile.lanes
-    turned = -(-width // tile.lanes)  # vectors of a row, the last one as dear as a whole one
+    turned = -(-width // tile.lanes)  # vectors of a row; the last one costs as much as a whole one
     return back + rows * turned * tile.block * TURN + RUN * tile.block * tile.images
 
 
 def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
-    """Bytes of what a parallel step holds, by block: V of all its channels, M and outputs of one channel block, the strip on its way."""
+    """Bytes of the buffers of a parallel step, by block: V of all its channels, M and outputs of one channel block, input rows."""
     form, (_, cols), pack = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs), tile.pack
     line, positions = tile.images * tile.strip * cols, form.rows * form.cols
     rows, width = (tile.strip - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
@@ -102,14 +102,14 @@ def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
 
 
 def strip_bytes(conv: Conv2d, tile: WinogradTile) -> int:
-    """Most bytes that a parallel step holds at once: M and outputs take the place of the strip."""
+    """Most bytes that a parallel step needs at once: M and outputs reuse the memory of the input rows."""
     held = buffers(conv, tile)
     strip = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
     return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], strip)
 
 
 def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
-    """The estimate of a legal tile."""
+    """The estimate for a legal tile."""
     form, (tile_rows, tile_cols) = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs)
     pack, line, positions = tile.pack, tile.images * tile.strip * tile_cols, form.rows * form.cols
     depth, blocks = pack.depth(conv), pack.blocks(conv)

@@ -1,4 +1,4 @@
-"""Which Winograd tiles are worth a trial on a CPU: the legal ones that waste nothing in sight, for tuner and model."""
+"""The search space of Winograd tiles on CPUs: legal tiles that obviously waste nothing, for tuner and cost model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
 MAX_STRIP = 8  # rows of tiles
-MAX_IMAGES, MAX_TILES = 16, 128  # images together, where their tiles are not more than this
+MAX_IMAGES, MAX_TILES = 16, 128  # images together, where they have at most so many tiles
 MAX_VECTORS = 6
 
 
 def forms(conv: Conv2d) -> list[int]:
-    """Outputs of the forms F(m x m, kernel) that keep the tolerance, each with fewer tiles than all smaller ones."""
+    """Outputs m of the forms F(m x m, kernel) that keep the tolerance, each with fewer tiles than all smaller ones."""
     found: list[int] = []
     for outputs in range(2, LARGEST - max(conv.kernel) + 2):
         if trusted(conv, outputs) and all(tiles(conv, outputs) != tiles(conv, smaller) for smaller in found):
@@ -28,14 +28,14 @@ def forms(conv: Conv2d) -> list[int]:
 
 
 def widths(channels: int, machine: Machine, least: int) -> list[int]:
-    """Vectors for so many channels: the widest that is not half padding, and narrower ones where they leave less of it."""
+    """Lanes of vectors for so many channels: the widest that is at most half padding, and fewer where that leaves less padding."""
     fitting = [w for w in VECTORS if least <= w <= machine.lanes and (w < 2 * channels or w == least)]
     padded = {w: -(-channels // w) * w for w in fitting}
     return [w for w in fitting if all(padded[w] < padded[wider] for wider in fitting if wider > w)]
 
 
 def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> Iterator[tuple[int, int]]:
-    """(vectors, cols) whose sums fill the FMA units, unless the strip's tiles (`line`) do not (thesis eq. 3-1)."""
+    """(vectors, cols) with enough accumulators to occupy the FMA units (thesis eq. 3-1), unless the strip (`line` tiles) has fewer."""
     least = max(machine.outputs_in_flight[0] // machine.lanes, 1)
     for vectors in range(1, min(-(-filters // lanes), MAX_VECTORS) + 1):
         for cols in even_tiles(line, max(machine.registers // vectors - 1, 1)):
@@ -44,7 +44,7 @@ def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> It
 
 
 def _strips(conv: Conv2d, rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """(rows of tiles, images): parts of an image, and several images that are small."""
+    """(rows of tiles, images): parts of an image, or several small images."""
     for strip in divisors(rows, MAX_STRIP):
         yield strip, 1
     for images in divisors(conv.batch, MAX_IMAGES):
@@ -67,5 +67,5 @@ def _candidates(conv: Conv2d, machine: Machine) -> Iterator[WinogradTile]:
 
 
 def space(conv: Conv2d, machine: Machine) -> list[WinogradTile]:
-    """Every tile worth a trial, legal all of them, in a fixed order."""
+    """Every legal tile worth a trial, in a fixed order."""
     return [tile for tile in _candidates(conv, machine) if not violations(conv, tile, machine)]

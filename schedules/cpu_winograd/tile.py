@@ -1,4 +1,4 @@
-"""The numbers of a Winograd schedule on a CPU."""
+"""The tile of the Winograd schedule on CPUs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from im2win.schedules.plain import PlainTile
 
 @dataclass(frozen=True)
 class WinogradTile(PlainTile):
-    """The form F(m x m, kernel), the strip of tiles that a parallel step transforms, and the register tile that multiplies it.
+    """The form F(m x m, kernel), the strip of Winograd tiles that a parallel step transforms, and the register tile.
 
     outputs: m.
-    depth: input channels in a vector of the input transform; a group's are filled up with zeros to whole vectors.
+    depth: input channels in a vector of the input transform; a group's channels are padded with zeros to whole vectors.
     lanes: output channels in a vector of the product and of the output transform.
-    vectors, cols: of the register tile: vectors of output channels, and tiles of the strip.
-    strip: rows of tiles that a parallel step computes.
-    images: of so many images; more than one where a strip is a whole image.
-    pass_blocks: channel blocks computed per strip before the next strip; each pass transforms the input once more.
+    vectors, cols: of the register tile: vectors of output channels, and Winograd tiles of the strip.
+    strip: rows of Winograd tiles of a parallel step.
+    images: images of a parallel step; more than one only if a strip is a whole image.
+    pass_blocks: channel blocks that a parallel step computes; each pass transforms the input once more.
     unroll: input channels unrolled in the micro-kernel.
     """
 
@@ -39,27 +39,27 @@ class WinogradTile(PlainTile):
 
     @property
     def pack(self) -> WinogradPack:
-        """How filters are transformed and packed for this tile."""
+        """The transform and packing of filters for this tile."""
         return WinogradPack(self.outputs, self.block, "bijck", self.depth)
 
     @property
     def accumulators(self) -> int:
-        """Vector registers that hold sums."""
+        """Vector registers for accumulators."""
         return self.cols * self.vectors
 
-    # What `schedules.cpu.tile.Tile` calls these, for whoever compares tiles of all algorithms.
+    # Names of `schedules.cpu.tile.Tile`, for callers that compare tiles of all algorithms.
 
     @property
     def axis(self) -> str:
-        """What a vector of sums holds."""
+        """What a vector of accumulators holds."""
         return "channels"
 
     @property
     def rows(self) -> int:
-        """Rows of the register tile: tiles of a strip lie in one line."""
+        """Rows of the register tile: 1, since a strip's tiles lie in one line."""
         return 1
 
     @property
     def order(self) -> str:
-        """The order of the sum."""
+        """The loop order of the sum."""
         return "cuv"

@@ -1,10 +1,10 @@
-"""Into and out of vectors of channels: rows of NCHW turned by shuffles, the same butterfly as in `schedules.cpu.transpose`.
+"""Transposes between rows of NCHW and vectors of channels, by the same shuffles as in `schedules.cpu.transpose`.
 
 before                                         after, into
     for x in cols, c in L:                         for q in cols / L:
         B[x, c] = A[c, x]                              v0..vL = A[0:L, q*L : q*L+L];  butterfly;  B[q*L + i, 0:L] = vi
 
-What is left of a row are its last L elements, some of them turned a second time; a row shorter than L is read in pieces of 8, 4, 2
+The rest of a row is handled as its last L elements, some of which are transposed twice. A row shorter than L is read in pieces of 8, 4, 2
 and 1.
 """
 
@@ -38,7 +38,7 @@ _INTO_COPY = """
                 B[vx, vc] = A[vc, 0, vx]
 """
 
-# As `transpose.turn_intrin` of one row, without a loop over rows: here the row may have a condition, which must stay outside.
+# Like `transpose.turn_intrin` for one row, but without a loop over rows: a row may have a predicate, which must stay outside.
 _OUT_COPY = """
         for j, x in T.grid({lanes}, {cols}):
             with T.sblock("turn"):
@@ -49,7 +49,7 @@ _OUT_COPY = """
 
 
 def _row(row: Any, lane: int, first: Any, count: int, lanes: int) -> Any:
-    """A vector of `lanes` elements of a row from `first` on, of which `count` are there."""
+    """A vector of `lanes` elements of a row from `first` on, of which `count` exist."""
     if count == lanes:
         return tirx.BufferLoad(row, [lane, 0, tirx.Ramp(first, 1, lanes)])
     parts = []
@@ -60,7 +60,7 @@ def _row(row: Any, lane: int, first: Any, count: int, lanes: int) -> Any:
 
 
 def _block(matrices: tuple[Any, Any], first: Any, count: int, lanes: int) -> list[Any]:
-    """Turns `count` <= lanes elements of each of `lanes` rows."""
+    """Statements that transpose `count` <= lanes elements of each of `lanes` rows."""
     source, target = matrices
     stmts: list[Any] = []
     rows = [transpose.bound(f"v{lane}", _row(source, lane, first, count, lanes), lanes, stmts) for lane in range(lanes)]
@@ -80,7 +80,7 @@ def _into(header: str, cols: int, lanes: int) -> tirx.PrimFunc:
 
 @functools.cache
 def into_intrin(cols: int, lanes: int) -> str:
-    """Registers the intrinsic that turns a row of [lanes channels][cols] into [cols][lanes]; returns its name. At least 4 lanes."""
+    """Registers the intrinsic that transposes a row of [lanes channels][cols] to [cols][lanes]; returns its name. At least 4 lanes."""
     name = f"im2win.winograd.into.{cols}x{lanes}"
     header = _INTO.format(cols=cols, lanes=lanes)
     description = from_source(header + _INTO_COPY.format(cols=cols, lanes=lanes))
@@ -90,7 +90,7 @@ def into_intrin(cols: int, lanes: int) -> str:
 
 @functools.cache
 def out_intrin(cols: int, lanes: int) -> str:
-    """Registers the intrinsic that turns one row of [cols windows][lanes channels] into [lanes][cols]; returns its name."""
+    """Registers the intrinsic that transposes one row of [cols windows][lanes channels] to [lanes][cols]; returns its name."""
     name = f"im2win.winograd.out.{cols}x{lanes}"
     header = transpose._HEADER.format(name="out", windows=cols, rows=1, cols=cols, lanes=lanes)
     description = from_source(header + _OUT_COPY.format(cols=cols, lanes=lanes))

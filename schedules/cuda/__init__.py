@@ -1,1 +1,1 @@
-"""CUDA schedules: block tiles, shared memory, register tiles and tensor cores, software pipelines."""
+"""CUDA schedules: thread-block tiles, shared memory, register tiles, tensor cores and software pipelines."""

@@ -1,4 +1,4 @@
-"""What multiplies elements: the tensor-core instruction of each element type, one row each, and the kinds of arithmetic made of them."""
+"""Tensor-core instructions, one row for each element type, and the kinds of arithmetic that kernels make of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Literal
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-SLAB = 64  # bytes of one window in shared memory, contiguous: two steps of a matrix product
+SLAB = 64  # bytes of a slab: contiguous elements of one window in shared memory, the depth of two tensor-core instructions
 
 
 @dataclass(frozen=True)
 class Multiplier:
-    """An instruction of a warp and of a warpgroup, with its sums in registers.
+    """The `mma.sync` and `wgmma` instructions of an element type, with accumulators in registers.
 
-    kind: in names of device functions and of kinds of arithmetic. dtype: of the elements.
-    types: in wgmma's name. sum_type, constraint: of a sum, in C++ and in its assembly. depth: elements that it is long.
-    ending: what follows the operands of wgmma whose first operand is in registers; with both in shared memory, `shared_ending`.
-    columns: those of a wgmma are a multiple of this.
+    kind: suffix in the names of device functions and of kinds of arithmetic, such as "f16". dtype: type of the elements.
+    types: accumulator and operand types in the name of `wgmma`. sum_type, constraint: C++ type and inline-assembly constraint of an
+        accumulator.
+    depth: elements of the sum that one `wgmma` takes (its K).
+    ending: text behind the operands of a `wgmma` whose first operand is in registers. shared_ending: the same with both operands in shared
+        memory.
+    columns: the number of columns of a `wgmma` (its N) is a multiple of this.
     """
 
     kind: str
@@ -33,7 +36,7 @@ class Multiplier:
 
     @property
     def slab(self) -> int:
-        """Elements in 64 bytes."""
+        """Elements in a slab of 64 bytes."""
         return 64 // ELEMENT_TYPES[self.dtype].itemsize
 
 
@@ -55,12 +58,12 @@ Unit = Literal["core", "warp", "warpgroup"]
 
 @dataclass(frozen=True)
 class Product:
-    """A kind of arithmetic, and what carries it out.
+    """A kind of arithmetic and the unit that executes it.
 
-    dtype, sum_dtype: of the tensors and of the sums. slab: elements in a slab.
-    unit: CUDA cores, or tensor cores that a warp (`mma`) or a warpgroup of four warps (`wgmma`, compute capability 9.0) gives work to.
-    accuracy: what of a float32 comes out; everything but float32 is exact in its products.
-    parts: TF32 numbers that a packed filter's float32 becomes; 0 where it stays what it is.
+    dtype, sum_dtype: element types of the tensors and of the accumulators. slab: elements in a slab.
+    unit: "core" for CUDA cores, "warp" for `mma.sync` of a warp, "warpgroup" for `wgmma` of four warps (compute capability 9.0).
+    accuracy: the accuracy of a float32 result; the products of every other type are exact.
+    parts: number of TF32 parts that the packed float32 filter is stored as; 0 where filters keep their type.
     """
 
     dtype: str
@@ -72,7 +75,7 @@ class Product:
 
 
 def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
-    """Every product of a warp, by a warpgroup, too."""
+    """The given kinds of arithmetic, and for each of a warp the same of a warpgroup, named with "wg_" before it."""
     groups = {f"wg_{name}": replace(product, unit="warpgroup") for name, product in products.items() if product.unit == "warp"}
     return products | groups
 

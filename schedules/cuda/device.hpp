@@ -1,10 +1,10 @@
-// What generated kernels call: copies to shared memory that do not wait, and matrix products of a warp.
+// Device functions that every generated kernel may call: asynchronous copies to shared memory, and tensor-core products.
 //
 // On the device each function is a few PTX instructions. With IM2WIN_EMULATOR defined the same file compiles for the host, on emulator.hpp.
 //
-// A matrix product works on *words* of 4 bytes: 1 float, 2 halves or 4 int8. One step multiplies 16 rows of A, 8 words each, with 8 columns
-// of B, 8 words each: m16n8k8 for TF32, m16n8k16 for FP16, m16n8k32 for INT8. Lane 4*g + t holds, of A, rows g and g+8 and of B, column g, at
-// words t and t+4; of the sums, rows g and g+8 at columns 2*t and 2*t+1.
+// Tensor cores work on *words* of 4 bytes: 1 float, 2 halves or 4 int8. One `mma.sync` multiplies 16 rows of A, 8 words each, by 8 columns
+// of B, 8 words each: m16n8k8 for TF32, m16n8k16 for FP16, m16n8k32 for INT8. Lane 4*g + t holds words t and t+4 of rows g and g+8 of A and
+// of column g of B, and the accumulators of rows g and g+8 at columns 2*t and 2*t+1.
 #pragma once
 
 namespace im2win {
@@ -13,7 +13,7 @@ namespace im2win {
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) { return static_cast<unsigned>(__cvta_generic_to_shared(pointer)); }
 
-// `bytes` (4, 8 or 16) from global to shared memory; zeros where `inside` is false.
+// Copies `bytes` (4, 8 or 16) from global to shared memory; zeros where `inside` is false.
 template <int bytes>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool inside) {
   const int read = inside ? bytes : 0;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared_address(to)), "l"(from), "n"(bytes) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most the newest `left` groups of this thread are under way.
+// Waits until at most the newest `left` groups of this thread's copies are in flight.
 template <int left>
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory"); }
 
@@ -47,8 +47,9 @@ __device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsi
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// One thread has `bytes` (a multiple of 16) copied, in the order of whole copies, and what waits for them is a barrier in shared memory: its
-// phases alternate, and one ends when what was begun in it has landed. Only what reads by itself, a warpgroup's product, needs no fence then.
+// Bulk copies: one thread issues the copy of `bytes` (a multiple of 16), and the data arrives at a full barrier (mbarrier) in shared
+// memory. Phases of a barrier alternate; a phase ends when all bytes expected in it have arrived. Only `wgmma`, which reads shared memory
+// itself, needs no fence then.
 __device__ __forceinline__ void start_phases(void* phases) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(phases)) : "memory");
 }
@@ -65,9 +66,10 @@ __device__ __forceinline__ void wait_bulk(void* phases, int phase) {
   } while (!done);
 }
 
-// A warpgroup, four warps, multiplies 64 rows of A with up to 256 columns of B. A comes from registers: warp w has rows 16*w to 16*w+15, a lane
-// as above (`upper`: row g, `lower`: row g+8; each its words t and t+4). B lies in shared memory as 16 bytes of every column, side by side;
-// `leading` bytes behind it the next 16. The unit reads both, and adds to the sums, until a wait says it has not.
+// `wgmma`: a warpgroup of four warps multiplies 64 rows of A by up to 256 columns of B. A comes from registers: warp w has rows 16*w to
+// 16*w+15, and a lane holds the words named above (`upper`: of row g, `lower`: of row g+8). B lies in shared memory as 16 bytes of every
+// column, side by side; the next 16 bytes follow `leading` bytes behind. Tensor cores read both operands and add to the accumulators
+// asynchronously, until a wait.
 template <int columns>
 __device__ __forceinline__ void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
 template <int columns>
@@ -75,28 +77,28 @@ __device__ __forceinline__ void wgmma_tf32(float* c, const unsigned* upper, cons
 template <int columns>
 __device__ __forceinline__ void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
 
-// Where B lies, as the unit wants it: no swizzle, eight columns 128 bytes apart.
+// The matrix descriptor of B: no swizzle, groups of eight columns 128 bytes apart.
 __device__ __forceinline__ unsigned long long matrix_descriptor(const void* b, int leading) {
   return (shared_address(b) & 0x3ffffull) >> 4 | static_cast<unsigned long long>(leading >> 4) << 16 | 128ull >> 4 << 32;
 }
-// Behind it the unit may read registers that were written before.
+// Orders earlier writes of registers before the reads of later `wgmma`.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most the newest `left` groups of products are under way.
+// Waits until at most the newest `left` groups of products are in flight.
 template <int left>
 __device__ __forceinline__ void wait_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory"); }
-// Waits for all. Within one basic block ptxas 13.0 may move conversions of sums before such a wait: a condition it cannot see through, and
-// that always holds, keeps them apart.
+// Waits for all products. Within one basic block ptxas 13.0 may move conversions of accumulators before such a wait. A condition that
+// always holds, and that ptxas cannot evaluate, keeps them apart.
 __device__ __forceinline__ void finish_products() {
   unsigned depth;
   asm volatile("mov.u32 %0, %%nctaid.z;" : "=r"(depth));
   if (depth) wait_products<0>();
 }
-// What is read of a sum is read behind this.
+// Accumulators are read behind this, which the compiler cannot move.
 __device__ __forceinline__ void hold(float* sum) { asm volatile("" : "+f"(*sum)::"memory"); }
 __device__ __forceinline__ void hold(int* sum) { asm volatile("" : "+r"(*sum)::"memory"); }
 
-// Four words, each two halves, added and subtracted.
+// Adds and subtracts four words of two halves each.
 __device__ __forceinline__ void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
   for (int i = 0; i < 4; ++i) asm("add.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
 }
@@ -124,7 +126,7 @@ struct HalfWord {
     return float(value);
   }
 };
-struct Tf32Word {  // the unit reads 8 bits of exponent and 10 of fraction, and drops the rest
+struct Tf32Word {  // tensor cores read 8 bits of exponent and 10 of fraction, and ignore the rest
   static constexpr int values = 1;
   static float get(unsigned word, int) { return __int_as_float(int(word & 0xffffe000u)); }
 };
@@ -133,7 +135,8 @@ struct Int8Word {
   static int get(unsigned word, int i) { return int8_t(word >> 8 * i); }
 };
 
-// Products are exact; of what a sum then is, the hardware keeps 24 bits, and drops the others (measured: errors of long sums grow as this says).
+// Products are exact. Of an accumulator the hardware keeps 24 bits and truncates the others (measured: errors of long sums grow
+// accordingly).
 inline float cut_off(double sum) {
   const float near = float(sum);
   return std::fabs(double(near)) > std::fabs(sum) ? std::nextafter(near, 0.0f) : near;
@@ -169,7 +172,7 @@ inline void product_f16(float* c, const unsigned* a, const unsigned* b) { produc
 inline void product_tf32(float* c, const unsigned* a, const unsigned* b) { product<Tf32Word>(c, a, b); }
 inline void product_s8(int* c, const unsigned* a, const unsigned* b) { product<Int8Word>(c, a, b); }
 
-// Of a warpgroup's product each warp does its own 16 rows, at some time before the wait.
+// Each warp computes its own 16 rows of a warpgroup's product, at some time before the wait.
 template <typename Word, int columns, typename Sum>
 void warpgroup_product(Sum* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
   struct Lane {
@@ -243,7 +246,7 @@ inline void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
 }
 #endif
 
-// Four words, each a float, added and subtracted.
+// Adds and subtracts four words of a float each.
 __device__ __forceinline__ void add_f32(unsigned* to, const unsigned* a, const unsigned* b) {
   for (int i = 0; i < 4; ++i) to[i] = unsigned(__float_as_int(__int_as_float(int(a[i])) + __int_as_float(int(b[i]))));
 }
@@ -251,18 +254,18 @@ __device__ __forceinline__ void subtract_f32(unsigned* to, const unsigned* a, co
   for (int i = 0; i < 4; ++i) to[i] = unsigned(__float_as_int(__int_as_float(int(a[i])) - __int_as_float(int(b[i]))));
 }
 
-// 16 aligned bytes, as four words.
+// Loads 16 aligned bytes as four words.
 __device__ __forceinline__ void load_words(unsigned* to, const void* from) {
   const uint4 words = *static_cast<const uint4*>(from);
   to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
 }
 
-// To the nearest of 10 bits of fraction; infinities and NaN as they are (half a unit more would carry into them, and out).
+// Rounds to the nearest TF32, of 10 bits of fraction; infinities and NaN stay (adding half a unit would carry into and out of them).
 __device__ __forceinline__ unsigned rounded_tf32(unsigned word) {
   return (word & 0x7f800000u) == 0x7f800000u ? word | (word & 0x1fffu ? 0x400000u : 0u) : word + 0x1000u;
 }
 
-// A float32 as the sum of two TF32: what the unit reads of it, and what that leaves, of which the unit reads 11 bits more. NaN stays NaN.
+// Splits a float32 into two TF32: the part that tensor cores read, and the remainder, of which they read 11 bits more. NaN stays NaN.
 __device__ __forceinline__ unsigned high_part(unsigned word) { return word & 0xffffe000u; }
 __device__ __forceinline__ unsigned low_part(unsigned word, unsigned high) {
   return static_cast<unsigned>(__float_as_int(__int_as_float(static_cast<int>(word)) - __int_as_float(static_cast<int>(high))));

@@ -1,7 +1,7 @@
-"""TVM's passes for kernels that say themselves where threads wait and what shared memory holds.
+"""TVM's lowering passes for kernels that place their barriers and shared-memory buffers themselves.
 
-The passes for schedules insert a barrier wherever they see shared memory written and read, and lay its buffers over each other. Here every
-barrier is in the schedule, where it can be argued for, and the emulator and racecheck judge it.
+TVM's default passes insert a barrier wherever shared memory is written and then read, and overlap its buffers. Here the schedule states
+every barrier, and the emulator and compute-sanitizer's racecheck validate them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm.tirx import transform
 from tvm.tirx.compilation_pipeline import finalize_device_passes, finalize_host_passes, register_tir_pipeline
 
 PIPELINE = "im2win_cuda"
-CONFIG = {"tirx.UnrollLoop": {"explicit_unroll": False}}  # leaves unrolling to the CUDA compiler: the source stays readable
+CONFIG = {"tirx.UnrollLoop": {"explicit_unroll": False}}  # unrolling is left to the CUDA compiler, so that the source stays readable
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:

@@ -1,4 +1,4 @@
-"""Where CUDA kernels take the windows of an algorithm from."""
+"""Sources of windows: which tensor a CUDA kernel reads windows from, and how it stages them in shared memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Staged = Literal["taps", "rows", "windows"]
 
 @dataclass(frozen=True)
 class WindowSource:
-    """The tensor that windows come from, and what of them shared memory holds.
+    """The tensor that windows are read from, and the form in which shared memory holds them.
 
-    axes: of the tensor that a kernel of its own makes from the input, see `compute.lowered`; "" takes windows from the input itself.
-    staged: "taps" copies every tap of every window by itself; "rows" the part of the input under a patch of windows, once for all taps;
-        "windows" the same part in the order of im2win, so that a window is one run.
+    axes: axes of the tensor that a transform kernel stores first, see `compute.lowered`; "" reads windows from the input itself.
+    staged: "taps" copies every tap of every window by itself; "rows" copies the halo tile of a tile of outputs, once for all taps;
+        "windows" stores the same halo tile in the order of im2win, so that a window is one contiguous run.
     """
 
     axes: str = ""
@@ -26,25 +26,25 @@ class WindowSource:
 
     @property
     def patched(self) -> bool:
-        """Whether a block's windows are a patch of the output."""
+        """Whether a thread block computes a tile of outputs (rows x cols) and stages its halo tile."""
         return self.staged != "taps"
 
     def oriented(self, conv: Conv2d) -> str:
-        """The axes for the problem's layout."""
+        """The axes for the problem's layout; "" where windows are read from the input."""
         return lowered.oriented(self.axes, conv.layout) if self.axes else ""
 
     def source(self, conv: Conv2d) -> tuple[int, ...]:
-        """Shape of the tensor that windows are taken from."""
+        """Shape of the tensor that windows are read from."""
         return lowered.shape(conv, self.oriented(conv)) if self.axes else conv.input_shape
 
     def strides(self, conv: Conv2d) -> Strides:
-        """Where they lie in it."""
+        """Strides of windows and taps in that tensor, in elements."""
         return lowered.strides(conv, self.oriented(conv)) if self.axes else lowered.input_strides(conv)
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of that tensor, if it is not the input."""
+        """Bytes of the stored tensor; 0 where windows are read from the input."""
         return lowered.transform_bytes(conv, self.oriented(conv)) if self.axes else 0
 
     def part(self, conv: Conv2d) -> tuple[Conv2d, int]:
-        """The problem that one launch of the product computes, and how many launches there are."""
+        """(the problem that one launch of the product computes, number of launches)."""
         return conv, 1

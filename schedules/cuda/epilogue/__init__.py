@@ -1,1 +1,1 @@
-"""From accumulators to the output."""
+"""Epilogues: from accumulators to the output."""

@@ -1,6 +1,7 @@
-"""Sums of the same outputs in the blocks of a cluster, each of its part of the steps.
+"""Reduction of accumulators across a cluster whose blocks compute the same outputs, each for its part of the steps.
 
-Every block writes some columns of the patch. It gets the sums of these from all others, in its shared memory, and adds them to its own.
+Every block writes some columns of the tile of outputs. It receives the accumulators of these columns from all other blocks in its shared
+memory, and adds them to its own.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from im2win.schedules.cuda.primitives import WORD, Arena, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import EIGHT, PHASES, M
 from im2win.schedules.cuda.tiles.warp_specialized import WARP, StagedHaloTile
 
-FOUR = 4  # sums that a thread holds of 64 channels and eight columns
+FOUR = 4  # accumulators of a thread for 64 channels and eight columns
 
 
 class SharedSums:
-    """What blocks of a cluster send each other, once a patch.
+    """The exchange of accumulators between the blocks of a cluster, once a tile of outputs.
 
     Args:
         rank: of the block in its cluster.
-        again: whether a block computes several patches.
+        again: whether a block computes several tiles.
     """
 
     def __init__(self, arena: Arena, field: StagedHaloTile, tid: Expr, rank: Expr, *, again: bool) -> None:
@@ -33,12 +34,16 @@ class SharedSums:
         self._landed, self._read = arena.take("sums_landed", (1,), PHASES), arena.take("sums_read", (1,), PHASES)
 
     def start(self) -> None:
-        """One thread starts the barriers."""
+        """One thread initialises the barriers."""
         call("start_phases", pointer(self._landed, 0))
         call(f"start_slot<{self._blocks * self._field.tile.multipliers // WARP}>", pointer(self._read, 0))
 
     def write(self, product: StagedProduct, epilogue: PatchEpilogue, turn: Expr) -> None:
-        """Exchanges the sums of a patch, and emits the stores of those columns that are this block's."""
+        """Exchanges the accumulators of a tile, and emits the epilogue of the columns that this block writes.
+
+        Args:
+            turn: index of the tile among those of the block.
+        """
         self._await_read(turn)
         for rank, columns in enumerate(self._field.written):
             with T.If(self._rank != rank), T.Then():
@@ -50,15 +55,15 @@ class SharedSums:
                 epilogue.write(product)
 
     def end(self, count: Expr) -> None:
-        """Behind the last patch: until no other block reads what this one sent, or sends it something."""
+        """After the last tile: waits until all blocks have read what this block sent, so that no access to shared memory is in flight."""
         self._await_read(count)
 
     def _await_read(self, turn: Expr) -> None:
-        """Until all have read what they got in the turn before."""
+        """Waits until all blocks have read what they received for the tile before."""
         call("wait_slot", pointer(self._read, 0), (turn + 1) % 2)
 
     def _place(self, sender: Expr, i: int, j: int) -> Expr:
-        """Of a thread's four sums of a block."""
+        """Address of a thread's four accumulators from block `sender`, of the i-th product and the j-th run of columns."""
         rows, tile = self._field.tile.warp_m // M, self._field.tile
         return pointer(self._received, sender, ((j * rows + i) * tile.multipliers + self._tid) * FOUR)
 
@@ -76,5 +81,5 @@ class SharedSums:
         for sender, (j, column), i in itertools.product(range(self._blocks - 1), enumerate(columns), range(product.rows)):
             call("add_four", product.four(i, column), self._place(sender, i, j))
         if self._again:
-            call("warp_barrier")  # all lanes have read what others may write over then
+            call("warp_barrier")  # all lanes have read what other blocks overwrite after the release
         call(f"release_slot<{self._blocks}>", pointer(self._read, 0))

@@ -1,4 +1,4 @@
-"""From the sums of a patch to the output, where those of its columns that are outputs lie."""
+"""Epilogues of persistent kernels: lanes exchange accumulators so that stores are wide, and columns that are no outputs are dropped."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from im2win.schedules.cuda.tiles.persistent import EIGHT, PersistentTile, channe
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-LANE_OF_NEXT = 4  # lanes from the one that holds two channels to that of the next two
-BYTES = 8  # that a lane stores at a time
+LANE_OF_NEXT = 4  # lanes between the one that holds two channels and the one of the next two
+BYTES = 8  # bytes that a lane stores at a time
 
 
 def two_outputs(conv: Conv2d, pair: list[Expr]) -> Expr:
-    """Two outputs as one word, or, of one byte each, as its lower half."""
+    """Two outputs as one word; outputs of one byte fill its lower half."""
     return T.call_extern("uint32", f"im2win::{ELEMENT_TYPES[conv.out_dtype].pair or 'two_f16'}", *pair)
 
 
 def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> PatchEpilogue:
-    """What writes the sums of a patch, of channels from the first on: with as wide stores as nothing forbids."""
+    """The epilogue of a tile of outputs, for channels from `first` on, with the widest stores that the layout and alignment allow."""
     kind = PatchEpilogue
     if conv.residual or conv.out_itemsize > 2:
         pass
@@ -41,10 +41,10 @@ def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], 
 
 
 class PatchEpilogue(Epilogue):
-    """Writes the sums of a patch.
+    """Writes the accumulators of a tile of outputs.
 
-    A thread holds two channels of two neighbouring columns: two neighbours in memory, which as int8 or float16 are less than that takes
-    at a time. Where nothing forbids it, lanes exchange them before they are stored: see `patch_epilogue`.
+    A thread holds two channels of two neighbouring columns. These are two neighbours in memory, which as int8 or float16 are less than a
+    store of 4 bytes. Where alignment allows it, lanes exchange accumulators before they store; see `patch_epilogue`.
     """
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
@@ -54,14 +54,17 @@ class PatchEpilogue(Epilogue):
         self._values = local("values", (self._run,), value_type(conv))
 
     def _inside(self, channel: Expr) -> list[Expr]:
-        """Under which condition there is such a channel."""
+        """The condition under which a channel exists; empty if it always does."""
         return [channel < self._conv.out_channels] if self._conv.out_channels % self._tile.block_m else []
 
     def _finished(self, product: SharedProduct, held: dict[str, Any], i: int, half: int, j: int, e: int) -> Expr:
         return finished(self._conv, self._tile.sum_dtype, held, product.sum(i, half, j, e), i * 2 + half, 0)
 
     def _held(self, product: SharedProduct) -> dict[str, Any]:
-        """Bias and scale of a thread's channels in registers, by name, two for every product; others' where there are no such channels."""
+        """Bias and scale of a thread's channels in registers, by name, two for every product.
+
+        Channels beyond the last read the last one's.
+        """
         held: dict[str, Any] = {}
         for name in ("bias", "scale"):
             if name in self._tensors:
@@ -73,9 +76,9 @@ class PatchEpilogue(Epilogue):
 
 
 class _Channels(PatchEpilogue):
-    """int8, channels last: lanes 4*g + t with g and g + 1, g even, exchange what they hold of columns 2*t and 2*t + 1.
+    """int8, channels last: lanes 4*g + t with g and g + 1, g even, exchange their values of columns 2*t and 2*t + 1.
 
-    Each stores four channels of one of them.
+    Each then stores four channels of one column.
     """
 
     def write(self, product: SharedProduct) -> None:
@@ -101,18 +104,19 @@ class _Channels(PatchEpilogue):
 class _Columns(PatchEpilogue):
     """Channels first: lanes with the same channels exchange neighbouring columns, and each stores eight bytes of one channel.
 
-    Of the four lanes that hold eight columns, all exchange int8 of four such eights, or two float16 of two of them: so that the four store
-    32 neighbouring bytes, of one channel; where too few columns are left in a row of the patch, 16 bytes of two channels.
+    Four lanes hold a run of eight columns. All four exchange int8 values of four such runs; pairs of lanes exchange float16 values of two
+    runs. The four lanes then store 32 neighbouring bytes of one channel. Where a row has too few columns left, they store 16 bytes of each
+    of two channels.
 
-    A row of the patch may begin in the middle of eight columns of the product. The first four of eight outputs are then what the last two
-    of the lanes hold of these columns, and the others what the first two hold of the next eight.
+    A row of outputs may begin in the middle of a run. The first four of eight outputs are then in the last two lanes of this run, and the
+    others in the first two lanes of the next run.
     """
 
     def write(self, product: SharedProduct) -> None:
         """Emits the stores."""
         conv, tile, held, eights = self._conv, self._tile, self._held(product), self._tile.cols // EIGHT
-        lanes = BYTES // (2 * conv.out_itemsize)  # that exchange
-        pieces = local("pieces", (2, eights + 1), "uint32")  # two outputs of each of two channels' eights
+        lanes = BYTES // (2 * conv.out_itemsize)  # lanes that exchange
+        pieces = local("pieces", (2, eights + 1), "uint32")  # words of two outputs, for each of two channels and each run
         for row_, i in itertools.product(range(tile.rows), range(product.rows)):
             first, shift = divmod(row_ * self._operand.pitch, EIGHT)
             for half, k in itertools.product(range(2), range(eights + (shift > 0))):
@@ -126,7 +130,14 @@ class _Columns(PatchEpilogue):
     def _store_eights(
         self, product: SharedProduct, pieces: Any, place: tuple[int, int, int, int], lanes: int, many: int, shifted: bool
     ) -> None:
-        """Of `many` eights from one on, in a row of the patch, of one channel, or of it and the other that a thread holds."""
+        """Emits the stores of `many` runs of eight outputs in a row.
+
+        They belong to one channel, or with fewer runs than lanes to both channels of a thread.
+
+        Args:
+            place: (row of outputs, product, which of two channels, first run). lanes: lanes that exchange.
+            shifted: whether the row begins in the middle of a run.
+        """
         conv, t, (row_, i, half, at) = self._conv, product.t, place
         own, eight = local("own", (lanes,), "uint32"), local("eight", (2,), "uint32")
         for k in range(lanes):

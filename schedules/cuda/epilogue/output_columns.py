@@ -1,4 +1,4 @@
-"""Where the columns of a product over a patch lie in the output."""
+"""Positions in the output of the columns of a product over a halo tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile
 
 
 class Outputs:
-    """Where the columns of a patch's product lie in the output."""
+    """Maps the columns of a product to the output, for the tile of outputs with index `patch`."""
 
     def __init__(self, field: HaloTile, patch: Expr) -> None:
         self._field, (down, across) = field, field.counts
@@ -22,7 +22,7 @@ class Outputs:
         return self._field.pitch
 
     def at(self, down: Expr, col: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a row and a column of the patch, and under which conditions it is an output."""
+        """(n, m, x, conditions) of a row and a column of the tile: the output, and the conditions under which it exists."""
         field, (height, width), (n, top, left) = self._field, self._field.conv.output_size, self._corner
         conditions = [top + down < height] if height % field.tile.rows else []
         if width % field.tile.cols:
@@ -30,14 +30,14 @@ class Outputs:
         return n, top + down, left + col, conditions
 
     def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """The same of a column of the product, given as the first of eight and one of these."""
+        """The same for a column of the product, given as (first of a run of eight columns, index in the run)."""
         field, tile, conditions = self._field, self._field.tile, list[Expr]()
         (row_, first), lane = divmod(window[0], field.pitch), window[1]
         down, col = tirx.const(row_, "int32"), first + lane
-        if field.pitch < 8:  # the eight are in several rows
+        if field.pitch < 8:  # the run covers several rows
             down, col = (window[0] + lane) // field.pitch, (window[0] + lane) % field.pitch
             conditions.append(down < tile.rows)
-        elif first + 7 >= field.pitch:  # some of the eight are in the next row
+        elif first + 7 >= field.pitch:  # the run continues in the next row
             down = tirx.Select(col < field.pitch, down, down + 1)
             col = tirx.Select(col < field.pitch, col, col - field.pitch)
             if row_ + 1 >= tile.rows:
@@ -49,7 +49,7 @@ class Outputs:
 
 
 class StagedOutputs(Outputs):
-    """Where the columns of a patch's product lie in the output."""
+    """`Outputs` of the warp-specialized kernel, whose tiles may have several images."""
 
     _field: StagedHaloTile
 
@@ -59,7 +59,7 @@ class StagedOutputs(Outputs):
         self._corner = n * field.tile.images, top, left
 
     def output(self, window: tuple[int, Expr]) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a column, given as the first of eight and one of these, and under which conditions it is an output."""
+        """(n, m, x, conditions) of a column, given as (first of a run of eight columns, index in the run)."""
         field, tile, conv = self._field, self._field.tile, self._field.conv
         (image, down, col), (n, top, left), conditions = self._place(*window), self._corner, []
         columns = [window[0] + lane for lane in range(8)]
@@ -73,16 +73,16 @@ class StagedOutputs(Outputs):
         return *place, conditions
 
     def _place(self, first: int, lane: Expr) -> tuple[Expr, Expr, Expr]:
-        """(image, row, column) in the patch."""
+        """(image, row, column) of a column of the product, in the tile."""
         field = self._field
         line, at = divmod(first, field.pitch)
-        if field.pitch < 8:  # the eight are in several rows
+        if field.pitch < 8:  # the run covers several rows
             line_, col = (first + lane) // field.pitch, (first + lane) % field.pitch
             return line_ // field.lines, line_ % field.lines, col
         (image, down), (later, below) = divmod(line, field.lines), divmod(line + 1, field.lines)
         if at + 7 < field.pitch:
             return tirx.const(image, "int32"), tirx.const(down, "int32"), at + lane
-        here = at + lane < field.pitch  # some of the eight are in the next row
+        here = at + lane < field.pitch  # whether the column is in the run's first row; others are in the next
         col = tirx.Select(here, at + lane, at + lane - field.pitch)
         return self._either(here, image, later), self._either(here, down, below), col
 

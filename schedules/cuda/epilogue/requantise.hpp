@@ -1,13 +1,13 @@
-// What kernels call whose int8 sums become outputs of another type: operations on float32 that are rounded by themselves, to nearest even,
-// and never contracted to one; and stores of int8.
+// Requantisation of int32 accumulators of int8 products: float32 operations that are each rounded to nearest even and never contracted to a
+// fused multiply-add, and stores of int8.
 
 namespace im2win {
 
 __device__ __forceinline__ float scaled(int sum, float scale) { return __fmul_rn(__int2float_rn(sum), scale); }
 __device__ __forceinline__ float added(float value, float residual) { return __fadd_rn(value, residual); }
 
-// A value as int8 in the lowest byte, rounded to nearest even, saturated. Behind 1.5 * 2^23, a float32's last place is 1: the sum's low bits are
-// the integer, in two's complement.
+// A value as int8 in the lowest byte, rounded to nearest even and saturated. Added to 1.5 * 2^23, whose last place is 1, it leaves the
+// integer in the low bits, in two's complement.
 __device__ __forceinline__ unsigned int8_bits(float value) {
   return __float_as_uint(__fadd_rn(fminf(fmaxf(value, -128.0f), 127.0f), 12582912.0f));
 }
@@ -16,7 +16,7 @@ __device__ __forceinline__ unsigned four_int8(const float* values) {
   return __byte_perm(two_int8(values[0], values[1]), two_int8(values[2], values[3]), 0x5410);
 }
 
-// `count` neighbouring outputs, aligned to their number.
+// Stores `count` neighbouring outputs; the address is a multiple of `count`.
 template <int count>
 __device__ __forceinline__ void store_int8(signed char* to, const float* values) {
   if constexpr (count == 1)
@@ -33,8 +33,9 @@ __device__ __forceinline__ void store_int8(signed char* to, const float* values)
 
 __device__ __forceinline__ void store_word(signed char* to, unsigned word) { *reinterpret_cast<unsigned*>(to) = word; }
 
-// Two lanes of a warp whose numbers differ in `bit` hold four neighbours of two windows, two of either each: the lower lane gets the first
-// window's four, the upper one the second's. first, second: this lane's two of either window, in the low bytes. All lanes must come here.
+// Lane exchange. Two lanes whose numbers differ in `bit` hold two of four neighbours each, of two windows. The lower lane gets the first
+// window's four, the upper lane the second's. first, second: this lane's two of either window, in the low bytes. All lanes of a warp must
+// call it.
 template <int bit>
 __device__ __forceinline__ unsigned exchanged(unsigned first, unsigned second) {
   const bool upper = threadIdx.x & bit;

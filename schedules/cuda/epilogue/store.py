@@ -1,4 +1,4 @@
-"""From the sums in registers to the output: bias, scale, residual, activation, and stores as wide as the layout allows."""
+"""The epilogue of multistage kernels: bias, scale, residual, activation, and stores as wide as the layout allows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 def run_length(conv: Conv2d, tile: MultistageTile, neighbours: int) -> int:
-    """Outputs that one store takes, at most 16 bytes; `neighbours`: windows that lie side by side, aligned to their number."""
+    """Number of outputs that one store takes, at most 16 bytes.
+
+    Args:
+        neighbours: number of neighbouring windows, from a multiple of it on, that are neighbours in the output.
+    """
     most = CHUNK // conv.out_itemsize
     if tile.product == "fma":
         return 4 if conv.layout == "NHWC" and _channels_allow(conv, 4) else 1
     rows, cols = (tile.warp_n // 64, tile.warp_m // 8) if tile.warpgroup else (tile.warp_m // 16, tile.warp_n // 8)
-    tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # of a product's sums, along which neighbours lie
-    wide = tile.outputs if tile.in_rows and conv.layout == "NCHW" else 1  # neighbours that every sum stands for
+    tiles = rows if (conv.layout == "NHWC") != tile.warpgroup else cols  # tiles of accumulators along which outputs are neighbours
+    wide = tile.outputs if tile.in_rows and conv.layout == "NCHW" else 1  # neighbouring outputs of an accumulator
     for run in (16, 8, 4, 2):
         aligned = _channels_allow(conv, run) if conv.layout == "NHWC" else neighbours % run == 0
         if run <= most and aligned and run % wide == 0 and tiles % max(run // wide // 2, 1) == 0:
@@ -37,7 +41,7 @@ def _channels_allow(conv: Conv2d, run: int) -> bool:
 
 
 class DeviceExpressions:
-    """An `im2win.spec.arithmetic.Arithmetic` of expressions of a type: CUDA's own functions, with its fast exponential of float32."""
+    """An `im2win.spec.arithmetic.Arithmetic` over TIR expressions of a type: CUDA's functions, with its fast exponential in float32."""
 
     def __init__(self, dtype: str) -> None:
         self._dtype = dtype
@@ -69,12 +73,16 @@ def activated(activation: str, value: Expr, dtype: str) -> Expr:
 
 
 def value_type(conv: Conv2d) -> str:
-    """What `finished` values are of: the output's type, but for int8, to which they are converted when they are stored."""
+    """The type of `finished` values: the output's, or float32 for int8 outputs, which are converted when they are stored."""
     return "float32" if ELEMENT_TYPES[conv.out_dtype].itemsize == 1 else conv.out_dtype
 
 
 def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, channel: Expr, at: Expr) -> Expr:
-    """What a sum, of `dtype`, becomes at element `at` of the output, which is of this channel; see `Conv2d`."""
+    """The output for an accumulator: bias, scale, residual and activation applied; see `Conv2d`.
+
+    Args:
+        dtype: type of the accumulator. channel: output channel. at: index of the element in the flat output.
+    """
     if conv.bias:
         value = value + tensors["bias"][channel].astype(dtype)
     if conv.requantised:
@@ -86,12 +94,12 @@ def finished(conv: Conv2d, dtype: str, tensors: dict[str, Any], value: Expr, cha
 
 
 class Epilogue:
-    """Writes the sums of a block.
+    """Writes the accumulators of a thread block.
 
     Args:
-        tensors: "output", and "bias" and "scale" [out_channels] and "residual" where the problem has them; flat.
-        operand: says where a window of the block lies in the output.
-        first, group: the block's first channel in its group, and the group.
+        tensors: flat views: "output", and where the problem has them "bias" and "scale" [out_channels] and "residual".
+        operand: maps windows of the block to the output.
+        first: the block's first channel in its group. group: index of the group.
     """
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
@@ -129,7 +137,7 @@ class Epilogue:
             body()
 
     def _store(self, at: Expr, channel: Expr, sums: list[Any]) -> None:
-        """One run of outputs, from `at` on."""
+        """Emits the store of one run of neighbouring outputs, from element `at` on."""
         conv, dtype, tensors = self._conv, self._tile.sum_dtype, self._tensors
         for e, value in enumerate(sums):
             of = channel + (e if conv.layout == "NHWC" else 0)

@@ -1,1 +1,1 @@
-"""Families of CUDA schedules: tiles, legality, space, model and kernels of each under one protocol."""
+"""Families of CUDA schedules: each combines tiles, legality, space, model and kernels under one protocol."""

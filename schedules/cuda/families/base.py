@@ -1,4 +1,4 @@
-"""The one protocol of CUDA schedules: whoever ranks, tunes, builds or looks up asks it, and knows no family."""
+"""The protocol of CUDA schedules. Ranking, tuner, builder and look-up use only this protocol and no particular family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from im2win.spec.conv2d import Conv2d
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """How the reconstructor makes of generated kernels what a tile says.
+    """How the reconstructor rewrites generated kernels for a tile.
 
-    rules: rule sets of `reconstruct.rulesets`, in order; one that does not match is an error. wave: see there.
-    pipeline: TVM's passes that generate the source.
+    rules: names of rule sets of `reconstruct.rulesets`, in order; a rule set that does not match is an error.
+    wave: consumer thread blocks in a wave, 0 for a single wave; see `reconstruct.fusion.llc.fuse`.
+    pipeline: name of the TVM passes that generate the source.
     """
 
     rules: tuple[str, ...]
@@ -30,47 +31,51 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class CudaSchedule(ABC):
-    """How an algorithm runs on GPUs: its tiles, which of them are legal and worth a trial, what they cost, and their kernels.
+    """How an algorithm runs on GPUs: its tiles, their legality, the search space, the cost model and the kernels.
 
-    Tiles are values of the schedule's own type, all of them a `CudaTile`.
+    Tiles are values of the schedule's own type. All of them implement `CudaTile`.
     """
 
     @abstractmethod
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
+        """Why no tile computes a problem with that accuracy; None if one does."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Least bytes that any tile stores between its kernels; 0 where there is one kernel."""
+        """Least number of bytes that any tile stores between its kernels; 0 where there is one kernel."""
         return 0
 
     def workspace_bytes(self, conv: Conv2d, tile: Any) -> int:
-        """Bytes beside its tensors that a call with this tile needs."""
+        """Bytes of workspace that a call with this tile needs beside input, filters and output."""
         return 0
 
     @abstractmethod
     def tile(self, values: Mapping[str, Any]) -> CudaTile:
-        """A tile from its plain values; ValueError if they are none."""
+        """The tile with these plain values.
+
+        Raises:
+            ValueError: the values are not those of a tile.
+        """
 
     @abstractmethod
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[Any]:
-        """Every tile worth a trial, legal all of them, in a fixed order. Those of less accuracy may be among them."""
+        """Every legal tile worth a trial, in a fixed order. Tiles of less accuracy than asked for may be among them."""
 
     @abstractmethod
     def violations(self, conv: Conv2d, tile: Any, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks; empty if it is legal."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
 
     @abstractmethod
     def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
-        """The model's estimate of a legal tile."""
+        """The cost model's estimate for a legal tile."""
 
     @abstractmethod
     def pack(self, conv: Conv2d, tile: Any) -> Pack:
-        """How filters are packed for a tile."""
+        """The packing of filters for a tile."""
 
     @abstractmethod
     def kernels(self, conv: Conv2d, tile: Any, gpu: Gpu) -> dict[str, Any]:
-        """The kernels of a legal tile by name: see `registry.cuda_lowering.lower`."""
+        """The kernels of a legal tile by name; see `registry.cuda_lowering.lower`."""
 
     def reconstruction(self, tile: Any) -> Reconstruction | None:
-        """What the reconstructor makes of these kernels; None where they are final."""
+        """How the reconstructor rewrites these kernels; None where they are final."""
         return None

@@ -1,4 +1,7 @@
-"""Kernels with stages in shared memory that threads fill ahead of the product: one tile a thread block, from any source of windows."""
+"""Multistage kernels: threads fill pipeline stages in shared memory ahead of the product.
+
+A block computes one tile, from any source of windows.
+"""
 
 from __future__ import annotations
 
@@ -25,57 +28,61 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 
 def products(conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[str]:
-    """The kinds of arithmetic that a problem may be computed with."""
+    """The kinds of arithmetic (names in `PRODUCTS`) that a problem may be computed with on a GPU at an accuracy."""
     return [name for name in multistage.products(conv, gpu) if allows(accuracy, PRODUCTS[name].accuracy)]
 
 
 @dataclass(frozen=True)
 class MultistageTiles(CudaSchedule):
-    """What schedules with a `MultistageTile` have in common."""
+    """Base of schedules whose tiles are `MultistageTile`."""
 
     def tile(self, values: Mapping[str, Any]) -> MultistageTile:
-        """A tile from its plain values; ValueError if they are none."""
+        """The tile with these plain values.
+
+        Raises:
+            ValueError: the values are not those of a tile.
+        """
         return MultistageTile.from_dict(values)
 
     def pack(self, conv: Conv2d, tile: MultistageTile) -> Pack:
-        """How filters are packed for a tile."""
+        """The packing of filters for a tile."""
         return pack_of(conv, tile)
 
 
 @dataclass(frozen=True)
 class Multistage(MultistageTiles):
-    """The product of filters and windows by one kernel; where windows are stored, a kernel before it stores them."""
+    """One kernel multiplies filters by windows. Where windows are stored, a transform kernel runs before it."""
 
     windows: WindowSource = WindowSource()  # noqa: RUF009 - frozen
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
+        """Why no tile computes a problem with that accuracy; None if one does."""
         if self.windows.patched and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
         return None
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the stored windows."""
+        """Bytes of the stored tensor of windows; 0 where there is none."""
         return self.windows.transform_bytes(conv)
 
     def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
-        """Bytes of the stored windows."""
+        """Bytes of the stored tensor of windows; 0 where there is none."""
         return self.windows.transform_bytes(conv)
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
-        """Every tile worth a trial."""
+        """Every legal tile worth a trial, in a fixed order."""
         return multistage.space(conv, gpu, self.windows, products(conv, gpu, accuracy))
 
     def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
         return violations(conv, tile, gpu, self.windows)
 
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
+        """The cost model's estimate for a legal tile."""
         return estimate(conv, tile, gpu, self.windows)
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
-        """The product, and the transform where windows are stored."""
+        """The product kernel, and the transform kernel where windows are stored."""
         functions = {SYMBOL: product_kernel(conv, tile, self.windows, SYMBOL)}
         if self.windows.axes:
             functions[TRANSFORM] = transform_kernel(conv, self.windows.oriented(conv), TRANSFORM)
@@ -84,12 +91,12 @@ class Multistage(MultistageTiles):
 
 @dataclass(frozen=True)
 class OutputParts(Multistage):
-    """Windows stored for a part of the output at a time, transform and product in turn."""
+    """Windows are stored for one part of the output at a time (MCFA); transform and product alternate."""
 
     windows: WindowsInParts = WindowsInParts()  # noqa: RUF009 - frozen
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
-        """The whole, and the transforms of all parts by themselves."""
+        """The whole convolution, and the transforms of all parts by themselves for measuring."""
         return {
             SYMBOL: parts_kernel(conv, tile, self.windows, SYMBOL),
             TRANSFORM_PARTS: parts_transform(conv, self.windows, TRANSFORM_PARTS),

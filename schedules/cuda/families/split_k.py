@@ -1,4 +1,4 @@
-"""Split-K: the sum over channels in parts, each part's product at the same time, and a second kernel that adds the parts up."""
+"""Split-K: the products of several parts of the input channels run at the same time, and a second kernel adds their accumulators."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
 SPLITS = (2, 4, 8, 16)
-LEAST_CHANNELS = 32  # of a part
-MOST = 12  # tiles of a split and an arithmetic that are worth a trial, the model's best
+LEAST_CHANNELS = 32  # least number of input channels of a part
+MOST = 12  # tiles kept for each number of parts and kind of arithmetic: those that the cost model ranks first
 
 
 @dataclass(frozen=True)
 class SplitK(MultistageTiles):
-    """Tiles with `split` of at least 2."""
+    """Schedules of `MultistageTile`s with `split` >= 2."""
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
+        """Why no tile computes a problem with that accuracy; None if one does."""
         if conv.groups != 1:
             return f"sums are cut for one group, not {conv.groups}"
         if conv.in_channels < 2 * LEAST_CHANNELS or conv.in_channels % 2:
@@ -40,15 +40,15 @@ class SplitK(MultistageTiles):
         return None
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the accumulators of two parts, the least there are."""
+        """Bytes of the accumulators of two parts, the least number of parts."""
         return 2 * 4 * math.prod(conv.output_shape)
 
     def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
-        """Bytes of the accumulators of all parts, of 4 bytes each."""
+        """Bytes of the accumulators of all parts, 4 bytes each."""
         return 4 * partial_sums(conv, tile)
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
-        """Every tile worth a trial."""
+        """Every legal tile worth a trial, in a fixed order."""
         found = []
         for split in SPLITS if self.unsupported_reason(conv, accuracy) is None else ():
             if conv.in_channels % split == 0 and conv.in_channels // split >= LEAST_CHANNELS:
@@ -59,7 +59,7 @@ class SplitK(MultistageTiles):
         return found
 
     def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
         reason = self.unsupported_reason(conv, "winograd")
         if reason is not None:
             return [reason]
@@ -68,7 +68,7 @@ class SplitK(MultistageTiles):
         return legality.violations(parts_problem(conv, tile.split), inner(tile), gpu, WindowSource())
 
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
-        """The model's estimate: of the parts' products, and of adding them up from level-2 cache, or from memory."""
+        """The cost model's estimate: the products of the parts, and the addition of their accumulators from level-2 cache or memory."""
         parts = model.estimate(parts_problem(conv, tile.split), inner(tile), gpu, WindowSource())
         stored = self.workspace_bytes(conv, tile)
         passing = max(2 * stored - model.L2_SHARE, 0) / gpu.dram_bytes_s
@@ -76,7 +76,7 @@ class SplitK(MultistageTiles):
         return replace(parts, transform=parts.transform + adding + passing + model.LAUNCH_S)
 
     def pack(self, conv: Conv2d, tile: MultistageTile) -> Pack:
-        """How filters are packed for a tile."""
+        """The packing of filters for a tile."""
         return pack_of_parts(conv, tile)
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Persistent thread blocks whose windows TMA copies, as halo tiles; filters stay in shared memory, or pass through stages of it."""
+"""Persistent kernels whose halo tiles TMA copies. Filters stay resident in shared memory, or pass through pipeline stages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tile = TypeVar("Tile", bound=PersistentTile)
 
 @dataclass(frozen=True)
 class Tma(CudaSchedule, Generic[Tile]):
-    """One kernel over tiles of one class, and what is known of them; functions as the methods of their names."""
+    """A schedule with one kernel and one class of tiles. Its fields are the functions that implement the methods of the same names."""
 
     tiles: type[Tile]
     unsupported: Callable[[Conv2d], str | None]
@@ -39,31 +39,35 @@ class Tma(CudaSchedule, Generic[Tile]):
     kernel: Callable[[Conv2d, Tile, Gpu, str], Any]
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution; None if one does."""
+        """Why no tile computes a problem; None if one does."""
         return self.unsupported(conv)
 
     def tile(self, values: Mapping[str, Any]) -> Tile:
-        """A tile from its plain values; ValueError if they are none."""
+        """The tile with these plain values.
+
+        Raises:
+            ValueError: the values are not those of a tile.
+        """
         return self.tiles.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[Tile]:
-        """Every tile worth a trial."""
+        """Every legal tile worth a trial, in a fixed order."""
         return self.worth_a_trial(conv, gpu)
 
     def violations(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
         return self.rules_broken(conv, tile, gpu)
 
     def estimate(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
+        """The cost model's estimate for a legal tile."""
         return self.model(conv, tile, gpu)
 
     def pack(self, conv: Conv2d, tile: Tile) -> Pack:
-        """How filters are packed for a tile."""
+        """The packing of filters for a tile."""
         return tile.pack(conv)
 
     def kernels(self, conv: Conv2d, tile: Tile, gpu: Gpu) -> dict[str, Any]:
-        """The kernel, by its name."""
+        """The kernel, by its symbol."""
         return {SYMBOL: self.kernel(conv, tile, gpu, SYMBOL)}
 
 

@@ -1,4 +1,4 @@
-"""Winograd's form: bands of transformed tiles and their products, or tiles of rows that are transformed as they are loaded."""
+"""Winograd convolution: bands of transformed tiles and their products, or one kernel that transforms rows as it loads them."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
 @dataclass(frozen=True)
 class WinogradBands(MultistageTiles):
-    """Tiles with `outputs`: in bands, or with a patch along rows."""
+    """Schedules of `MultistageTile`s with `outputs` > 0: in bands, or along rows where the tile also has `rows` and `cols`."""
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
+        """Why no tile computes a problem with that accuracy; None if one does."""
         return refusal(conv, accuracy)
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the least band."""
+        """Bytes of the smallest band's workspace."""
         return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
 
     def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
-        """Bytes of a band; none along rows."""
+        """Bytes of a band's transformed tiles and products; 0 along rows."""
         return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).made_bytes
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
-        """Every tile worth a trial."""
+        """Every legal tile worth a trial, in a fixed order."""
         return space(conv, gpu, products(conv, gpu, accuracy))
 
     def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
         return violations(conv, tile, gpu)
 
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
+        """The cost model's estimate for a legal tile."""
         return estimate(conv, tile, gpu)
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
-        """One kernel along rows; in bands the whole, and the input's transforms by themselves."""
+        """Along rows one kernel. In bands the whole convolution, and the input transforms by themselves for measuring."""
         if tile.in_rows:
             return {SYMBOL: product_kernel(conv, tile, ROWS, SYMBOL)}
         return {SYMBOL: winograd_kernel(conv, tile, SYMBOL), TRANSFORM_PARTS: winograd_transform(conv, tile, TRANSFORM_PARTS)}

@@ -1,1 +1,1 @@
-"""Kernels: a tile scheduler, loaders, a mainloop and an epilogue put together."""
+"""Kernels: each combines a tile scheduler, loaders, a mainloop and an epilogue."""

@@ -1,4 +1,4 @@
-"""A convolution as one CUDA kernel: the product of packed filters with windows, which take their shape on the way to shared memory."""
+"""The multistage kernel: packed filters times windows. Loaders gather windows on their way to shared memory; a block computes one tile."""
 
 from __future__ import annotations
 
@@ -33,35 +33,38 @@ Place = Callable[[Any], tuple[Conv2d, Any]]
 
 
 def filters_of(tile: MultistageTile) -> type[Filters]:
-    """How filters come to shared memory."""
+    """The loader of filters for a tile."""
     return BulkFilters if tile.warpgroup else Filters
 
 
 def operand_of(tile: MultistageTile) -> type[Gather] | type[Patch] | type[Planes]:
-    """Where a tile takes its windows from, in shared memory."""
+    """The loader of windows for a tile."""
     if tile.in_rows:
         return TileRows
     return Planes if tile.planes else Patch if tile.patch else Gather
 
 
 def windows_of(conv: Conv2d, tile: MultistageTile) -> Conv2d:
-    """The problem whose windows one launch takes: of Winograd's form along rows those of whole tiles."""
+    """The problem whose windows one launch reads; for Winograd along rows that of whole Winograd tiles, see `row_problem`."""
     return row_problem(conv, tile.outputs) if tile.in_rows else conv
 
 
 def product_of(conv: Conv2d, tile: MultistageTile) -> tuple[Conv2d, MultistageTile]:
-    """The problem that one launch of the product computes, and its tile: those of transformed tiles with Winograd's form in bands."""
+    """The problem and the tile of one launch of the product.
+
+    They are the given ones, but for Winograd in bands, where the problem is the product of transformed tiles.
+    """
     if not tile.outputs or tile.in_rows:
         return conv, tile
     return tiles_of(conv, tile.outputs, tile.band).problem, replace(tile, outputs=0, band=0)
 
 
 def pack_of(conv: Conv2d, tile: MultistageTile) -> CudaPack | FilterPack:
-    """How filters are packed for a tile."""
+    """The packing of filters for a tile."""
     if tile.outputs:
         one = (row_problem(conv, tile.outputs), replace(tile, outputs=0)) if tile.in_rows else product_of(conv, tile)
         pack = pack_of(*one)
-        assert isinstance(pack, CudaPack)  # products of tiles have no planes
+        assert isinstance(pack, CudaPack)  # products of Winograd tiles use no channel planes
         return replace(pack, outputs=tile.outputs)
     if tile.planes:
         return FilterPack(tile.block_m, "cuv")
@@ -73,20 +76,25 @@ def pack_of(conv: Conv2d, tile: MultistageTile) -> CudaPack | FilterPack:
 
 
 def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Bytes of shared memory that a block takes; `conv`: see `windows_of`."""
+    """Bytes of shared memory that a block takes. `conv` is the problem of `windows_of`."""
     patch = halo_tile.shared_bytes
     parts = {Gather: im2col_taps.shared_bytes, Patch: patch, TileRows: patch, Planes: channel_planes.shared_bytes}
     return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
 def step_filters(conv: Conv2d, tile: MultistageTile) -> int:
-    """Elements of a block's filters that one step of the sum takes."""
+    """Elements of a block's filters in one step of the sum."""
     depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
     return tile.block_m * depth * tile.positions * max(tile.arithmetic.parts, 1)
 
 
 def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """The kernel's tensors by name, as flat views; a tensor `made` from the input, with this shape, comes flat as it is."""
+    """Declares the kernel's tensors and returns flat views of them by name.
+
+    Args:
+        made: shape of the workspace that "data" stands for, a tensor that a transform stores; it is an argument as a flat buffer. None if
+            "data" is the input.
+    """
     shapes = {"data": (math.prod(made),) if made else conv.input_shape, "filter": pack.shape(conv)}
     shapes |= {name: (conv.out_channels,) for name in ("bias", "scale")}
     buffers = {}
@@ -98,12 +106,12 @@ def arguments(conv: Conv2d, pack: CudaPack | FilterPack, made: tuple[int, ...] |
 
 
 def thread_blocks(conv: Conv2d, tile: MultistageTile) -> tuple[int, int]:
-    """Thread blocks along channels, of all groups, and along windows."""
+    """(thread blocks along channels, of all groups; thread blocks along windows)."""
     return pack_of(conv, tile).blocks(conv), operand_of(tile).blocks(windows_of(conv, tile), tile)
 
 
 def product_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowSource, name: str = "conv2d") -> Any:
-    """The kernel over the tensors of `conv.arguments`; "data" is the tensor that the plan takes windows from."""
+    """The kernel over the tensors of `conv.arguments`. "data" is the tensor that windows are read from: the input, or a stored tensor."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         launch_product(conv, tile, plan, arguments(conv, pack_of(conv, tile), plan.source(conv) if plan.axes else None))
@@ -111,11 +119,11 @@ def product_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowSource, name:
 
 
 def launch_product(conv: Conv2d, tile: MultistageTile, plan: WindowSource, tensors: dict[str, Any], place: Place | None = None) -> None:
-    """Emits a launch.
+    """Emits a launch of the product.
 
     Args:
-        tensors: see `arguments`.
-        place: where a part of a convolution lies in the whole; None for all of it.
+        tensors: flat views by name, see `arguments`.
+        place: where the windows of a part of a convolution lie in the whole output; None if the launch computes all of it.
     """
     blocks, pack, source = thread_blocks(conv, tile), pack_of(conv, tile), windows_of(conv, tile)
     steps = math.prod(pack.shape(conv)) // blocks[0] // step_filters(conv, tile)
@@ -141,13 +149,13 @@ def _product(conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, run: i
 
 
 def _pipeline(tile: MultistageTile, steps: int, filter_: Filters, operand: Any, product: Any) -> None:
-    """Copies run `ahead` steps ahead of the product.
+    """Emits the mainloop. Copies run `ahead` steps ahead of the product.
 
-    One barrier a step is enough: behind it, this step's copies have landed for all threads, and all have read what the next ones overwrite:
-    the filters of the step before, or with warpgroups, whose last products may still run, of the one before that.
+    One barrier a step is enough. Behind it this step's copies are complete for all threads, and all threads have read the stage that the
+    next copies overwrite: the stage of the step before, or with `wgmma`, whose last products may still run, that of the step before that.
     """
     ahead = tile.ahead
-    copies = operand.copies or not tile.warpgroup  # whether threads copy anything asynchronously
+    copies = operand.copies or not tile.warpgroup  # whether threads issue asynchronous copies
 
     def commit() -> None:
         if copies:
@@ -182,7 +190,7 @@ def _pipeline(tile: MultistageTile, steps: int, filter_: Filters, operand: Any, 
             with T.If(more), T.Then():
                 operand.settle(step, slot)
 
-    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # a warpgroup's registers change with every slab, and must be known
+    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # its register set alternates with every slab: indices must be constants
     with T.serial(-(-steps // turns)) as step:
         for turn in range(turns):
             if turn and steps % turns:

@@ -1,9 +1,9 @@
-"""Windows stored a part at a time (MCFA): every part of the output has its tensor made, then multiplied, before the next overwrites it.
+"""Windows stored for one part of the output at a time (MCFA, see `compute.mcfa`).
 
     for part:  M = windows of the part        O[part] = F * M
 
-A part is some whole images, or some rows of one. Only one part's tensor exists: as large as fills the machine, however large the whole is.
-The loop runs on the host, two launches a part.
+A part is some whole images, or some output rows of one image. The workspace holds the tensor of one part, which is just large enough to
+occupy the GPU, however large the whole is. The loop runs on the host and launches two kernels for a part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from im2win.spec.conv2d import Conv2d
 
 @dataclass(frozen=True)
 class Parts:
-    """A convolution cut into parts of `images` x `rows` of its output; the last ones may reach beyond it."""
+    """A convolution cut into parts of `images` x `rows` of its output. The last parts may reach beyond it."""
 
     conv: Conv2d
     images: int
@@ -43,36 +43,38 @@ class Parts:
 
     @property
     def count(self) -> int:
-        """Parts in all."""
+        """Number of parts."""
         return -(-self.conv.batch // self.images) * self.bands
 
     @property
     def problem(self) -> Conv2d:
-        """A part as a convolution of its own: of the input rows that its windows see, none of them padding."""
+        """A part as a convolution: over the input rows that its windows read, without padding above and below."""
         conv, (_, left, _, right) = self.conv, self.conv.padding
         height = (self.rows - 1) * conv.stride[0] + conv.window[0]
         return conv.with_(batch=self.images, height=height, padding=(0, left, 0, right))
 
     @contextlib.contextmanager
     def each(self) -> Iterator[First]:
-        """Emits the host's loop over parts; gives what a part begins with."""
+        """Emits the host's loop over parts. The value emits, inside a kernel, the first image and output row of a part."""
         with T.serial(self.count // self.bands) as group, T.serial(self.bands) as band:
             yield functools.partial(keep, n=group * self.images, m=band * self.rows)
 
 
 @dataclass(frozen=True)
 class WindowsInParts(WindowSource):
-    """Windows from a tensor with these axes that holds one part of them.
+    """Windows from a stored tensor with these axes, which holds one part of them.
 
-    wanted_bytes: what the tensor should take; least_outputs: what a part should compute even so (the default is 128 blocks of 128 x 128,
-    which occupy the multiprocessors of the largest GPUs). A part is the number of whole images nearest to that, or else of rows.
+    A part is the number of whole images, or else of output rows, whose size is nearest to the larger of two sizes.
+
+    wanted_bytes: bytes that the tensor of a part should take.
+    least_outputs: outputs that a part should at least have. The default is 128 thread blocks of 128 x 128, which occupy the largest GPUs.
     """
 
     wanted_bytes: int = 32 << 20
     least_outputs: int = 1 << 21
 
     def parts(self, conv: Conv2d) -> Parts:
-        """How a problem is cut; parts of nearly the same size."""
+        """The parts of a problem, of nearly equal size."""
         height, width = conv.output_size
         window_bytes = conv.in_channels * math.prod(conv.kernel) * conv.itemsize
         windows = max(self.wanted_bytes // window_bytes, self.least_outputs // conv.out_channels, 1)
@@ -84,7 +86,7 @@ class WindowsInParts(WindowSource):
         return Parts(conv, 1, -(-height // bands))
 
     def part(self, conv: Conv2d) -> tuple[Conv2d, int]:
-        """The problem that one launch of the product computes, and how many launches there are."""
+        """(the problem that one launch of the product computes, number of launches)."""
         parts = self.parts(conv)
         return parts.problem, parts.count
 
@@ -93,7 +95,7 @@ class WindowsInParts(WindowSource):
         return super().source(self.parts(conv).problem)
 
     def strides(self, conv: Conv2d) -> Strides:
-        """Where windows of a part lie in it."""
+        """Strides of a part's windows and taps in that tensor, in elements."""
         return super().strides(self.parts(conv).problem)
 
     def transform_bytes(self, conv: Conv2d) -> int:
@@ -102,10 +104,10 @@ class WindowsInParts(WindowSource):
 
 
 def keep(**values: Expr) -> dict[str, Expr]:
-    """Registers with these values.
+    """Copies these values to registers and returns the registers by name.
 
-    Otherwise TVM would work out on the host what launches have in common, products of these values among them, and a kernel that is given
-    a product as a number does not see what it is a multiple of: its wide loads fall apart.
+    Without the copies, TVM computes common products of the values on the host and passes them as arguments. The device compiler then does
+    not know what an argument is a multiple of, and splits vector loads.
     """
     kept = local("first", (len(values),), "int32")
     for place, value in enumerate(values.values()):
@@ -114,18 +116,18 @@ def keep(**values: Expr) -> dict[str, Expr]:
 
 
 class _Placed:
-    """What the epilogue asks of an operand, answered for the whole convolution."""
+    """An operand that maps the windows of a part to the output of the whole convolution, for the epilogue."""
 
     def __init__(self, parts: Parts, operand: Any, first: First) -> None:
         self._parts, self._operand, self._first = parts, operand, first()
 
     def run(self, conv: Conv2d, tile: MultistageTile) -> int:
-        """Neighbouring windows that are sure to lie in one image, aligned to their number in the part and in the image."""
+        """Largest n such that n windows, from a multiple of n on, are neighbours in one image, both in the part and in the whole."""
         height, width = conv.output_size
         return math.gcd(height * width, self._parts.rows * width, tile.block_n)
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a window of the thread block, and under which conditions it exists."""
+        """(n, m, x, conditions) of a window of the thread block: its output, and the conditions under which it exists."""
         n, m, x, conditions = self._operand.output(window)
         parts, batch, height = self._parts, self._parts.conv.batch, self._parts.conv.output_size[0]
         n, m = self._first["n"] + n, self._first["m"] + m
@@ -138,7 +140,10 @@ def _launch_transform(parts: Parts, axes: str, data: Any, out: Any, first: First
 
 
 def parts_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowsInParts, name: str) -> Any:
-    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is a part's tensor, flat, for it to fill."""
+    """The function of the whole convolution, over "input" and the tensors of `conv.arguments`.
+
+    "data" is the workspace for a part's tensor, a flat buffer that the function fills.
+    """
     parts, axes = plan.parts(conv), plan.oriented(conv)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
@@ -151,7 +156,7 @@ def parts_kernel(conv: Conv2d, tile: MultistageTile, plan: WindowsInParts, name:
 
 
 def parts_transform(conv: Conv2d, plan: WindowsInParts, name: str) -> Any:
-    """The transforms of all parts by themselves, one over the other: (data, a part's tensor). For measuring what they take."""
+    """The function (data, lowered) that runs the transforms of all parts into one part's tensor, to measure their time."""
     parts, axes = plan.parts(conv), plan.oriented(conv)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)

@@ -1,9 +1,9 @@
-"""The persistent kernel with resident filters: thread blocks that compute halo tile after halo tile.
+"""The persistent kernel with resident filters: each thread block computes tile after tile of outputs.
 
-There are one or a few thread blocks for every multiprocessor. Filters are copied to shared memory once. Every warpgroup has halo tiles of
-its own: while the tensor cores multiply one step's windows, TMA boxes bring the next step's, of the same halo tile or the next one. While
-one warpgroup writes its outputs, the others keep the tensor cores busy. Windows are the columns of products and lie in shared memory, as
-filters do: a tap is another address in the same halo tile.
+One or a few thread blocks run on every multiprocessor. A block copies its filters to shared memory once. Every warpgroup has its own halo
+tiles: while the tensor cores multiply the windows of one step, TMA boxes bring those of the next, also across halo tiles. While one
+warpgroup is in its epilogue, the others keep the tensor cores busy. Windows are the columns of `wgmma` and lie in shared memory, as the
+filters do: another tap is another address in the same halo tile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Kernel:
         self._phases = arena.take("phases", (f.landings,), PHASES)
 
     def run(self) -> None:
-        """Emits the block."""
+        """Emits the code of a thread block."""
         tile, steps = self._tile, self._steps
         self._begin()
         product = SharedProduct(self._conv, tile, self._filters, self._ring, self._tid)
@@ -67,7 +67,7 @@ class _Kernel:
             product.clear()
             with T.serial(steps) as part:
                 step = turn * steps + part
-                call("group_barrier", self._group)  # all have multiplied what the next copies overwrite
+                call("group_barrier", self._group)  # the warpgroup has read the stage that the next copy overwrites
                 if self._field.boxed:
                     self._copy(step + tile.stages - 1)
                     call("wait_bulk", self._landing(step), step // tile.stages % 2)
@@ -82,7 +82,7 @@ class _Kernel:
             patch_epilogue(self._conv, tile, self._tensors, Outputs(self._field, patch), first).write(product)
 
     def _begin(self) -> None:
-        """Filters, and the first steps of every warpgroup, are on their way."""
+        """Issues the copies of the filters and of the first steps of every warpgroup, and waits for the filters."""
         size = self._field.filters * self._conv.itemsize
         from_ = pointer(self._tensors["filter"], self._channel_block * self._field.filters)
         with T.If(self._tid == 0), T.Then():
@@ -104,17 +104,17 @@ class _Kernel:
         return self._group * self._tile.stages + step % self._tile.stages
 
     def _landing(self, step: Expr) -> Expr:
-        """The barrier that counts what lands for a step."""
+        """The full barrier of a step."""
         return pointer(self._phases, 1 + (self._slot(step) if self._field.boxed else self._group))
 
     def _copy(self, step: Expr) -> None:
-        """A thread of the warpgroup begins to copy a step, unless that lies behind the last."""
+        """One thread of the warpgroup issues the copy of a step, if the step exists."""
         to, at = (self._ring, self._slot(step)) if self._field.boxed else (self._raw, self._group)
         with T.If(tirx.all(self._tid % LANES == 0, self._exists(step))), T.Then():
             self._boxes.copy((to, at), self._patch(step), step % self._steps, self._landing(step))
 
     def _rearrange(self, step: Expr) -> None:
-        """Makes of a step's box what products read; then the next may land in its place."""
+        """Rearranges a step's TMA box (channels first) as products read it, and issues the next copy to the box's buffer."""
         conv, tile, f = self._conv, self._tile, self._field
         call("wait_bulk", self._landing(step), step % 2)
         _, rows, cols = f.raw

@@ -1,7 +1,7 @@
-"""A convolution as two kernels: sums over parts of the channels, of all parts at the same time, and their sum with what follows.
+"""Split-K as two kernels: partial sums over parts of the input channels, all at the same time, and their reduction with the epilogue.
 
-Where outputs are few and sums long, there are too few tiles of the output to occupy a GPU: parts of the sum multiply them. To the first
-kernel a part is a group of channels with filters of its own; what it stores are sums as they are, float32 or int32.
+With few outputs and long sums there are too few tiles to occupy a GPU. Parts of the sum multiply their number. For the first kernel a part
+is a group of channels with its own filters. It stores accumulators as they are, in float32 or int32.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-THREADS, VECTOR = 256, 4  # of a block that adds parts up, and neighbouring outputs of a thread
+THREADS, VECTOR = 256, 4  # threads of a block of the reduction, and neighbouring outputs of a thread
 
 
 def pack_of_parts(conv: Conv2d, tile: MultistageTile) -> SplitPack:
-    """How filters are packed: those of every part by themselves."""
+    """The packing of filters: that of a part's problem, part after part."""
     values = asdict(pack_of(parts_problem(conv, tile.split), inner(tile)))
     values.pop("outputs")
     return SplitPack(tile.split, **values)
 
 
 class _Sums(Epilogue):
-    """Stores sums as they are."""
+    """An epilogue that stores accumulators as they are."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
@@ -65,7 +65,10 @@ class _Sums(Epilogue):
 
 
 def split_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
-    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for the sums of all parts, flat."""
+    """The function of the whole convolution, over "input" and the tensors of `conv.arguments`.
+
+    "data" is the workspace for the accumulators of all parts, a flat buffer.
+    """
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         source = named("input", T.arg("input", T.buffer(conv.input_shape, conv.dtype)))
@@ -79,7 +82,7 @@ def split_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
 
 
 def _launch_parts(conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any]) -> None:
-    """Emits the launch of all parts; `conv`: see `parts_problem`. As `multistage.launch_product`, but for what it stores."""
+    """Emits the launch of all parts, as `multistage.launch_product` but for the epilogue. `conv` is that of `parts_problem`."""
     blocks, plan = thread_blocks(conv, tile), WindowSource()
     steps = math.prod(pack_of(conv, tile).shape(conv)) // blocks[0] // step_filters(conv, tile)
     with T.launch_thread("blockIdx.x", math.prod(blocks)) as bx, T.launch_thread("threadIdx.x", tile.threads) as tid:
@@ -95,9 +98,9 @@ def _launch_parts(conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any]) -
 
 
 def _launch_sum(conv: Conv2d, tile: MultistageTile, sums: Any, tensors: dict[str, Any]) -> None:
-    """Emits the launch that adds parts up, and does what follows a convolution."""
+    """Emits the launch that adds the accumulators of all parts and runs the convolution's epilogue."""
     height, width = conv.output_size
-    run = conv.out_channels * (height * width if conv.layout == "NCHW" else 1)  # outputs that lie together in a part
+    run = conv.out_channels * (height * width if conv.layout == "NCHW" else 1)  # contiguous outputs of a part
     vector = VECTOR if run % VECTOR == 0 and (conv.layout == "NHWC" or height * width % VECTOR == 0) else 1
     count = math.prod(conv.output_shape) // vector
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:

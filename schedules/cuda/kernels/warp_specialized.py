@@ -1,7 +1,7 @@
 """The warp-specialized kernel: persistent thread blocks in which producer warps copy filters and windows, and consumer warpgroups multiply.
 
-One producer warp issues copies of filters, another one TMA boxes of windows, as far ahead as pipeline stages are empty, also across halo
-tiles. Consumer warpgroups multiply full stages, release them, and write their outputs meanwhile.
+One producer warp issues copies of filters, another one TMA boxes of windows. Both run as far ahead as pipeline stages are empty, also
+across tiles. Consumer warpgroups multiply full stages, release them, and run the epilogue while producers fill the stages of the next tile.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class _Kernel:
         conv, tile = field.conv, field.tile
         self._conv, self._tile, self._tensors, self._boxes, self._tid = conv, tile, tensors, boxes, tid
         self._blocks, self._block, self._field = blocks, block, field
-        self._steps, self._channel_blocks = steps // tile.sum_blocks, tile.pack(conv).blocks(conv)  # steps of this block
-        self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters for a step
+        self._steps, self._channel_blocks = steps // tile.sum_blocks, tile.pack(conv).blocks(conv)  # steps that this block computes
+        self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters in a step
         work = self._field.patches * self._channel_blocks * tile.sum_blocks
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
@@ -60,7 +60,7 @@ class _Kernel:
         self._sums = SharedSums(arena, f, tid, self._rank, again=work > blocks) if tile.sum_blocks > 1 else None
 
     def run(self, gpu: Gpu) -> None:
-        """Emits the block."""
+        """Emits the code of a thread block."""
         tile, tid, blocks = self._tile, self._tid, resident(self._field, gpu)
         call(f"share_multiprocessor<{blocks}>")
         self._begin()
@@ -92,7 +92,7 @@ class _Kernel:
             call("cluster_barrier")
 
     def _clear(self) -> None:
-        """Zeros behind the last row of every slot, where outputs' windows end."""
+        """Clears the pixels behind the last row of every stage that windows of outputs read but no TMA box brings."""
         tile, f = self._tile, self._field
         chunks = max(f.reach - f.copied, 0) * tile.units
         if not chunks:
@@ -102,18 +102,21 @@ class _Kernel:
             with T.If(at < tile.stages * chunks), T.Then():
                 call("clear_chunk", pointer(self._windows.data, at // chunks, (f.copied * tile.units + at % chunks) * tile.unit))
         call("fence_stores")
-        if tile.cluster > 1:  # whose barrier says nothing of stores
+        if tile.cluster > 1:  # a cluster barrier does not order these stores
             barrier()
 
     def _tile_of(self, turn: Expr) -> tuple[Expr, Expr]:
-        """(block of channels, patch) that is a block's so-and-so-many-th: blocks of the same patch, or patches, run side by side."""
-        patches = self._tile.filter_blocks  # that blocks of a cluster compute side by side
+        """(block of channels, tile of outputs) of a thread block's `turn`-th work item.
+
+        Neighbouring thread blocks compute channels of the same tile; blocks that share filters compute neighbouring tiles.
+        """
+        patches = self._tile.filter_blocks  # tiles that the blocks of a cluster compute side by side
         together = patches * self._tile.sum_blocks
         work = self._block // together + turn * (self._blocks // together)
         return work % self._channel_blocks, work // self._channel_blocks * patches + self._block % patches
 
     def _part(self, part: Expr, many: int = 1) -> Expr:
-        """A step of this block among all steps of a patch; or a part of one, of which there are so many."""
+        """Index of this block's step, or of one of `many` parts of it, among those of the whole sum."""
         return part if self._sums is None else self._rank * (self._steps * many) + part
 
     def _copy_windows(self) -> None:
@@ -140,7 +143,7 @@ class _Kernel:
     def _multiply(self) -> None:
         conv, tile, windows, filters = self._conv, self._tile, self._windows, self._filters
         product = StagedProduct(conv, tile, filters.data, windows.data, self._tid)
-        which = self._tid // (LANES * tile.groups)  # of those that take turns
+        which = self._tid // (LANES * tile.groups)  # the team of ping-pong consumer warpgroups
         with T.serial((self._count - which + tile.turns - 1) // tile.turns) as round_:
             turn = round_ * tile.turns + which
             product.clear()
@@ -172,12 +175,12 @@ class _Kernel:
             self._sums.end(self._count)
 
     def _release(self, step: Expr) -> None:
-        """A step's windows, and the last of its filters, have been read."""
+        """Releases the stage of a step's windows, and the stage of the last of its filters."""
         self._filters.consumer_release(step * self._parts + self._parts - 1)
         self._windows.consumer_release(step)
 
     def _await_turn(self, turn: Expr) -> None:
-        """Until those before have seen all that lands for them: a barrier knows two phases only."""
+        """Waits until the team before has passed its last full barriers: a waiting thread can tell only two phases of a barrier apart."""
         turns = self._tile.turns
         if turns > 1:
             with T.If(turn > 0), T.Then():

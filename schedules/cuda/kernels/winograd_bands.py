@@ -1,10 +1,10 @@
-"""Winograd's form of a convolution: input tiles transformed, one matrix product a position of the tile, outputs transformed back.
+"""Winograd convolution in bands: an input transform, one matrix product for every position of a tile, and an output transform.
 
     for band of tiles:  V = B^T d B        M[position] = U[position] V[position]        Y = A^T M A
 
-V is [tiles, positions, channels] and M the same with output channels: the products of all positions are one grouped 1x1 convolution of a
-row of tiles, channels last, which the kernels of every other algorithm compute. Only a band's V and M exist: what they take is meant to
-stay in level-2 cache. Filters are transformed ahead of time.
+V is [tiles, positions, channels], and M the same with output channels. The products of all positions are one grouped 1x1 convolution over a
+row of tiles, channels last, which the multistage kernel computes. The workspace holds V and M of one band, sized to stay in level-2 cache.
+Filters are transformed ahead of time. The form is that of Lavin and Gray 2015, arXiv 1509.09308.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from im2win.spec.conv2d import Conv2d
 
 @contextlib.contextmanager
 def _each_band(tiles: Tiles) -> Iterator[First]:
-    """Emits the host's loop over bands; gives what a band begins with."""
+    """Emits the host's loop over bands. The value emits, inside a kernel, the first image and output row of a band."""
     images, rows = tiles.bands
     with T.serial(images) as group, T.serial(rows) as band:
         yield functools.partial(keep, n=group * tiles.images, m=band * (tiles.rows * tiles.outputs))
 
 
 def winograd_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
-    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for a band's transformed tiles and products, flat."""
+    """The function of the whole convolution, over "input" and the tensors of `conv.arguments`.
+
+    "data" is the workspace for a band's transformed tiles and products, a flat buffer.
+    """
     tiles = tiles_of(conv, tile.outputs, tile.band)
     problem, inner = product_of(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
@@ -55,7 +58,7 @@ def winograd_kernel(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
 
 
 def winograd_transform(conv: Conv2d, tile: MultistageTile, name: str) -> Any:
-    """The input's transforms by themselves, band over band: (data, a band's tensor). For measuring what they take."""
+    """The function (data, lowered) that runs the input transforms of all bands into one band's workspace, to measure their time."""
     tiles = tiles_of(conv, tile.outputs, tile.band)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)

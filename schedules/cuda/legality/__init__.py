@@ -1,1 +1,1 @@
-"""The rules that legal tiles obey, by family."""
+"""Legality: the rules that tiles must obey, by family."""

@@ -1,4 +1,4 @@
-"""The rules that tiles of multistage kernels obey, stated once: sampler, user input, records and tests all ask here."""
+"""Legality of tiles of multistage kernels, stated once: sampler, user input, records and tests all use these functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from im2win.schedules.cuda.winograd.rows import TileRows
 from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 512
-MAX_SUMS = 168  # registers of a thread for sums; the rest of its 255 hold operands and addresses
-OTHERS = 40  # registers for addresses and the like
+MAX_SUMS = 168  # most registers of a thread for accumulators; the rest of its 255 hold operands and addresses
+OTHERS = 40  # registers of a thread for addresses and the like
 
 
 def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     if tile.outputs or tile.band:
         return [f"`outputs` (={tile.outputs}) and `band` (={tile.band}) must be 0: they are for Winograd's form"]
     if tile.split != 1:
@@ -28,7 +28,7 @@ def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSour
 
 
 def product_violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> list[str]:
-    """Every rule that this tile of the product breaks, whatever is transformed before it or after it."""
+    """Every rule that the tile of a product breaks, without those of transforms before or after it."""
     counts = ("block_m", "block_n", "warp_m", "warp_n", "slabs")
     rules = [
         (tile.product in PRODUCTS, f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"),
@@ -44,12 +44,12 @@ def product_violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: Wi
 
 
 def sum_registers(conv: Conv2d, tile: MultistageTile) -> int:
-    """Registers of a thread for sums."""
+    """Registers of a thread for accumulators."""
     return tile.positions * tile.accumulators * (2 if promoted(conv, tile) else 1)
 
 
 def word_registers(tile: MultistageTile) -> int:
-    """Registers of a thread for windows that a warpgroup's products read, or that are still to be transformed."""
+    """Registers of a thread for windows that `wgmma` reads, or that are still to be transformed."""
     return tile.halves * tile.word_registers + (4 * tile.positions if tile.in_rows else 0)
 
 

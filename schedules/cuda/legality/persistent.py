@@ -1,4 +1,4 @@
-"""The one statement of which tiles of blocks that stay are legal; sampler, user input, records and tests all ask here."""
+"""Legality of tiles of persistent kernels, stated once: sampler, user input, records and tests all use these functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
-MAX_SUMS = 192  # registers of a thread for sums
-MAX_COLUMNS = 256  # of a product
-MAX_PRODUCTS = 256  # of a step: they are written one after the other
-MAX_BOX = 256  # elements along an axis of a box
-MAX_STEP = 8  # elements from one that a box brings to the next
-SMALLEST = 8  # outputs across a patch, in the least one; channels first they are those of 16 bytes
-OPERANDS = 56  # registers of a thread for addresses and outputs on their way
+MAX_SUMS = 192  # most registers of a thread for accumulators
+MAX_COLUMNS = 256  # most columns of a product
+MAX_PRODUCTS = 256  # most products of a step, whose code is unrolled
+MAX_BOX = 256  # most elements along an axis of a TMA box
+MAX_STEP = 8  # largest element stride of a TMA box
+SMALLEST = 8  # columns of the narrowest tile of outputs, channels last; channels first it has those of 16 bytes
+OPERANDS = 56  # registers of a thread for addresses and for outputs in the epilogue
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
-    """Why no tile computes a convolution; None if one may."""
+    """Why no tile computes a problem; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"blocks that stay multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
     if conv.groups != 1:
@@ -43,7 +43,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 
 
 def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]

@@ -1,4 +1,4 @@
-"""The one statement of which tiles of filters and windows in steps are legal; sampler, user input, records and tests all ask here."""
+"""Legality of tiles of warp-specialized kernels, stated once: sampler, user input, records and tests all use these functions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from im2win.schedules.cuda.tiles.persistent import M
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-MAX_THREADS = 640  # four warpgroups and those that copy for them
-MAX_PRODUCTS = 512  # of a step: they are written one after the other
+MAX_THREADS = 640  # four consumer warpgroups and the producers
+MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
 SHARED = ("windows", "filters", "sums")
 BOXES = ("patches", "taps")
-CLUSTERS = (1, 2, 4)  # thread blocks
+CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
-    """Why no tile computes a convolution; None if one may."""
+    """Why no tile computes a problem; None if one may."""
     if conv.dtype not in PRODUCTS:
         return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
     if conv.layout != "NHWC":
@@ -36,7 +36,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
 
 
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]

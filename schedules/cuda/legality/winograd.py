@@ -1,4 +1,4 @@
-"""The rules that tiles of Winograd's form obey, stated once: in bands of transformed tiles, or along rows as windows are loaded."""
+"""Legality of Winograd tiles, stated once: in bands of transformed tiles, or along rows while windows are loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = WindowSource(staged="rows")
 
 
 def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     if tile.patch:
         return _row_form(conv, tile) or multistage.product_violations(windows_of(conv, tile), tile, gpu, ROWS)
     known = forms(conv)
@@ -28,7 +28,7 @@ def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
 
 
 def _row_form(conv: Conv2d, tile: MultistageTile) -> list[str]:
-    """Every rule of Winograd's form along rows that a tile breaks."""
+    """Every rule that a tile breaks for Winograd along rows."""
     known = row_forms(conv)
     rules = [
         (tile.product in PRODUCTS and tile.warpgroup, f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"),

@@ -1,1 +1,1 @@
-"""Copies of inputs and filters from global to shared memory."""
+"""Loaders: copies of windows and filters from global to shared memory."""

@@ -1,7 +1,7 @@
-"""The input under a patch of the output, all of its few channels at once, each a plane of pixels: rows are copied as they lie in memory.
+"""Loader of halo tiles with all of their few channels at once, as channel planes whose rows are copied in memory order.
 
-A step of the sum is some rows of the kernel. A thread reads one element of each of its windows at a time; neighbours of a warp read
-neighbours.
+A step of the sum is some rows of the kernel. A thread reads one element of each of its windows at a time, and neighbouring threads of a
+warp read neighbouring elements.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int,
 
 
 def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Bytes of shared memory that planes take."""
+    """Bytes of shared memory that the channel planes take."""
     return padded(_shape(conv, tile, plan), tile.dtype)
 
 
 class Planes(PatchWindows):
-    """The input under a patch of windows, all channels of a group."""
+    """The halo tile of a thread block's tile of outputs, with all channels of a group."""
 
     width = 1
     copies = True
@@ -44,10 +44,10 @@ class Planes(PatchWindows):
         self._source, self._tid, self._group = source, tid, group
         self.shared = arena.take("planes", _shape(conv, tile, plan), tile.dtype)
 
-    # --- the pipeline's side ---------------------------------------------------------------------------------------------
+    # --- producer side ---------------------------------------------------------------------------------------------------
 
     def prologue(self, step: int) -> None:
-        """Begins to copy the patch, neighbours of a row side by side."""
+        """Issues the copies of the halo tile at step 0. Neighbouring threads copy neighbouring pixels of a row."""
         conv, tile, g = self._conv, self._tile, self._geometry
         if step > 0:
             return
@@ -63,15 +63,15 @@ class Planes(PatchWindows):
                     call(f"copy_async<{WORD}>", pointer(self.shared, c, to), source, inside)
 
     def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
-        """Nothing is left to copy."""
+        """Does nothing: the prologue has copied everything."""
 
     def settle(self, step: Expr, slot: Expr) -> None:
-        """Nothing was fetched."""
+        """Does nothing: all copies are asynchronous."""
 
-    # --- the product's side ----------------------------------------------------------------------------------------------
+    # --- consumer side ---------------------------------------------------------------------------------------------------
 
     def prepare(self, count: int, window: Callable[[Expr], Expr]) -> None:
-        """Finds the first pixels of the windows that a thread reads: the i-th of `count` is window(i) of the block."""
+        """Computes the first pixels of the windows that a thread reads: the i-th of `count` is window(i) of the block."""
         self._first = self._prepare(count, window, 1)
 
     def _at(self, i: Expr, step: Expr, row: int, v: int) -> list[Expr]:
@@ -79,11 +79,11 @@ class Planes(PatchWindows):
         return [tap // rows, self._first[i] + self._geometry.shift(tap % rows, v)]
 
     def loads(self, step: Expr) -> Iterator[Callable[[Expr], list[Expr]]]:
-        """For every index of the sum in a step: i -> indices of the i-th window's element there."""
+        """For every index of the sum in a step: i -> indices of the i-th window's element in shared memory."""
         for row, v in itertools.product(range(self._tile.slabs), range(self._conv.kernel[1])):
             yield functools.partial(self._at, step=step, row=row, v=v)
 
 
 def rows(conv: Conv2d) -> int:
-    """Rows of the kernel, of all channels of a group: steps are whole numbers of them."""
+    """Kernel rows of all channels of a group; a step is a whole number of them."""
     return math.prod(conv.filter_shape[1:3])

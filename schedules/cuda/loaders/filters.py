@@ -1,4 +1,4 @@
-"""Filters on their way to shared memory: a block's, `steps` times `run` elements, one after the other as they are packed."""
+"""Loaders of filters: `run` contiguous packed elements for each of a block's `steps`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from im2win.schedules.cuda.arithmetic import SLAB
 from im2win.schedules.cuda.primitives import CHUNK, Arena, Expr, call, padded, pointer
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 
-PHASES = "int64"  # type of a barrier that counts what lands
+PHASES = "int64"  # element type of an mbarrier
 
 
 def shared_bytes(tile: MultistageTile, run: int) -> int:
-    """Bytes of shared memory that filters take."""
+    """Bytes of shared memory that filters and their barriers take."""
     return padded((tile.stages, run), tile.dtype) + (padded((tile.stages,), PHASES) if tile.warpgroup else 0)
 
 
 class Filters:
-    """Copied by all threads, who wait for them as for windows."""
+    """All threads issue `cp.async` copies of a step's filters, and wait for them together with those of windows."""
 
     def __init__(self, tile: MultistageTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
         self._tile, self._packed, self._block, self._steps, self._run, self._tid = tile, packed, block, steps, run, tid
         self.shared = arena.take("filters", (tile.stages, run), tile.dtype)
 
     def begin(self, step: Expr, slot: Expr) -> None:
-        """Begins to copy a step's filters."""
+        """Issues the copies of a step's filters to a stage."""
         tile, run = self._tile, self._run
         vector = CHUNK * tile.slab // SLAB
         start, copies = (self._block * self._steps + step) * run, run // vector
@@ -44,15 +44,15 @@ class Filters:
                     one()
 
     def renew(self, step: Expr, slot: Expr) -> None:
-        """Behind a barrier, when all threads have read the slot: copies a step's filters to it."""
+        """Issues the copies of a step's filters to a stage that was in use. All threads must have passed a barrier after reading it."""
         self.begin(step, slot)
 
     def wait(self, step: Expr) -> None:
-        """Behind the step's barrier they have landed."""
+        """Does nothing: the barrier of the step has completed the copies."""
 
 
 class BulkFilters(Filters):
-    """Copied as a whole at the word of one thread: for products that read shared memory by themselves."""
+    """One thread issues a bulk copy of a step's filters. For `wgmma`, which reads shared memory itself."""
 
     def __init__(self, tile: MultistageTile, arena: Arena, packed: Any, block: Expr, steps: int, run: int, tid: Expr) -> None:
         super().__init__(tile, arena, packed, block, steps, run, tid)
@@ -61,16 +61,16 @@ class BulkFilters(Filters):
             call("start_phases", pointer(self._phases, stage))
 
     def begin(self, step: Expr, slot: Expr) -> None:
-        """Begins to copy a step's filters."""
+        """One thread issues the copy of a step's filters to a stage."""
         with T.If(self._tid == 0), T.Then():
             call("copy_bulk", *self._copy(step, slot))
 
     def _copy(self, step: Expr, slot: Expr) -> tuple[Expr, Expr, int, Expr]:
-        """To where, from where, bytes, and the barrier that counts them."""
+        """(destination, source, bytes, full barrier) of a step's copy."""
         size = self._run * np.dtype(self._tile.dtype).itemsize
         from_ = pointer(self._packed, (self._block * self._steps + step) * self._run)
         return pointer(self.shared, slot, 0), from_, size, pointer(self._phases, slot)
 
     def wait(self, step: Expr) -> None:
-        """Until they have landed."""
+        """Waits at the full barrier of the step's stage."""
         call("wait_bulk", pointer(self._phases, step % self._tile.stages), step // self._tile.stages % 2)

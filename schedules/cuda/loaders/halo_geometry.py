@@ -1,4 +1,4 @@
-"""Where the pixels under a patch of windows lie in shared memory."""
+"""Layout of a halo tile's pixels in shared memory, for multistage kernels."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ Expr = Any
 
 @dataclass(frozen=True)
 class Geometry:
-    """The input under `images` x `rows` x `cols` windows; a pixel holds the channels that a step takes.
+    """The halo tile of `images` x `rows` x `cols` windows. A pixel holds the channels of a step.
 
-    By rows: every pixel once. With a horizontal stride s every s-th one lies side by side, so that the pixels of neighbouring windows do.
-    By windows (im2win): for every row of windows its `height` input rows, column by column, so that a window is one run.
+    By rows: every pixel is stored once. With a column stride s, every s-th pixel of a row is contiguous, so that pixels of neighbouring
+    windows are neighbours.
+    By windows (im2win): for every row of windows its `height` input rows, stored column by column, so that a window is one contiguous run.
     """
 
     conv: Conv2d
@@ -29,32 +30,32 @@ class Geometry:
 
     @classmethod
     def of(cls, conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> Geometry:
-        """The patch of a tile."""
+        """The layout for a tile."""
         return cls(conv, tile.images, tile.rows, tile.cols, plan.staged == "windows")
 
     @property
     def height(self) -> int:
-        """Input rows that an image's patch holds, those of every row of windows counted apart if it is stored by windows."""
+        """Rows that are stored for an image. By windows, the input rows of every row of windows are stored apart."""
         return self.rows * self.conv.kernel[0] if self.by_windows else (self.rows - 1) * self.conv.stride[0] + self.conv.window[0]
 
     @property
     def width(self) -> int:
-        """Input columns under the patch."""
+        """Input columns of the halo tile."""
         return (self.cols - 1) * self.conv.stride[1] + self.conv.window[1]
 
     @property
     def _plane(self) -> int:
-        """Pixels of an input row that lie side by side."""
+        """Pixels of an input row that one column parity has."""
         return -(-self.width // self.conv.stride[1])
 
     @property
     def _row(self) -> int:
-        """Pixels stored an input row."""
+        """Pixels stored for an input row."""
         return self.width if self.by_windows else self._plane * self.conv.stride[1]
 
     @property
     def pixels(self) -> int:
-        """Pixels stored in all, filled up for copies by eight."""
+        """Pixels stored in all, padded to a multiple of 8."""
         return -(-self.images * self.height * self._row // 8) * 8
 
     @property
@@ -63,13 +64,13 @@ class Geometry:
         return self.images * self.height * self.width
 
     def source(self, row: Expr) -> Expr:
-        """Input row, from the patch's first, that a row of the patch is."""
+        """Input row, counted from the first of the halo tile, that a stored row holds."""
         if not self.by_windows:
             return row
         return row // self.conv.kernel[0] * self.conv.stride[0] + row % self.conv.kernel[0] * self.conv.dilation[0]
 
     def place(self, image: Expr, row: Expr, col: Expr) -> Expr:
-        """Where a pixel is stored; `row` counts the patch's rows, `col` input columns."""
+        """Position of a pixel in shared memory. `row` counts stored rows, `col` input columns."""
         stride, taps = self.conv.stride[1], self.conv.kernel[0]
         if self.by_windows:
             return ((image * self.rows + row // taps) * self.width + col) * taps + row % taps
@@ -85,22 +86,22 @@ class Geometry:
         return image, pixel // self._row % self.height, pixel % self._plane * stride + pixel // self._plane % stride
 
     def first(self, image: Expr, m: Expr, x: Expr) -> Expr:
-        """Where the first pixel of a window is stored."""
+        """Position of a window's first pixel."""
         return self.place(image, m * (self.conv.kernel[0] if self.by_windows else self.conv.stride[0]), x * self.conv.stride[1])
 
     def shift(self, u: Expr, v: Expr) -> Expr:
-        """How far behind its window's first pixel tap (u, v) is stored."""
+        """Distance in pixels from a window's first pixel to its tap (u, v)."""
         right = v * self.conv.dilation[1]
         return right * self.conv.kernel[0] + u if self.by_windows else self.place(0, u * self.conv.dilation[0], right)
 
 
 def patch_counts(conv: Conv2d, tile: MultistageTile) -> tuple[int, int, int]:
-    """Patches along images, rows and columns of the output."""
+    """(tiles along images, along rows, along columns) that cover the output."""
     sizes = zip((conv.batch, *conv.output_size), (tile.images, tile.rows, tile.cols), strict=True)
     down = [-(-size // part) for size, part in sizes]
     return down[0], down[1], down[2]
 
 
 def patches_in_all(conv: Conv2d, tile: MultistageTile) -> int:
-    """Patches that cover the output."""
+    """Number of tiles that cover the output."""
     return math.prod(patch_counts(conv, tile))

@@ -1,7 +1,7 @@
-"""The part of the input under a patch of the output, in shared memory once for all taps: the sliding windows overlap there, too.
+"""Loader of halo tiles: the input under a tile of outputs is copied once for all taps, though windows overlap.
 
-Its pixels are rows of 64 bytes a slab: the channels of a step. Where they lie says `Geometry`: tap (u, v) of a window is always the same
-distance behind its first pixel.
+A pixel is 64 bytes a slab, the channels of one step. `Geometry` gives the layout. Tap (u, v) of every window is at the same distance from
+the window's first pixel.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
-LANES = 4  # of a warp that copy one pixel; eight copy its neighbours
+LANES = 4  # lanes of a warp that copy one pixel; the other lanes copy its 7 neighbours
 
 
 def chunks(conv: Conv2d, tile: MultistageTile) -> int:
-    """Chunks of channels, each a patch."""
+    """Number of channel blocks of a step; each has its own halo tile."""
     return -(-(conv.in_channels // conv.groups) // tile.block_k)
 
 
 def _shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int, int]:
-    """[patches held, slabs, elements of a slab]; a thread that reads 16 bytes of eight pixels needs them 80 bytes apart."""
+    """[halo tiles in shared memory, slabs, elements of a slab].
+
+    On CUDA cores pixels are 80 bytes apart, so that eight threads that read 16 bytes of eight pixels have no bank conflict.
+    """
     pitch = (SLAB + CHUNK if tile.product == "fma" else SLAB) // conv.itemsize
     return min(chunks(conv, tile), 2), tile.slabs, Geometry.of(conv, tile, plan).pixels * pitch
 
 
 def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Bytes of shared memory that patches take."""
+    """Bytes of shared memory that halo tiles and the offsets of their pixels take."""
     return padded(_shape(conv, tile, plan), tile.dtype) + padded((Geometry.of(conv, tile, plan).pixels,), "int32")
 
 
 def unit_elements(conv: Conv2d) -> int:
-    """Elements of a copy: 16 bytes of neighbouring channels, or a word; 0 if elements must be fetched one by one."""
+    """Elements of a copy: 16 bytes of neighbouring channels, or one word; 0 if elements must be loaded through registers."""
     unit = CHUNK // conv.itemsize
     if conv.layout == "NHWC" and (conv.in_channels // conv.groups) % unit == 0:
         return unit
@@ -50,7 +53,7 @@ def unit_elements(conv: Conv2d) -> int:
 
 
 class PatchWindows:
-    """Where the windows of a patch lie in the output."""
+    """Maps the windows of a tile of outputs to the output."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, block: Expr) -> None:
         self._conv, self._tile = conv, tile
@@ -60,16 +63,16 @@ class PatchWindows:
 
     @staticmethod
     def blocks(conv: Conv2d, tile: MultistageTile) -> int:
-        """Blocks of windows."""
+        """Thread blocks along windows."""
         return patches_in_all(conv, tile)
 
     @staticmethod
     def run(conv: Conv2d, tile: MultistageTile) -> int:
-        """Neighbouring windows that are sure to lie in one output row, aligned to their number."""
+        """Largest n such that n windows, from a multiple of n on, are neighbours in one output row."""
         return math.gcd(conv.output_size[1], tile.cols)
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        """(n, m, x, conditions) of a window of the block: its output, and the conditions under which it exists."""
         conv, tile = self._conv, self._tile
         inner = window // (tile.rows * tile.cols), window // tile.cols % tile.rows, window % tile.cols
         n, m, x = (corner + i for corner, i in zip(self._corner, inner, strict=True))
@@ -91,7 +94,7 @@ class PatchWindows:
         return first
 
     def _source_pixel(self, image: Expr, row: Expr, col: Expr) -> tuple[Expr, Expr]:
-        """Where a pixel of the patch lies in the input, for channel 0, and whether it does."""
+        """(offset in the input for channel 0, whether the pixel lies inside it) of a pixel of the halo tile."""
         conv = self._conv
         size = conv.in_channels * conv.height * conv.width
         per_pixel = 1 if conv.layout == "NCHW" else conv.in_channels
@@ -102,7 +105,7 @@ class PatchWindows:
 
 
 class Patch(PatchWindows):
-    """The input under a patch of windows, one chunk of channels after the other."""
+    """The halo tile of a thread block, one block of channels after the other. Copies for the next channels overlap the product."""
 
     def __init__(
         self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, arena: Arena, source: Any, block: Expr, group: Expr, tid: Expr
@@ -112,12 +115,12 @@ class Patch(PatchWindows):
         self._pitch = _shape(conv, tile, plan)[2] // self._geometry.pixels
         self.shared = arena.take("patch", _shape(conv, tile, plan), tile.dtype)
         self._unit = unit_elements(conv)
-        size = CHUNK if self._unit > 1 else WORD  # bytes that a thread stores at a time
+        size = CHUNK if self._unit > 1 else WORD  # bytes that a thread copies or stores at a time
         self._stored = size // conv.itemsize
         self._copies = tile.slabs * SLAB // size // LANES * self._geometry.pixels * LANES
         self._rounds = -(-self._copies // tile.threads)
         self._taps = self.taps(conv)
-        self._spread = -(-self._rounds // max(self._taps - max(tile.ahead - 1, 0), 1))  # rounds a step
+        self._spread = -(-self._rounds // max(self._taps - max(tile.ahead - 1, 0), 1))  # rounds of copies in a step
         self._offsets = self._fill_offsets(arena)
         self._fetched: Any = None if self._unit else local("fetched", (self._spread, self._stored), conv.dtype)
 
@@ -127,7 +130,7 @@ class Patch(PatchWindows):
         return math.prod(conv.kernel)
 
     def _fill_offsets(self, arena: Arena) -> Any:
-        """Where each pixel lies in the input, for channel 0; -1 where it lies outside."""
+        """Computes the table of every pixel's offset in the input, for channel 0; -1 where the pixel lies outside."""
         tile, g = self._tile, self._geometry
         offsets = arena.take("offsets", (g.pixels,), "int32")
         with T.serial(-(-g.pixels // tile.threads)) as i:
@@ -141,7 +144,7 @@ class Patch(PatchWindows):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def _pieces(self, chunk: Expr, rounds: Any) -> Iterator[tuple[int, Expr, Expr, Expr, Expr, list[Expr]]]:
-        """(number, copy, pixel, unit of the chunk, offset, conditions) of this thread's copies in some rounds."""
+        """(number, copy, pixel, unit of the channel block, offset, conditions) of this thread's copies in some rounds."""
         conv, g = self._conv, self._geometry
         channels, stride = conv.in_channels // conv.groups, 1 if conv.layout == "NHWC" else conv.height * conv.width
         for number, round_ in enumerate(rounds):
@@ -158,7 +161,11 @@ class Patch(PatchWindows):
         return [chunk % self.shared.shape[0], unit // per_slab, pixel * self._pitch + unit % per_slab * self._stored]
 
     def _guarded(self, copy: Expr, rounds: int | None, body: Callable[[], None]) -> None:
-        """Runs `body` where there is such a copy; `rounds`: how many there may be, if known."""
+        """Emits `body` under the condition that the copy exists.
+
+        Args:
+            rounds: index of the round, if it is a constant: the condition is left out where all threads have a copy.
+        """
         if rounds is not None and (rounds + 1) * self._tile.threads <= self._copies:
             body()
         else:
@@ -196,10 +203,10 @@ class Patch(PatchWindows):
 
             self._guarded(copy, None, one)
 
-    # --- the pipeline's side ---------------------------------------------------------------------------------------------
+    # --- producer side ---------------------------------------------------------------------------------------------------
 
     def prologue(self, step: int) -> None:
-        """Begins to copy the first patch."""
+        """Issues the copies of the first halo tile at step 0."""
         if step > 0:
             return
         for first in range(0, self._rounds, self._spread):
@@ -211,7 +218,7 @@ class Patch(PatchWindows):
                 self._put(0, rounds)
 
     def _later(self, step: Expr) -> tuple[Expr, list[Expr]]:
-        """The next chunk, and the rounds that are this step's share of it."""
+        """(the next block of channels, the rounds of its copies that this step issues)."""
         return step // self._taps + 1, [step % self._taps * self._spread + i for i in range(self._spread)]
 
     def _more(self, step: Expr, body: Callable[[Expr, list[Expr]], None]) -> None:
@@ -221,27 +228,27 @@ class Patch(PatchWindows):
                 body(chunk, rounds)
 
     def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
-        """Before the product of `step`: begins its share of the next patch."""
+        """Before the product of `step`: issues this step's share of the copies of the next channels."""
         self._more(step, self._copy if self._unit else self._fetch)
 
     def settle(self, step: Expr, slot: Expr) -> None:
-        """Behind the product: stores what `advance` fetched."""
+        """After the product: stores the elements that `advance` loaded to registers."""
         if not self._unit:
             self._more(step, self._put)
 
     @property
     def copies(self) -> bool:
-        """Whether copies are asynchronous; elements that are too small for that are fetched."""
+        """Whether copies are asynchronous. Elements of less than 4 bytes are loaded through registers."""
         return self._unit > 0
 
-    # --- the product's side ----------------------------------------------------------------------------------------------
+    # --- consumer side ---------------------------------------------------------------------------------------------------
 
     def prepare(self, count: int, window: Callable[[Expr], Expr]) -> None:
-        """Finds the first pixels of the windows that a thread reads: the i-th of `count` is window(i) of the block."""
+        """Computes the first pixels of the windows that a thread reads: the i-th of `count` is window(i) of the block."""
         self._first = self._prepare(count, window, self._pitch)
 
     def at(self, i: Expr, slab: int, chunk: Expr, step: Expr) -> list[Expr]:
-        """Indices of 16 bytes of the i-th window."""
+        """Indices of 16 bytes of the i-th window in shared memory."""
         conv = self._conv
         shift = self._geometry.shift(step % self._taps // conv.kernel[1], step % conv.kernel[1])
         patch = step // self._taps % self.shared.shape[0]
@@ -250,6 +257,6 @@ class Patch(PatchWindows):
     width = 4
 
     def loads(self, step: Expr) -> Iterator[Callable[[Expr], list[Expr]]]:
-        """For every `width` indices of the sum in a step: i -> indices of the i-th window's elements there."""
+        """For every `width` indices of the sum in a step: i -> indices of the i-th window's elements in shared memory."""
         for slab, chunk in itertools.product(range(self._tile.slabs), range(4)):
             yield functools.partial(self.at, slab=slab, chunk=chunk, step=step)

@@ -1,7 +1,7 @@
-"""Windows on their way to shared memory, every tap copied by itself: the matrix of im2col, a step at a time and never stored.
+"""Loader of windows that copies every tap by itself: implicit im2col, whose matrix exists one step at a time in shared memory.
 
-A window's slab, 64 bytes, is one row. Rows are read by eight lanes at a time, 16 bytes each, so chunk q of row p lies at place
-q ^ (p / 2 % 4): then those eight lie in different banks, and so do the words that a warp writes.
+A window's slab is a row of 64 bytes. Eight lanes read eight rows at a time, 16 bytes each. Chunk q of row p lies at place q ^ (p / 2 % 4)
+(a swizzle), so that these eight chunks, and the words that a warp writes, lie in different banks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from im2win.spec.conv2d import Conv2d
 
 
 def taps_are_whole(conv: Conv2d, tile: MultistageTile) -> bool:
-    """Whether every step of the sum stays within one kernel row and column, so that its offset needs no table."""
+    """Whether every step of the sum stays within one tap, so that its offset needs no table."""
     return tile.order == "uvc" and (conv.in_channels // conv.groups) % tile.block_k == 0
 
 
 def unit_elements(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Elements of the widest copy (16, 8 or 4 bytes) that the source allows; 0 if not even a word can be copied at once."""
+    """Elements of the widest copy (16, 8 or 4 bytes) that the source's strides allow; 0 if a word is not contiguous."""
     strides = plan.strides(conv)
     for size in (CHUNK, 8, WORD):
         unit = size // conv.itemsize
@@ -40,13 +40,13 @@ def unit_elements(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int
 
 
 def lanes_along_sum(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Lanes of a warp that copy one window: a whole slab where it is contiguous, else 4, and 8 neighbouring windows side by side."""
+    """Lanes of a warp that copy one window: as many as have a unit of a contiguous slab, else 4 beside 8 neighbouring windows."""
     unit = unit_elements(conv, tile, plan)
     return tile.slab // unit if unit and plan.strides(conv).c == 1 and tile.order == "uvc" else 4
 
 
 def _table_shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int]:
-    """Numbers a unit of the sum, and units; nothing where no table is needed."""
+    """(numbers stored for a unit of the sum, units) of the table of offsets; (0, 0) where no table is needed."""
     if taps_are_whole(conv, tile):
         return 0, 0
     depth, unit = math.prod(conv.filter_shape[1:]), max(unit_elements(conv, tile, plan), 1)
@@ -58,7 +58,7 @@ def _shape(tile: MultistageTile) -> tuple[int, int, int, int]:
 
 
 def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Bytes of shared memory that windows take."""
+    """Bytes of shared memory that windows and the table of offsets take."""
     return padded(_shape(tile), tile.dtype) + padded(_table_shape(conv, tile, plan), "int32")
 
 
@@ -66,8 +66,8 @@ class Gather:
     """`block_n` neighbouring windows from a strided source.
 
     Args:
-        source: the tensor that the plan takes windows from, flat.
-        block, group: of windows; of channels.
+        source: the tensor that windows are read from, flat.
+        block: index of the thread block along windows. group: group of channels.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Gather:
         warp, lane = tid // 32, tid % 32
         self._k = lane % self._lanes  # this thread's first unit of a slab
         self._row = warp * (32 // self._lanes) + lane // self._lanes
-        self._rows = tile.block_n * self._lanes // tile.threads  # windows whose elements a thread copies
+        self._rows = tile.block_n * self._lanes // tile.threads  # windows that a thread copies elements of
         self._step_rows = tile.block_n // self._rows
         self._table = None if taps_are_whole(conv, tile) else self._fill_table(arena, plan, tid)
         self._find_windows()
@@ -90,19 +90,19 @@ class Gather:
 
     @staticmethod
     def blocks(conv: Conv2d, tile: MultistageTile) -> int:
-        """Blocks of windows."""
+        """Thread blocks along windows."""
         out_h, out_w = conv.output_size
         return -(-conv.batch * out_h * out_w // tile.block_n)
 
     @staticmethod
     def run(conv: Conv2d, tile: MultistageTile) -> int:
-        """Neighbouring windows that are sure to lie in one image, aligned to their number."""
+        """Largest n such that n windows, from a multiple of n on, are neighbours in one image."""
         return math.gcd(math.prod(conv.output_size), tile.block_n)
 
-    # --- where things are, found once ------------------------------------------------------------------------------------
+    # --- addresses, computed once -----------------------------------------------------------------------------------------
 
     def _tap(self, k: Expr) -> tuple[Expr, Expr, Expr]:
-        """Index of the sum -> (c, u, v)."""
+        """(c, u, v) of an index of the sum."""
         (rows, cols), channels = self._conv.kernel, self._conv.in_channels // self._conv.groups
         if self._tile.order == "uvc":
             return k % channels, k // channels // cols, k // channels % cols
@@ -112,7 +112,10 @@ class Gather:
         return c * self._strides.c + u * self._strides.u + v * self._strides.v
 
     def _fill_table(self, arena: Arena, plan: WindowSource, tid: Expr) -> Any:
-        """Offsets of the sum's units (and their places in the window, where padding asks), so that no copy divides; -1 past the end."""
+        """Computes the table of the offsets of the sum's units, so that no copy divides; -1 behind the last index.
+
+        With padding a second row of the table has the position of the tap in the window, to test whether it lies inside the input.
+        """
         conv, tile = self._conv, self._tile
         width, entries = _table_shape(conv, tile, plan)
         table = arena.take("taps", (width, entries), "int32")
@@ -129,13 +132,13 @@ class Gather:
         return table
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        """(n, m, x, conditions) of a window of the block: its output, and the conditions under which it exists."""
         out_h, out_w = self._conv.output_size
         p, total = self._first + window, self._conv.batch * out_h * out_w
         return p // (out_h * out_w), p // out_w % out_h, p % out_w, [p < total] if total % self._tile.block_n else []
 
     def _find_windows(self) -> None:
-        """Address of this thread's windows, and, where there is padding, the input row and column they begin at."""
+        """Computes the addresses of this thread's windows and, with padding, their first input rows and columns."""
         conv, s = self._conv, self._strides
         last = conv.batch * math.prod(conv.output_size) - 1
         self._base = local("base", (self._rows,), "int32")
@@ -151,7 +154,7 @@ class Gather:
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def _conditions(self, i: Expr, entry: Any, tap: tuple[Expr, Expr] | None) -> list[Expr]:
-        """Under which conditions a unit of window i is not zero."""
+        """Conditions under which a unit of window i is copied; otherwise it is zero."""
         conv, conditions = self._conv, []
         if entry is not None and math.prod(conv.filter_shape[1:]) % self._tile.block_k:
             conditions.append(entry[0] >= 0)
@@ -163,15 +166,15 @@ class Gather:
         return conditions
 
     def _units(self, step: Expr) -> Iterator[tuple[int, Expr, Any, Any, Expr]]:
-        """(slab, unit of the slab, its table entry or None, (u, v) or None, offset) of this thread, the same for all its windows."""
+        """(slab, unit of the slab, table entry or None, (u, v) or None, offset) of this thread's units, the same for all its windows."""
         conv, tile = self._conv, self._tile
-        parts = 1 if self._unit else WORD // conv.itemsize  # elements of a word that are fetched one by one
+        parts = 1 if self._unit else WORD // conv.itemsize  # elements of a word that are loaded one by one
         per_slab = tile.slab // self._per_entry
         for slab, q, part in itertools.product(range(tile.slabs), range(per_slab // parts // self._lanes), range(parts)):
             unit = (q * self._lanes + self._k) * parts + part
             if self._table is not None:
                 at = (step * tile.slabs + slab) * per_slab + unit
-                entry = local("entry", (self._table.shape[0],), "int32")  # read once: behind a copy, memory may have changed
+                entry = local("entry", (self._table.shape[0],), "int32")  # read once: the compiler must assume that a copy changes memory
                 for i in range(int(self._table.shape[0])):
                     T.buffer_store(entry, self._table[i, at], [i])
                 yield slab, unit, entry, None, entry[0]
@@ -182,7 +185,7 @@ class Gather:
                 yield slab, unit, None, (u, v), self._offset(c, u, v) + unit * self._per_entry * self._strides.c
 
     def _place(self, slot: Expr, slab: int, row: Expr, unit: Expr, size: int) -> list[Expr]:
-        """Indices of a unit of `size` bytes."""
+        """Indices of a unit of `size` bytes in shared memory."""
         per_chunk = CHUNK // size
         return [slot, slab, row, (_swizzled(row, unit // per_chunk) * per_chunk + unit % per_chunk) * (size // self._conv.itemsize)]
 
@@ -196,7 +199,7 @@ class Gather:
                 call(f"copy_async<{size}>", to, pointer(self._source, self._base[i] + offset), *inside)
 
     def _fetch(self, step: Expr) -> None:
-        """Loads to registers, element by element: they are smaller than the smallest asynchronous copy."""
+        """Loads elements to registers one by one, where they are smaller than the smallest asynchronous copy."""
         zero = tirx.const(0, self._conv.dtype)
         for j, (_, _, entry, tap, offset) in enumerate(self._units(step)):
             with T.unroll(self._rows) as i:
@@ -206,12 +209,12 @@ class Gather:
                 T.buffer_store(self._fetched, value, [self._register(i, j)])
 
     def _register(self, row: Expr, j: int) -> Expr:
-        """Register of the j-th element of a row: the elements of a word side by side."""
+        """Register of the j-th element of a row; the elements of a word have neighbouring registers."""
         parts = WORD // self._conv.itemsize
         return (j // parts * self._rows + row) * parts + j % parts
 
     def _put(self, slot: Expr) -> None:
-        """Stores what was fetched."""
+        """Stores the loaded elements to shared memory, a word at a time."""
         parts = WORD // self._conv.itemsize
         words = self._tile.slab // parts // self._lanes
         for slab, q in itertools.product(range(self._tile.slabs), range(words)):
@@ -221,10 +224,10 @@ class Gather:
                 with T.vectorized(parts) as part:
                     T.buffer_store(self.shared, self._fetched[self._register(i, (slab * words + q) * parts) + part], [*outer, at + part])
 
-    # --- the pipeline's side ---------------------------------------------------------------------------------------------
+    # --- producer side ---------------------------------------------------------------------------------------------------
 
     def prologue(self, step: int) -> None:
-        """Begins the copies of one of the first steps."""
+        """Issues the copies of one of the first steps."""
         if self._unit:
             self._copy(step, step)
         else:
@@ -232,34 +235,34 @@ class Gather:
             self._put(step)
 
     def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
-        """Before the product of `step`: begins what is needed `ahead` steps later."""
+        """Before the product of `step`: issues the copies, or the loads to registers, for the step `ahead` steps later."""
         (self._copy if self._unit else lambda later, _: self._fetch(later))(step + ahead, slot)
 
     def settle(self, step: Expr, slot: Expr) -> None:
-        """Behind the product: stores what `advance` fetched."""
+        """After the product: stores the elements that `advance` loaded to registers."""
         if not self._unit:
             self._put(slot)
 
     @property
     def copies(self) -> bool:
-        """Whether copies are asynchronous; elements that are too small for that are fetched."""
+        """Whether copies are asynchronous. Elements of less than 4 bytes are loaded through registers."""
         return self._unit > 0
 
-    # --- the product's side ----------------------------------------------------------------------------------------------
+    # --- consumer side ---------------------------------------------------------------------------------------------------
 
     def prepare(self, count: int, window: Callable[[Expr], Expr]) -> None:
-        """Says which windows a thread reads: the i-th of `count` is window(i) of the block."""
+        """Sets which windows a thread reads: the i-th of `count` is window(i) of the block."""
         self._window = window
 
     def at(self, i: Expr, slab: int, chunk: Expr, step: Expr) -> list[Expr]:
-        """Indices of a chunk of the i-th window."""
+        """Indices of 16 bytes of the i-th window in shared memory."""
         row = self._window(i)
         return [step % self._tile.stages, slab, row, _swizzled(row, chunk) * (CHUNK // self._conv.itemsize)]
 
     width = 4
 
     def loads(self, step: Expr) -> Iterator[Callable[[Expr], list[Expr]]]:
-        """For every `width` indices of the sum in a step: i -> indices of the i-th window's elements there."""
+        """For every `width` indices of the sum in a step: i -> indices of the i-th window's elements in shared memory."""
         for slab, chunk in itertools.product(range(self._tile.slabs), range(4)):
             yield functools.partial(self.at, slab=slab, chunk=chunk, step=step)
 

@@ -1,4 +1,4 @@
-"""The kernel that makes a tensor of windows from the input, for algorithms that store one."""
+"""The transform kernel that stores a tensor of windows (im2win, im2col, MEC) in global memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ First = Callable[[], Mapping[str, Expr]]
 
 
 def _vector(conv: Conv2d, axes: str) -> int:
-    """Elements that a thread moves at once: neighbouring channels, where they are innermost."""
-    most = 4 if conv.itemsize == 1 else CHUNK // conv.itemsize  # TVM writes no wider zero of int8
+    """Elements that a thread copies at once: neighbouring channels where they are the innermost axis, else 1."""
+    most = 4 if conv.itemsize == 1 else CHUNK // conv.itemsize  # TVM generates no wider zero of int8
     return math.gcd(conv.in_channels, most) if axes.endswith("c") else 1
 
 
 def transform_kernel(conv: Conv2d, axes: str, name: str) -> Any:
-    """The kernel: (data, lowered), the tensor's elements in order, neighbours by neighbouring threads."""
+    """The kernel (data, lowered). Neighbouring threads store neighbouring elements of the flat tensor `lowered`."""
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         data = T.arg("data", T.buffer(conv.input_shape, conv.dtype))
@@ -36,12 +36,12 @@ def transform_kernel(conv: Conv2d, axes: str, name: str) -> Any:
 
 
 def launch_transform(conv: Conv2d, axes: str, data: Any, out: Any, shape: tuple[int, ...], first: First | None = None) -> None:
-    """Emits a launch.
+    """Emits a launch of the transform.
 
     Args:
-        data, out: the input, and the flat tensor.
+        data, out: the input [conv.input_shape], and the flat tensor.
         shape: extents of the tensor's axes.
-        first: where the tensor's part of the windows begins; what lies beyond the last of all is left as it is.
+        first: emits the first image and output row that the tensor holds; elements behind the last of the whole output are not written.
     """
     vector = _vector(conv, axes)
     count = math.prod(shape) // vector

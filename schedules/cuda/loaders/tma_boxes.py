@@ -1,4 +1,4 @@
-"""Halo tiles of the input that TMA copies as boxes: one box for every plane of a step, or one part of it by each block of a cluster."""
+"""Loader of halo tiles as TMA boxes: one box for every parity plane of a step, or one part of it by each block of a cluster."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from im2win.schedules.cuda.primitives import CHUNK, Expr, call, pointer
 from im2win.schedules.cuda.tiles.persistent import HaloTile
 from im2win.spec.conv2d import Conv2d
 
-ENCODE = "runtime.cuTensorMapEncodeTiled"  # TVM's function that makes a tensor map, as the CUDA driver describes it
-SWIZZLES = {CHUNK: 0, 64: 2, 128: 3}  # of 16 bytes in rows of so many, by the driver's numbers
-PROMOTED = 2  # level-2 cache fetches 128 bytes
+ENCODE = "runtime.cuTensorMapEncodeTiled"  # TVM's function that encodes a tensor map with the CUDA driver
+SWIZZLES = {CHUNK: 0, 64: 2, 128: 3}  # the driver's enumerators of swizzle modes by bytes of a row
+PROMOTED = 2  # the driver's enumerator of 128-byte promotion in level-2 cache
 
 
 class TmaBoxes:
-    """The input as TMA copies it.
+    """The input as TMA boxes.
 
-    Channels last, a box holds the channels of a step of every stride-th pixel. Channels first, it holds rows of each channel.
+    Channels last, a box holds the channels of a step of every stride-th pixel. Channels first, a box holds rows of each channel.
 
     Args:
         conv: the problem that boxes are cut from.
-        halo: what a step brings of it.
-        source: the tensor.
+        halo: the halo tile of a step.
+        source: the input tensor.
     """
 
     def __init__(self, conv: Conv2d, halo: HaloTile, source: Any) -> None:
@@ -48,16 +48,17 @@ class TmaBoxes:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that arrive for a step."""
+        """Bytes that arrive in a step."""
         halo = self._halo
         return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
 
     def copy(self, stage: tuple[Any, Expr], patch: Expr, part: Expr, full: Expr, rank: Expr = 0) -> None:
-        """One thread issues the copies of a step of a halo tile.
+        """Emits the copies of a step of a halo tile; one thread must execute them.
 
         Args:
-            stage: (buffer, which of its stages).
-            part: the step. full: the barrier that counts what arrives. rank: of the block in a cluster that shares the copies.
+            stage: (buffer, index of its stage).
+            patch: index of the tile of outputs. part: index of the step in the tile.
+            full: the full barrier, which counts the bytes that arrive. rank: of the block in a cluster whose blocks share the copies.
         """
         conv, halo, tile = self._conv, self._halo, self._halo.tile
         (down, across), unit = halo.counts, tile.units * tile.unit

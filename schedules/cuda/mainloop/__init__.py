@@ -1,1 +1,1 @@
-"""The loop over the sum's steps: copies that run ahead of products."""
+"""Mainloop: the loop over the steps of the sum, in which copies run ahead of the products, and its pipelines and barriers."""

@@ -1,17 +1,18 @@
-// Slots of a ring in shared memory that warps fill for others, and boxes that blocks of a cluster copy for each other.
+// Full and empty barriers of pipeline stages in shared memory, multicast TMA boxes, and other device functions of warp-specialized kernels.
 
 namespace im2win {
 
 #ifndef IM2WIN_EMULATOR
 
-// A barrier in shared memory with so many arrivals a phase.
+// Initialises an empty barrier that counts `arrivals` in a phase.
 template <int arrivals>
 __device__ __forceinline__ void start_slot(void* slot) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(slot)), "n"(arrivals)
                : "memory");
 }
-// A warp arrives there, in every block of a cluster. Products have read by then, and nothing was written: no fence for the whole GPU, see
-// `release`.
+// A warp arrives at an empty barrier, in every block of a cluster of `blocks`. Its products have read the stage by then and nothing was
+// written, so the scope of the block is enough: with the scope of the cluster the arrival would be a fence for the whole GPU
+// (MEMBAR.ALL.GPU).
 template <int blocks>
 __device__ __forceinline__ void release_slot(void* slot) {
   const unsigned lane = threadIdx.x % 32;
@@ -23,7 +24,7 @@ __device__ __forceinline__ void release_slot(void* slot) {
                        shared_address(slot)), "r"(lane) : "memory");
   }
 }
-// Until all have arrived in the phase before this one; in the first phase there is none before.
+// Waits until all have arrived in the phase before this one. The first phase has none before it and does not wait.
 __device__ __forceinline__ void wait_slot(void* slot, int phase) {
   unsigned done;
   do {
@@ -32,7 +33,7 @@ __device__ __forceinline__ void wait_slot(void* slot, int phase) {
   } while (!done);
 }
 
-// A box, see `copy_box`, to the same place in every block of a cluster; what counts it there lies at the same place, too.
+// Copies a TMA box, see `copy_box`, to the same address in every block of a cluster. The full barrier at the same address counts it there.
 template <int blocks>
 __device__ __forceinline__ void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {
   asm volatile(
@@ -43,7 +44,8 @@ __device__ __forceinline__ void copy_shared(void* to, unsigned long long map, in
 
 __device__ __forceinline__ unsigned bits(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ unsigned bits(int value) { return value; }
-// A thread's four sums, to the same place in another block of a cluster of so many; what counts them there lies at the same place, too.
+// Sends a thread's four accumulators to the same address in block `rank` of a cluster. The full barrier at the same address counts them
+// there.
 template <int blocks, typename Sum>
 __device__ __forceinline__ void send_four(Sum* to, const Sum* sums, int rank, void* phases) {
   asm volatile(
@@ -52,8 +54,8 @@ __device__ __forceinline__ void send_four(Sum* to, const Sum* sums, int rank, vo
       "r"(shared_address(phases)), "r"(rank), "r"(bits(sums[0])), "r"(bits(sums[1])), "r"(bits(sums[2])), "r"(bits(sums[3])) : "memory");
 }
 
-// Waits for all products, on every path: else the assembler, which looks at loops around it, waits for each of them. Behind it a condition
-// that always holds begins another basic block: see `finish_products`.
+// Waits for all `wgmma`, on every path: otherwise the assembler, which analyses the loops around it, inserts a wait behind each of them.
+// The condition behind the wait always holds and begins another basic block: see `finish_products`.
 __device__ __forceinline__ void end_products() {
   wait_products<0>();
   unsigned depth;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void end_products() {
   } while (!depth);
 }
 
-// A warpgroup goes on with so many registers a thread: fewer, or those that others gave.
+// Sets the registers of a warpgroup's threads: producers give registers back, consumers take them.
 template <int registers>
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers)); }
 template <int registers>
@@ -94,7 +96,7 @@ void send_four(Sum* to, const Sum* sums, int rank, void* phases) {
 
 #endif
 
-// Adds four sums that another block sent.
+// Adds four accumulators that another block sent.
 template <typename Sum>
 __device__ __forceinline__ void add_four(Sum* sums, const Sum* sent) {
   struct alignas(16) Four {
@@ -106,11 +108,11 @@ __device__ __forceinline__ void add_four(Sum* sums, const Sum* sent) {
 
 __device__ __forceinline__ void warp_barrier() { __syncwarp(); }
 
-// So many blocks share a multiprocessor: the kernel's bounds say so, see `instructions`.
+// Marks a kernel of which `blocks` share a multiprocessor; `with_residents` writes the number into its launch bounds.
 template <int blocks>
 __device__ __forceinline__ void share_multiprocessor() {}
 
-// 16 bytes of zeros.
+// Writes 16 bytes of zeros.
 __device__ __forceinline__ void clear_chunk(void* to) { *static_cast<uint4*>(to) = {0, 0, 0, 0}; }
 
 }  // namespace im2win

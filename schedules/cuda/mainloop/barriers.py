@@ -1,4 +1,4 @@
-"""What kernels of filters and windows in steps call beside the device functions of blocks that stay."""
+"""Device functions for barriers of warp-specialized kernels, and launch bounds with the number of resident blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _KERNEL = re.compile(r"__launch_bounds__\((?P<threads>\d+)\) (?P<name>\w+)\(")
 
 
 def slot_functions(source: str) -> str:
-    """Device functions, in namespace im2win, for sources that call them; nothing for others."""
+    """Device functions, in namespace `im2win`, for sources that call them; "" for others."""
     return (Path(__file__).parent / "barriers.hpp").read_text() if _CALL.search(source) else ""
 
 
 def with_residents(kernels: str) -> str:
-    """The source of kernels in which those that know it say how many blocks share a multiprocessor: the assembler has to know how many
-    registers a thread begins with where threads exchange them.
+    """The source with the number of resident blocks in the launch bounds of kernels that call `share_multiprocessor`.
+
+    The assembler derives from it how many registers a thread begins with, which it must know where warps exchange registers (`setmaxnreg`).
     """
     parts = re.split(r'(?=extern "C" __global__)', kernels)
     blocks = {match["name"]: size[1] for part in parts if (match := _KERNEL.search(part)) and (size := _SHARED.search(part))}

@@ -1,4 +1,4 @@
-// Thread blocks of a cluster, which reach each other's shared memory.
+// Thread-block clusters, whose blocks can access each other's shared memory.
 
 namespace im2win {
 
@@ -9,11 +9,12 @@ __device__ __forceinline__ unsigned cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// Waits for all threads of the cluster, and for the barriers that they started; for nothing else that they wrote.
+// Waits for all threads of the cluster, and makes their initialised barriers visible. It orders no other stores.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-// Expects `bytes`, and copies this block's part of them to the same place in every block; what counts it there lies at the same place, too.
+// Expects `bytes` in this phase, and copies this block's part of them to the same address in every block of the cluster. The full barrier
+// at the same address counts it there.
 template <int blocks>
 __device__ __forceinline__ void copy_shared(void* to, const void* from, int bytes, void* phases) {
   const int part = bytes / blocks, first = static_cast<int>(cluster_rank()) * part;

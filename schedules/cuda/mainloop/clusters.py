@@ -1,4 +1,4 @@
-"""Thread blocks in clusters: device functions that reach each other's shared memory, and the attribute of kernels that call them."""
+"""Thread-block clusters: device functions that access other blocks' shared memory, and the cluster attribute of kernels that call them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _KERNEL = re.compile(r'extern "C" __global__ void (?=(?:__launch_bounds__\(\d+\)
 
 
 def cluster_functions(source: str) -> str:
-    """Device functions, in namespace im2win, for sources that call them; nothing for others."""
+    """Device functions, in namespace `im2win`, for sources that call them; "" for others."""
     return (Path(__file__).parent / "clusters.hpp").read_text() if _CALL.search(source) else ""
 
 
 def with_clusters(kernels: str) -> str:
-    """The source of kernels in which those that call functions of a cluster say how many blocks one has."""
+    """The source with `__cluster_dims__` on kernels that call functions of a cluster."""
     parts = re.split(r'(?=extern "C" __global__)', kernels)
     sizes = {match["name"]: size[1] for part in parts if (match := _KERNEL.match(part)) and (size := _CALL.search(part))}
 

@@ -1,4 +1,4 @@
-"""A pipeline of stages in shared memory between producers and consumers, as CUTLASS calls them: full and empty barriers of every stage."""
+"""A pipeline of stages in shared memory between producers and consumers, as in CUTLASS: every stage has a full and an empty barrier."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from im2win.schedules.cuda.tiles.persistent import PHASES
 
 
 class Pipeline:
-    """Stages of shared memory that producers fill and consumers empty, in order.
+    """Stages in shared memory that producers fill and consumers read, in order.
 
     Args:
-        shape: (stages, elements of one).
-        warps: of a block, that consume a stage.
-        blocks: of a cluster, that produce the stages of all.
+        shape: (stages, elements of a stage).
+        warps: consumer warps of a block.
+        blocks: blocks of a cluster whose producers each fill a part of every block's stages; 1 without sharing.
     """
 
     def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int) -> None:
@@ -30,23 +30,23 @@ class Pipeline:
             call(f"start_slot<{self._consumers}>", pointer(self._empty, i))
 
     def full_barrier(self, step: Expr) -> Expr:
-        """The barrier that counts the bytes of a step as they arrive."""
+        """The full barrier of a step's stage, which counts the bytes that arrive."""
         return pointer(self._full, step % self.stages)
 
     def producer_acquire(self, step: Expr) -> None:
-        """Waits until the step's stage is empty."""
+        """A producer waits at the empty barrier of the step's stage."""
         call("wait_slot", pointer(self._empty, step % self.stages), (step // self.stages + 1) % 2)
 
     def consumer_wait(self, step: Expr) -> None:
-        """Waits until the step's stage is full."""
+        """A consumer waits at the full barrier of the step's stage."""
         call("wait_bulk", self.full_barrier(step), step // self.stages % 2)
 
     def consumer_release(self, step: Expr) -> None:
-        """A warp has read a step; it tells the producers, in every block of a cluster."""
+        """A warp that has read a step arrives at the stage's empty barrier, in every block that fills it."""
         call(f"release_slot<{self._blocks}>", pointer(self._empty, step % self.stages))
 
     def drain(self, steps: Expr) -> None:
-        """After the last step: waits until no other block reaches for this one's stages any more."""
+        """After the last step: waits until no other block accesses this block's barriers any more."""
         if self._blocks > 1:
             with T.serial(self.stages) as more:
                 self.producer_acquire(steps + more)

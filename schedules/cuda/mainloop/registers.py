@@ -1,4 +1,4 @@
-"""Registers that producer and consumer warps of a block exchange (`setmaxnreg`), and how many blocks then share a multiprocessor."""
+"""Registers that producer warps give to consumer warps (`setmaxnreg`), and how many blocks then share a multiprocessor."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.tiles.persistent import KIB, LANES
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 
-OPERANDS = 48  # registers of a thread for addresses and outputs on their way
-BESIDE = 26  # more registers than a product has sums must a thread begin with: else the assembler refuses it, whatever is exchanged later
-LEFT = 24  # registers of those that copy
-MOST = 240  # registers of those that multiply
+OPERANDS = 48  # registers of a thread for addresses and for outputs in the epilogue
+BESIDE = 26  # least registers of a thread at the start beside the accumulators of one `wgmma`: with fewer the assembler refuses it
+LEFT = 24  # registers of a producer thread
+MOST = 240  # most registers of a consumer thread
 
 
 def begins_with(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
-    """Registers of any thread when its block begins, where so many share a multiprocessor: each of its four parts has as many warps."""
+    """Registers of a thread when its block begins, where `blocks` share a multiprocessor.
+
+    Each of the multiprocessor's four partitions holds equally many warps. Registers are allocated in multiples of 8.
+    """
     return min(gpu.registers // (-(-blocks * tile.threads // LANES) * LANES) // 8 * 8, MOST)
 
 
 def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
-    """Registers of a thread that multiplies. A block has no more to exchange than it begins with: whoever asks for more waits for ever."""
+    """Registers of a consumer thread after the exchange.
+
+    The block has no more registers than it begins with; a `setmaxnreg` that asks for more never returns.
+    """
     first = begins_with(tile, gpu, blocks)
     if not tile.exchanges:
         return first
@@ -26,18 +32,18 @@ def registers(tile: WarpSpecializedTile, gpu: Gpu, blocks: int) -> int:
 
 
 def needed(field: StagedHaloTile) -> tuple[int, int]:
-    """Registers of a thread that multiplies: for all its sums, and, when its block begins, for one product."""
+    """Registers that a consumer thread needs: (for all its accumulators, for the accumulators of one `wgmma` when its block begins)."""
     return field.sum_registers + OPERANDS, field.columns // 2 + BESIDE
 
 
 def enough(field: StagedHaloTile, gpu: Gpu, blocks: int) -> bool:
-    """Whether so many blocks of a multiprocessor have the registers that threads need."""
+    """Whether `blocks` of a multiprocessor have the registers that their threads need."""
     held, first = needed(field)
     return held <= registers(field.tile, gpu, blocks) and first <= begins_with(field.tile, gpu, blocks)
 
 
 def resident(field: StagedHaloTile, gpu: Gpu) -> int:
-    """Thread blocks that a multiprocessor has at once."""
+    """Thread blocks that run on a multiprocessor at once."""
     tile, blocks = field.tile, 1
     while (
         (blocks + 1) * (field.shared_bytes + KIB) <= gpu.shared

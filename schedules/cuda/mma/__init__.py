@@ -1,1 +1,1 @@
-"""Products: on CUDA cores, by a warp's and by a warpgroup's tensor-core instructions."""
+"""Micro-kernels: products on CUDA cores, by `mma.sync` of a warp, and by `wgmma` of a warpgroup."""

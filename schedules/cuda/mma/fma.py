@@ -1,8 +1,8 @@
-"""The micro-kernel on CUDA cores: what a warp does with one step's slabs in shared memory.
+"""The micro-kernel on CUDA cores: the product of a warp over the slabs of one step, from shared memory.
 
-A warp is 4 x 8 threads. Thread (a, b) holds channels 4*a to 4*a+3 of every 16 and windows b, b+8, ...: an outer product in registers
-(thesis Alg. 9), of a window's elements as many at a time as the operand lets it load. Where that is one, a warp is 1 x 32 threads: one load
-of filters then serves them all, and so does one of 32 neighbouring windows.
+A warp is 4 x 8 threads. Thread (a, b) computes channels 4*a to 4*a+3 of every 16 and windows b, b+8, ...: an outer product in registers, as
+in the GPU algorithm of im2win (arXiv 2306.14316). It loads as many elements of a window at once as the loader's layout allows. With channel
+planes that is one element, and a warp is 1 x 32 threads: all threads then load the same filters, and 32 neighbouring windows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Run = Callable[[Expr, list[Any]], None]
 
 
 def fma_lanes(tile: MultistageTile) -> tuple[int, int]:
-    """Threads of a warp along channels and along windows, on CUDA cores."""
+    """(threads of a warp along channels, threads along windows) on CUDA cores."""
     return (1, 32) if tile.planes else (4, 8)
 
 
 class FmaProduct:
-    """Sums [windows, channels] of a thread, on CUDA cores.
+    """Accumulators [windows, channels] of a thread, on CUDA cores.
 
     Args:
         run: neighbouring channels that one store takes, 1 or 4.
@@ -47,15 +47,15 @@ class FmaProduct:
             T.buffer_store(self._sums, tirx.const(0, "float32"), [i, j])
 
     def channel(self, j: Expr) -> Expr:
-        """Channel of the block that row j of the sums is."""
+        """Channel of the block for column j of the accumulators."""
         return self._m + j // 4 * (4 * self._across) + self._a * 4 + j % 4
 
     def window(self, i: Expr) -> Expr:
-        """Window of the block that column i of the sums is."""
+        """Window of the block for row i of the accumulators."""
         return self._n + i * self._along + self._b
 
     def multiply(self, filters: Any, step: Expr, turn: int) -> None:
-        """Adds the product of one step."""
+        """Adds the products of one step."""
         width = self._operand.width
         for k, load in enumerate(self._operand.loads(step)):
             with T.unroll(self._cols) as i:
@@ -69,7 +69,7 @@ class FmaProduct:
                 self._outer_product(filters, step, k * width + e, e)
 
     def _outer_product(self, filters: Any, step: Expr, k: int, e: int) -> None:
-        """Adds the product of filters and windows at one index of the sum, the k-th of the step."""
+        """Adds the outer product of filters and windows at one index of the sum, the k-th of the step."""
         start = k * self._tile.block_m
         with T.unroll(self._rows // 4) as j, T.vectorized(4) as part:
             T.buffer_store(self._filter, filters[step % self._tile.stages, start + self.channel(j * 4) + part], [j * 4 + part])
@@ -77,10 +77,10 @@ class FmaProduct:
             T.buffer_store(self._sums, self._sums[i, j] + self._filter[j] * self._window[i, e], [i, j])
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no product is asynchronous."""
 
     def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
-        """Calls body(window, runs) for every window of a thread; runs(take) then calls `take` for its sums."""
+        """Calls body(window, runs) for every window of a thread; runs(take) calls `take` for each run of its accumulators."""
         with T.unroll(self._cols) as i:
 
             def runs(take: Run) -> None:

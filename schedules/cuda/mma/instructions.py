@@ -1,4 +1,4 @@
-"""The PTX of a warpgroup's products, for the sizes that a source calls: their operands are too many to write down."""
+"""Device functions with the PTX of `wgmma`, filters in shared memory: generated for the sizes that a source calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CALL = re.compile(rf"im2win::wgmma_({'|'.join(KINDS)})<(\d+)>")
 def _function(kind: str, columns: int) -> str:
     row = KINDS[kind]
     types, sum_type, constraint, depth, ending = row.types, row.sum_type, row.constraint, row.depth, row.ending
-    count = columns // 2  # sums of a thread
+    count = columns // 2  # accumulators of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
     words = ", ".join(f"%{count + i}" for i in range(4))
     held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
@@ -28,7 +28,7 @@ __device__ __forceinline__ void wgmma_{kind}<{columns}>(
 
 
 def warpgroup_products(source: str) -> str:
-    """Device functions, in namespace im2win, for every product of a warpgroup that the source calls; nothing for the emulator."""
+    """Device functions, in namespace `im2win`, for every `wgmma` that the source calls; "" where the emulator defines them."""
     wanted = sorted({(kind, int(columns)) for kind, columns in _CALL.findall(source)})
     if not wanted:
         return ""

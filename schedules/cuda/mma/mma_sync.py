@@ -1,7 +1,7 @@
-"""Products on tensor cores: what their sums have in common, and the products that a warp gives to them.
+"""Products on tensor cores: what all of them share, and the micro-kernel of a warp with `mma.sync`.
 
-A product has rows and columns; lane 4*g + t holds rows g and g + 8 at columns 2*t and 2*t + 1 of its sums. Which channel or window a row
-is, and which a column, is ours to say: so that the sums of a lane are as many neighbours in the output as one store takes.
+Lane 4*g + t of a warp holds the accumulators of rows g and g + 8 and columns 2*t and 2*t + 1. Which channels or windows these rows and
+columns are is free: the assignment makes the accumulators of a lane neighbours in the output, as many as one store takes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.multistage import MultistageTile, promoted
 from im2win.spec.conv2d import Conv2d
 
-STEPS = 2  # products that a slab is long
-PROMOTED = 512  # products of float32, after which a long sum of them goes on in a fresh register
+STEPS = 2  # instructions along the sum in a slab
+PROMOTED = 512  # products of a float32 sum in one accumulator, before a fresh one continues it
 
 Place = tuple[Expr, Expr]
 """(tile of rows or columns, which of the two that a lane holds of it)"""
 
 
 class TensorProduct:
-    """Sums of a thread on tensor cores: [tiles of 16 rows, tiles of 8 columns, 4].
+    """Accumulators of a thread on tensor cores: [tiles of 16 rows, tiles of 8 columns, 4].
 
     Args:
-        channels_are_rows: of the products; windows are the other side.
-        run: neighbouring outputs that one store takes: of windows, or `along_channels`; see `row` and `column`.
+        channels_are_rows: whether channels are the rows of products, and windows the columns; else the reverse.
+        run: neighbouring outputs that one store takes: channels with channels last, else windows; see `row` and `column`.
     """
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, rows: int, cols: int, *, channels_are_rows: bool, run: int) -> None:
@@ -51,22 +51,25 @@ class TensorProduct:
             T.buffer_store(sums, tirx.const(0, self._tile.sum_dtype), [i, j, r])
 
     def _channel(self, place: Place) -> Expr:
-        """Channel of the block that a row or column is."""
+        """Channel of the block for a row or column."""
         raise NotImplementedError
 
     def _window(self, place: Place) -> Expr:
-        """Window of the block that a column or row is."""
+        """Window of the block for a row or column."""
         raise NotImplementedError
 
     def _wait(self) -> None:
-        """Until all products are done."""
+        """Waits until all products are complete."""
 
     def _add_totals(self) -> None:
         with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
             T.buffer_store(self._totals, self._totals[i, j, r] + self._sums[i, j, r], [i, j, r])
 
     def promote(self, step: Expr) -> None:
-        """From time to time goes on with sums of zero: what tensor cores cut off a sum is always towards zero, and adds up."""
+        """Every `PROMOTED` products adds the accumulators to totals and clears them.
+
+        Tensor cores truncate accumulators towards zero, so that the error of long sums would grow with their length.
+        """
         if self._every:
             with T.If(step % self._every == self._every - 1), T.Then():
                 self._wait()
@@ -74,20 +77,20 @@ class TensorProduct:
                 self._clear(self._sums)
 
     def finish(self) -> None:
-        """Behind the last step: the sums are what they shall be."""
+        """After the last step: waits for all products and completes the sums."""
         self._wait()
         if self._every:
             self._add_totals()
             self._sums = self._totals
 
-    # --- the sums, as the epilogue takes them ------------------------------------------------------------------------------
+    # --- accumulators in the order of the epilogue -----------------------------------------------------------------------
 
     def _sum(self, channel: Place, window: Place) -> Any:
         (i, half), (j, e) = (channel, window) if self._channels_are_rows else (window, channel)
         return self._sums[i, j, half * 2 + e]
 
     def _singles(self, rows: bool, body: Callable[[Place], None]) -> None:
-        """Every row or column that a lane holds."""
+        """Calls `body` for every row or column of a lane."""
         if rows:
             with T.unroll(self._rows) as i, T.unroll(2) as half:
                 body((i, half))
@@ -97,14 +100,17 @@ class TensorProduct:
                     body((j, e))
 
     def _runs(self, rows: bool, body: Callable[[list[Place]], None]) -> None:
-        """Every run of rows or columns that are neighbours in the output; over run/2 tiles, two each. A run of one is every second."""
+        """Calls `body` for every run of rows or columns that are neighbours in the output.
+
+        A run takes two from each of run/2 tiles; runs of one take each row or column by itself.
+        """
         tiles = max(self._run // 2, 1)
         with T.unroll((self._rows if rows else self._cols) // tiles) as group:
             for start in range(1) if self._run > 1 else range(2):
                 body([(group * tiles + k // 2, (start + k) % 2) for k in range(self._run)])
 
     def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
-        """Calls body(window, runs) for every window, or run of neighbours, of a thread; runs(take) then calls `take` for its sums."""
+        """Calls body(window, runs) for every window, or run of neighbours, of a thread; runs(take) calls `take` for its accumulators."""
         rows = self._channels_are_rows
 
         def channel_runs(window: Place) -> Callable[[Run], None]:
@@ -120,7 +126,7 @@ class TensorProduct:
 
 
 class MatrixProduct(TensorProduct):
-    """The products of a warp: 16 channels and 8 windows each."""
+    """The products of a warp with `mma.sync`, of 16 channels by 8 windows each."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, *, run: int) -> None:
         self._operand = operand
@@ -144,7 +150,7 @@ class MatrixProduct(TensorProduct):
         return self._m + row(place[0], place[1] * 8 + self._g, self._run if self._along_channels else 1)
 
     def multiply(self, filters: Any, step: Expr, turn: int) -> None:
-        """Adds the product of one step."""
+        """Adds the products of one step."""
         tile, elements = self._tile, CHUNK * self._tile.slab // SLAB
         for slab in range(tile.slabs):
             with T.unroll(self._cols) as j:
@@ -170,7 +176,7 @@ SPLIT_PRODUCTS = ([(0, 0)], [(1, 0), (0, 1), (0, 0)])
 
 
 def split(tile: MultistageTile, words: list[Any], *at: Expr) -> None:
-    """Makes a window's four words, at words[0][*at, :], what the unit reads: TF32, or two parts of a float32, as filters are packed."""
+    """Converts a window's four words, at words[0][*at, :], to operands of tensor cores: TF32, or two TF32 parts of a float32."""
 
     def place(w: Expr) -> tuple[Expr, ...]:
         return (*at, w)
@@ -182,5 +188,5 @@ def split(tile: MultistageTile, words: list[Any], *at: Expr) -> None:
         high, low = words
         with T.unroll(4) as w:
             part = T.call_extern("uint32", "im2win::low_part", high[place(w)], T.call_extern("uint32", "im2win::high_part", high[place(w)]))
-            T.buffer_store(low, part, [*at, w])  # first: the high part takes the word's place
+            T.buffer_store(low, part, [*at, w])  # the low part first: the high part overwrites the word
             T.buffer_store(high, T.call_extern("uint32", "im2win::high_part", high[place(w)]), [*at, w])

@@ -1,4 +1,4 @@
-"""What kernels of blocks that stay call beside other device functions: the PTX of products, for the sizes that a source names."""
+"""Device functions with the PTX of `wgmma`, both operands in shared memory: generated for the sizes that a source calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CALL = re.compile(rf"im2win::wgmma_shared_({'|'.join(KINDS)})<(\d+), (\d+)>")
 def _function(kind: str, columns: int, pitch: int) -> str:
     row = KINDS[kind]
     types, sum_type, constraint, depth, ending = row.types, row.sum_type, row.constraint, row.depth, row.shared_ending
-    count = columns // 2  # sums of a thread
+    count = columns // 2  # accumulators of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
     held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
     return f"""template <>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void wgmma_shared_{kind}<{columns}, {pitch}>(
 
 
 def shared_products(source: str) -> str:
-    """Device functions, in namespace im2win, for sources that call them; nothing for others."""
+    """Device functions, in namespace `im2win`, for sources that call them; "" for others."""
     wanted = sorted({(kind, int(columns), int(pitch)) for kind, columns, pitch in _CALL.findall(source)})
     if not wanted:
         return ""

@@ -1,7 +1,7 @@
-"""The products that a warpgroup gives to tensor cores: 64 windows and up to 256 channels each, filters read from shared memory.
+"""The micro-kernel of a warpgroup with `wgmma`: 64 windows by up to 256 channels, windows in registers, filters in shared memory.
 
-Windows are the rows: a lane loads them as a warp's product does, 16 bytes at a time, so they may lie in shared memory as they please, and
-makes TF32 parts of them in registers. Products run on while the next slab is loaded, into the other half of the registers.
+Windows are the rows of the product. A lane loads them as for `mma.sync`, 16 bytes at a time, so that every layout in shared memory serves,
+and splits them into TF32 parts in registers. Products run asynchronously while the next slab is loaded to the other half of the registers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
-CHUNKS = 4  # of 16 bytes, that a slab has of a channel
+CHUNKS = 4  # chunks of 16 bytes that a slab has of a channel
 
 
 class WarpgroupProduct(TensorProduct):
-    """The products of a warpgroup."""
+    """The products of a warpgroup with `wgmma`, windows in registers."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, operand: Any, tid: Expr, *, run: int) -> None:
         self._operand = operand
@@ -49,7 +49,11 @@ class WarpgroupProduct(TensorProduct):
             call("hold", pointer(self._sums, i, j, r))
 
     def multiply(self, filters: Any, step: Expr, turn: int) -> None:
-        """Adds the product of one step. `turn`: which half of the registers its first slab takes."""
+        """Issues the products of one step.
+
+        Args:
+            turn: which half of the registers the step's first slab takes.
+        """
         tile = self._tile
         for slab in range(tile.slabs):
             half = (turn + slab) % tile.halves * tile.positions
@@ -65,7 +69,7 @@ class WarpgroupProduct(TensorProduct):
         self.promote(step)
 
     def _load(self, step: Expr, slab: int, half: int, i: Expr, place: Expr) -> None:
-        """Loads a window's words of one slab to registers, as the unit reads them."""
+        """Loads a window's words of one slab to registers, as operands of tensor cores."""
         window = pointer(self._operand.shared, *self._operand.at(i * 2 + place, slab, self._t, step))
         call("load_words", pointer(self._a[0], half, i, place, 0), window)
         split(self._tile, self._a, half, i, place)

@@ -1,4 +1,4 @@
-// Products of a warpgroup whose operands both lie in shared memory, and what warpgroups of a block need that go their own ways.
+// `wgmma` with both operands in shared memory, TMA boxes, and barriers of single warpgroups.
 
 #ifdef __CUDACC_RTC__
 struct alignas(64) CUtensorMap {
@@ -10,9 +10,9 @@ namespace im2win {
 
 #ifndef IM2WIN_EMULATOR
 
-// 64 rows of A with up to 256 columns of B. A lies as 16 bytes of every row, side by side, eight of them 128 bytes apart; `a_leading` bytes
-// behind them the next 16. So does B where `pitch` is 16. Else columns are `pitch` bytes apart, and where 16 bytes of one lie says the order
-// in which boxes are copied (see `copy_box`).
+// 64 rows of A by up to 256 columns of B. A has 16 bytes of every row side by side, eight rows in 128 bytes; the next 16 bytes of the rows
+// follow `a_leading` bytes behind. B is the same where `pitch` is 16. Otherwise columns are `pitch` bytes apart, and the 16-byte chunks of
+// a column are swizzled as TMA boxes are (see `copy_box`).
 template <int columns, int pitch>
 __device__ __forceinline__ void wgmma_shared_f16(float* c, const void* a, int a_leading, const void* b, int b_leading);
 template <int columns, int pitch>
@@ -25,19 +25,19 @@ __device__ __forceinline__ unsigned long long column_descriptor(const void* b, i
   return (shared_address(b) & 0x3ffffull) >> 4 | 1ull << 16 | static_cast<unsigned long long>(pitch * 8 >> 4) << 32 | order << 62;
 }
 
-// In a new phase of a barrier so many bytes will land.
+// Arrives at a full barrier and expects so many bytes in its phase.
 __device__ __forceinline__ void expect_bytes(void* phases, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(phases)), "r"(bytes) : "memory");
 }
 
-// A box of a tensor of four axes, from the element at (a, b, c, d) on, a the innermost; zeros where it reaches beyond the tensor. Where rows
-// are 128 or 64 bytes and the map says so, 16 bytes with address x lie at x ^ (x >> 3 & 0x70), or x ^ (x >> 3 & 0x30).
+// Copies a TMA box of a tensor of four axes, from element (a, b, c, d) on, a innermost; zeros where it reaches beyond the tensor. Where the
+// map sets a swizzle of 128 or 64 bytes, the 16 bytes of address x lie at x ^ (x >> 3 & 0x70), or x ^ (x >> 3 & 0x30).
 __device__ __forceinline__ void copy_box(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
                    shared_address(to)), "l"(map), "r"(a), "r"(b), "r"(c), "r"(d), "r"(shared_address(phases)) : "memory");
 }
 
-// What this thread stored in shared memory may be read by products behind the next barrier.
+// Makes this thread's stores to shared memory visible to products that are issued behind the next barrier.
 __device__ __forceinline__ void fence_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Waits for the 128 threads of a warpgroup.
@@ -47,7 +47,7 @@ __device__ __forceinline__ void group_barrier(int group) { asm volatile("bar.syn
 
 template <typename Word, int columns, int pitch, typename Sum>
 void shared_product(Sum* c, const void* a, int a_leading, const void* b, int b_leading) {
-  const size_t first = size_t(threadIdx.x) / 32 % 4 * 16;  // of the rows, this warp's
+  const size_t first = size_t(threadIdx.x) / 32 % 4 * 16;  // this warp's first row
   emulator::warp_operation(-1, 0xffffffffu, c, [=](void* lanes[32]) {
     std::vector<Sum*> all;
     for (int i = 0; i < 32; ++i) all.push_back(static_cast<Sum*>(lanes[i]));
@@ -91,8 +91,9 @@ inline void fence_stores() { emulator::fence_stores(); }
 inline void group_barrier(int group) { emulator::group_barrier(group + 1, 128); }
 #endif
 
-// From rows of eight channels, `stride` bytes apart, 16 bytes of a pixel; or of two neighbours, where they are aligned to a word: eight threads
-// side by side begin with the first of them, the next eight with the second, so that their stores do not meet in a bank.
+// Gathers 16 bytes of a pixel from rows of eight two-byte channels, `stride` bytes apart; or of two neighbouring pixels where they are
+// aligned to a word. Eight neighbouring threads store the first pixel first, the next eight the second, so that their stores have no bank
+// conflict.
 __device__ __forceinline__ void take_pixel(void* to, const void* from, int stride) {
   unsigned words[4];
   for (int i = 0; i < 4; ++i) {
@@ -114,8 +115,9 @@ __device__ __forceinline__ void take_pixels(void* to, const void* from, int stri
   static_cast<uint4*>(to)[1 - second] = {words[1][0], words[1][1], words[1][2], words[1][3]};
 }
 
-// The same from rows of sixteen channels of one byte; or of four neighbours, aligned to a word. Threads side by side begin with different ones
-// of the four, so that their stores do not meet in a bank: bytes of two pixels of two rows are put side by side, then those of four rows.
+// The same from rows of sixteen one-byte channels; or of four neighbouring pixels, aligned to a word. Neighbouring threads begin with
+// different pixels, so that their stores have no bank conflict. Bytes of two pixels of two rows are put side by side, then those of four
+// rows.
 __device__ __forceinline__ void take_pixel_s8(void* to, const void* from, int stride) {
   unsigned words[4];
   for (int i = 0; i < 4; ++i) {
@@ -141,8 +143,8 @@ __device__ __forceinline__ void take_pixels_s8(void* to, const void* from, int s
   }
 }
 
-// Each of so many lanes side by side holds a piece of as many eight bytes, 4 / lanes * 2 bytes of each, in words of their own: the first lane gets
-// the first eight, its pieces in the order of the lanes, and so on. All lanes of a warp must come here.
+// Lane exchange. `lanes` neighbouring lanes each hold pieces of `lanes` runs of eight bytes, 8 / lanes bytes of each, every piece in a word
+// of its own. The first lane gets the first run, its pieces in the order of the lanes, and so on. All lanes of a warp must call it.
 template <int lanes>
 __device__ __forceinline__ void gather_eight(unsigned* eight, const unsigned* pieces) {
   const bool odd = threadIdx.x & 1;
@@ -153,7 +155,7 @@ __device__ __forceinline__ void gather_eight(unsigned* eight, const unsigned* pi
   } else {
     const bool last = threadIdx.x & 2;
     const unsigned low = __byte_perm(pieces[0], pieces[1], 0x5410), high = __byte_perm(pieces[2], pieces[3], 0x5410);
-    const unsigned other = __shfl_xor_sync(0xffffffffu, last ? low : high, 2);  // of the two eights that this lane and its neighbour get
+    const unsigned other = __shfl_xor_sync(0xffffffffu, last ? low : high, 2);  // of the two runs that this lane and its neighbour get
     const unsigned upper = last ? other : low, lower = last ? high : other;
     const unsigned mine = __byte_perm(upper, lower, odd ? 0x7632 : 0x5410);
     const unsigned next = __shfl_xor_sync(0xffffffffu, __byte_perm(upper, lower, odd ? 0x5410 : 0x7632), 1);
@@ -163,7 +165,7 @@ __device__ __forceinline__ void gather_eight(unsigned* eight, const unsigned* pi
 }
 __device__ __forceinline__ void store_eight(void* to, const unsigned* eight) { *static_cast<uint2*>(to) = make_uint2(eight[0], eight[1]); }
 
-// Two values of two bytes as one word; a template, since not every kernel includes a type of them.
+// Two values of two bytes as one word. A template, since not every kernel includes their type.
 template <typename Half>
 __device__ __forceinline__ unsigned two_f16(Half first, Half second) {
   return reinterpret_cast<const unsigned short&>(first) | unsigned(reinterpret_cast<const unsigned short&>(second)) << 16;

@@ -1,4 +1,4 @@
-"""The products of a warpgroup whose filters and windows both lie in shared memory."""
+"""The micro-kernel of a warpgroup with `wgmma` for the persistent kernel: filters and windows both in shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from im2win.spec.conv2d import Conv2d
 
 
 class SharedProduct(TensorProduct):
-    """The products of a warpgroup, of filters with windows that both lie in shared memory."""
+    """The products of a warpgroup, filters by windows, both in shared memory."""
 
     _tile: Any
 
@@ -31,7 +31,7 @@ class SharedProduct(TensorProduct):
         super().__init__(conv, cast(Any, tile), tile.block_m // M, self._field.columns // 8, channels_are_rows=True, run=run)
 
     def clear(self) -> None:
-        """Begins a patch."""
+        """Clears the accumulators, at the beginning of a tile."""
         self._clear(self._sums)
 
     def _window(self, place: Place) -> Any:
@@ -57,33 +57,35 @@ class SharedProduct(TensorProduct):
 
     @property
     def t(self) -> Expr:
-        """Which of four lanes this is: those that hold the same channels, of other columns."""
+        """Index of the lane among the four that hold the same channels, of different columns."""
         return self._t
 
     def fours(self) -> tuple[Expr, Callable[[Expr], Expr]]:
-        """Where a lane has exchanged sums with the one that holds the next two channels or those before: see `patch_epilogue`.
+        """Position of a lane's accumulators after the lane exchange with the lane of the next or previous two channels.
+
+        See `lane_exchange.patch_epilogue`.
 
         Returns:
-            Which of eight columns is the lane's, and the first of its four channels in the i-th product.
+            (the lane's column of eight, a function of i: the first of its four channels in the i-th product).
         """
         return self._t * 2 + self._g % 2, lambda i: (i * 4 + self._warp) * 16 + self._g // 2 * 4
 
     def channel(self, i: Expr, half: Expr) -> Expr:
-        """The first or the second of two channels that a thread holds in the i-th product."""
+        """One of the two channels (half = 0 or 1) that a thread holds in the i-th product."""
         return self._channel((i, half))
 
     def sum(self, i: Expr, half: int, j: int, e: int) -> Expr:
-        """The sum of such a channel, and of the first or the second of two columns that a thread holds of the j-th eight."""
+        """The accumulator of that channel and of one of the two columns (e = 0 or 1) that a thread holds in the j-th run of eight."""
         return self._sums[i, j, half * 2 + e]
 
     @property
     def rows(self) -> int:
-        """Products of 64 channels."""
+        """Products along channels, 64 channels each."""
         return self._rows
 
     @property
     def kept(self) -> list[int]:
-        """Runs of eight columns, of which some are outputs."""
+        """Indices of those runs of eight columns that contain an output."""
         field = self._field
         inside = [i % field.pitch < field.tile.cols and i // field.pitch < field.tile.rows for i in range(field.columns)]
         return [j for j in range(self._cols) if any(inside[j * 8 : j * 8 + 8])]
@@ -94,7 +96,7 @@ class SharedProduct(TensorProduct):
             call("hold", pointer(self._sums, i, j, r))
 
     def multiply(self, part: Expr, slot: Expr) -> None:
-        """Begins the products of all taps with a step's channels."""
+        """Issues the products of all taps with a step's channels."""
         call("begin_products")
         for u, v in itertools.product(*map(range, self._conv.kernel)):
             for k, i in itertools.product(range(self._tile.units // 2), range(self._rows)):

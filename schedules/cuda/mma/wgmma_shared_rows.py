@@ -1,4 +1,4 @@
-"""Products of a warpgroup with its share of the channels, and where their sums lie in the output."""
+"""The micro-kernel of a consumer warpgroup in the warp-specialized kernel, which computes its share of the block's channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from im2win.spec.conv2d import Conv2d
 
 
 class StagedProduct(SharedProduct):
-    """The products of a warpgroup with its channels of a block's filters."""
+    """The products of a warpgroup's channels with a stage of windows."""
 
     _field: StagedHaloTile
 
@@ -27,7 +27,7 @@ class StagedProduct(SharedProduct):
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels, self._kept = channel_run(conv), self._field.kept
         rows = tile.warp_m // M
-        self._first = tid // LANES % tile.groups * rows  # of the block's runs of 64 channels
+        self._first = tid // LANES % tile.groups * rows  # this warpgroup's first of the block's runs of 64 channels
         TensorProduct.__init__(
             self, conv, cast(Any, tile), rows, self._field.columns // 8, channels_are_rows=True, run=self._channels
         )
@@ -42,15 +42,15 @@ class StagedProduct(SharedProduct):
 
     @property
     def kept(self) -> list[int]:
-        """Runs of eight columns that are written."""
+        """Indices of the runs of eight columns that are written."""
         return self._kept
 
     def keep(self, runs: list[int]) -> None:
-        """Only these are written from here on."""
+        """Sets the runs of eight columns that are written from here on."""
         self._kept = runs
 
     def four(self, i: Expr, j: Expr) -> Expr:
-        """The address of a thread's sums of the i-th product and the j-th run of columns."""
+        """Address of a thread's four accumulators of the i-th product and the j-th run of eight columns."""
         return pointer(self._sums, i, j, 0)
 
     def _wait(self) -> None:
@@ -59,7 +59,12 @@ class StagedProduct(SharedProduct):
             call("hold", pointer(self._sums, i, j, r))
 
     def multiply_taps(self, first: int, window: Expr, filters: Expr) -> None:
-        """Begins the products of the taps from the first on whose filters are in a slot, with the channels of a slot of windows."""
+        """Issues the products of `tile.taps` taps.
+
+        Args:
+            first: index of the first tap.
+            window: stage of windows. filters: stage of filters, which holds those of these taps.
+        """
         tile, f = self._tile, self._field
         name = f"wgmma_shared_{MULTIPLIERS[tile.dtype].kind}<{f.columns}, {f.pixel_bytes}>"
         call("begin_products")

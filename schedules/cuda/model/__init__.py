@@ -1,1 +1,1 @@
-"""Analytic estimates of a tile's time, by family."""
+"""Cost models: analytic estimates of a tile's time, by family."""

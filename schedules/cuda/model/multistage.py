@@ -1,8 +1,8 @@
-"""How long a tile will take, from the machine's numbers: the default tile's choice, and where the tuner begins.
+"""Cost model of multistage kernels: it chooses default tiles, and the tuner begins with the tiles that it ranks first.
 
-A block is a prologue, steps and an epilogue. A step costs its warps' instructions on their schedulers, or the latency of one warp's chain
-where there are too few warps to hide it, or that of its copies where these run too few steps ahead. Beside the multiprocessors, level-2
-cache and memory set floors. Constants are fitted to measurements on an H200.
+A thread block is a prologue, steps and an epilogue. The time of a step is the largest of three: the instructions of its warps on their
+schedulers; the latency of one warp's chain, where too few warps hide it; the latency of its copies, where these run too few steps ahead.
+Beside the multiprocessors, level-2 cache and memory give lower bounds. Constants are fitted to measurements on an NVIDIA H200.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
-PRODUCT_CYCLES = 10.0  # of a scheduler, for one 16 x 8 product of 8 words
-GROUP_CYCLES = 0.55  # of all four, for one column of a warpgroup's 64 x n product of 8 words
-STEP_LATENCY = 150  # cycles from a barrier through shared memory to the first sums and back
-COPY_LATENCY = 1600  # cycles from the word to copy to what is copied, while all multiprocessors do; so many steps ahead hide it
+PRODUCT_CYCLES = 10.0  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators and 8 words
+GROUP_CYCLES = 0.55  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
+STEP_LATENCY = 150  # cycles from a barrier through shared memory to the first accumulators and back
+COPY_LATENCY = 1600  # cycles from the issue of a copy to its completion, with all multiprocessors busy; enough steps ahead hide it
 BLOCK_LATENCY = 8400  # cycles of prologue and epilogue that only other blocks hide
 COPY_ISSUES = 8  # instructions of an asynchronous copy with its address
-FETCH_ISSUES = 24  # of an element that passes through registers
-PATCH_ISSUES = 53  # more for a pixel of a patch, whose offset is looked up, and whose neighbours lie in other rows
-L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside what passes through it
-LAUNCH_S = 3.2e-6  # between the end of a kernel and the work of the next
-SECTOR = 32  # bytes that level-2 cache hands out at least
-WASTE_SHARE = 0.5  # of sectors read for few of their bytes, so much is not hidden
-CACHE_SHARE = 0.32  # of what blocks copy, so much is not found in level 1 or does not overlap
+FETCH_ISSUES = 24  # instructions of an element that is copied through registers
+PATCH_ISSUES = 53  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
+L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
+LAUNCH_S = 3.2e-6  # seconds from the end of a kernel to the work of the next
+SECTOR = 32  # bytes that level-2 cache transfers at least
+WASTE_SHARE = 0.5  # share that is not hidden, of sectors of which few bytes are used
+CACHE_SHARE = 0.32  # share of a block's copies that misses level-1 cache or does not overlap
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds: of the multiprocessors, of the level-2 cache, of memory; and of the tensor made before the product, or of its parts.
+    """Times in seconds, and resources of a tile.
 
-    occupancy: warps of a multiprocessor. shared_bytes: of a block.
+    compute: of the multiprocessors. cache: of level-2 cache. memory: of device memory. transform: of storing the workspace before the
+        product, and of what runs behind it.
+    occupancy: warps of a multiprocessor. shared_bytes: bytes of shared memory of a block.
     """
 
     compute: float
@@ -53,7 +55,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """What a call takes."""
+        """Seconds of a call."""
         parts = sorted((self.compute, self.cache, self.memory))
         return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
 
@@ -77,7 +79,7 @@ def _blocks_at_once(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSo
 
 
 def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float]:
-    """(instructions with which a thread copies the windows of a block, bytes copied)."""
+    """(instructions with which a thread copies its share of a block's windows, bytes that the block copies)."""
     if not tile.patch:
         unit = im2col_taps.unit_elements(conv, tile, plan)
         elements = tile.block_n * tile.block_k * steps
@@ -90,8 +92,9 @@ def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) 
 
 
 def _sector_waste(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> float:
-    """How many times over level 1 reads what it copies by single elements of a stored tensor: a sector holds neighbours of one step only
-    where they are close, as windows of a row or as taps.
+    """Factor by which level-1 cache reads more than the elements that are copied one by one from a stored tensor.
+
+    Several bytes of a sector serve one step only where neighbouring windows of a row, or neighbouring taps, are close in memory.
     """
     if not plan.axes or tile.patch or im2col_taps.unit_elements(conv, tile, plan) > 1:
         return 1.0
@@ -102,7 +105,7 @@ def _sector_waste(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> flo
 
 
 def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
-    """(cycles that a warp holds its scheduler for a step's products, other instructions of the step)."""
+    """(cycles that a warp occupies its scheduler with a step's products, other instructions of the step)."""
     if tile.product == "fma":
         across, along = fma_lanes(tile)
         rows, cols = tile.warp_m // across, tile.warp_n // along
@@ -123,7 +126,7 @@ def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
 
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
-    """The model's estimate of a legal tile."""
+    """The estimate for a legal tile."""
     pack, whole = pack_of(conv, tile), conv
     steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
     channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), WindowSource(staged="rows") if tile.in_rows else plan
@@ -135,7 +138,7 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -
     copies, copied = _copies(conv, tile, plan, steps)
     filters = step_filters(conv, tile) * conv.itemsize * steps
     others += copies / steps + filters / steps / 16 / tile.threads * COPY_ISSUES
-    # the products of tensor cores run beside other instructions, those of CUDA cores share their issue
+    # products of tensor cores run beside other instructions, those of CUDA cores share the issue slots with them
     work = busy + others if tile.product == "fma" else max(busy, busy * 0.3 + others)
     per_scheduler = at_once * warps / SCHEDULERS
     step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1), COPY_LATENCY / tile.ahead)

@@ -1,6 +1,6 @@
-"""How long a tile of blocks that stay will take, from the machine's numbers: where the tuner begins.
+"""Cost model of persistent kernels; the tuner begins with the tiles that it ranks first.
 
-Constants named as in `schedules.cuda.model.multistage` are measured; those below, and how the parts add up, are reasoned.
+Constants imported from `schedules.cuda.model.multistage` are measured. Those below, and how the parts are combined, are estimated.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
 from im2win.schedules.cuda.tiles.persistent import LANES, HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
-SMALL_COLUMNS = 12  # of a product, that reading its filters costs beside those it has
-BEGIN_CYCLES = 8000  # until the first step is in shared memory
-STORE_CYCLES = 14  # of a warp's scheduler, for an output of each of its threads
-TAKE_CYCLES = 250  # to rearrange 16 bytes in each of 32 threads
+SMALL_COLUMNS = 12  # cost of reading the filters of a product, in columns
+BEGIN_CYCLES = 8000  # cycles until the first step is in shared memory
+STORE_CYCLES = 14  # cycles of a warp's scheduler for storing an output of each thread
+TAKE_CYCLES = 250  # cycles to rearrange 16 bytes in each of 32 threads
 
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
-    """The model's estimate of a legal tile."""
+    """The estimate for a legal tile."""
     field, pack = HaloTile(conv, tile), tile.pack(conv)
     blocks = resident_grid(conv, tile, gpu)
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor

@@ -1,4 +1,4 @@
-"""How long a tile of Winograd's form will take, from the machine's numbers: where the tuner begins."""
+"""Cost model of Winograd; the tuner begins with the tiles that it ranks first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from im2win.spec.conv2d import Conv2d
 
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
-    """The model's estimate of a legal tile.
+    """The estimate for a legal tile.
 
-    In bands it is of the products of all bands and of the transforms. Both pass a band's tensors through level-2 cache if they fit there.
+    In bands it is the time of all bands' products and transforms, whose tensors pass through level-2 cache if a band fits in it, else
+    through memory.
     """
     if tile.in_rows:
         return multistage.estimate(conv, tile, gpu, WindowSource())

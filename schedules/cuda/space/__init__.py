@@ -1,1 +1,1 @@
-"""Tiles worth a trial, by family."""
+"""Search spaces: tiles worth a trial, by family."""

@@ -1,4 +1,4 @@
-"""Which tiles are worth a trial: the legal ones that waste little in sight, for the tuner to sample and the model to rank."""
+"""The search space of multistage kernels: legal tiles that obviously waste little, for the tuner to sample and the cost model to rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
-# Tiles of a warp, channels x windows. On CUDA cores a thread's share of 8x8 to 12x12 keeps loads below a tenth of the instructions.
+# Tiles of a warp, channels x windows. On CUDA cores 8x8 to 12x12 accumulators of a thread keep loads below a tenth of the instructions.
 FMA_WARPS = ((32, 64), (32, 96), (32, 128), (48, 64), (48, 96), (64, 32), (64, 64), (16, 128), (64, 48))
-# Where a warp is 1 x 32 threads: 16x4 to 12x8, 24x4, 32x4.
+# Where a warp is 1 x 32 threads: accumulators of 16x4 to 12x8, 24x4, 32x4.
 PLANE_WARPS = (
     (16, 128), (16, 224), (16, 256), (24, 128), (32, 128), (8, 256), (12, 224), (12, 256), (32, 96), (24, 224), (16, 160), (20, 160),
 )  # fmt: skip
-# Of a warpgroup: filters are read from shared memory once for every 64 windows, windows once for all channels.
+# Tiles of a warpgroup: it reads filters from shared memory once for every 64 windows, and windows once for all channels.
 WARPGROUPS = (
     (128, 128), (64, 128), (128, 64), (64, 64), (256, 64), (96, 128), (192, 64), (64, 256), (32, 256), (96, 64), (32, 128), (48, 128),
     (16, 128),
@@ -30,18 +30,18 @@ ROW_WARPGROUPS = ((64, 64), (48, 64), (32, 64), (32, 128), (16, 128), (40, 64))
 PRODUCT_WARPS = ((64, 64), (32, 64), (64, 32), (32, 32), (48, 64), (96, 32), (32, 128), (128, 32), (16, 64), (64, 48))
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8))
 BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer launches
-FEW_CHANNELS = 8  # planes hold all channels of a group
-MAX_WASTE = 1.15  # of channels that a block computes and nobody wants
+FEW_CHANNELS = 8  # most channels of a group for channel planes, which hold all of them
+MAX_WASTE = 1.15  # most channels that a block computes, over those that exist
 
 
 def products(conv: Conv2d, gpu: Gpu) -> list[str]:
-    """The kinds of arithmetic for a problem's element type, on this GPU."""
+    """The kinds of arithmetic for a problem's element type on a GPU."""
     return [name for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (gpu.warpgroups or one.unit != "warpgroup")]
 
 
 @functools.lru_cache(maxsize=256)
 def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, int], ...]:
-    """(images, rows, cols) of the best patches of at most so many windows: those that waste least, then those with the smallest rim."""
+    """(images, rows, cols) of the best tiles of at most so many outputs: those that waste least, then those with the smallest halo."""
     height, width = conv.output_size
     found = []
     for cols in range(1, min(width, windows) + 1):
@@ -59,14 +59,17 @@ def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, 
 
 
 def _gathers(conv: Conv2d, plan: WindowSource) -> list[tuple[str, tuple[int, int, int]]]:
-    """(order, no patch): ways to take windows tap by tap. Where a channel's taps lie together, they are best taken one after the other."""
+    """(order, no tile): the loop orders for copying windows tap by tap.
+
+    Where a channel's taps are contiguous in memory, the order that copies them one after the other is among them.
+    """
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     together = bool(plan.axes) and conv.layout == "NCHW"
     return [(order, (0, 0, 0)) for order in (("cuv", "uvc") if (few or together) and conv.kernel != (1, 1) else ("uvc",))]
 
 
 def blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """(block_m, block_n, warp_m, warp_n) that waste little of the channels."""
+    """(block_m, block_n, warp_m, warp_n) that waste few channels."""
     channels = conv.out_channels // conv.groups
     least = -(-channels // 16) * 16
     for (warp_m, warp_n), (across, down) in itertools.product(warps, WARPS):
@@ -76,7 +79,7 @@ def blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int
 
 
 def _plane_tiles(conv: Conv2d) -> Iterator[MultistageTile]:
-    """Tiles of planes: for few channels, on CUDA cores."""
+    """Tiles with channel planes: for few channels, on CUDA cores."""
     total = channel_planes.rows(conv)
     counts = [rows for rows in range(1, total + 1) if total % rows == 0 and 6 <= rows * conv.kernel[1] <= 64]
     for block_m, block_n, warp_m, warp_n in blocks(conv, PLANE_WARPS):
@@ -99,6 +102,6 @@ def _tiles(conv: Conv2d, product: str, plan: WindowSource) -> Iterator[Multistag
 
 
 def space(conv: Conv2d, gpu: Gpu, windows: WindowSource, products: Sequence[str]) -> list[MultistageTile]:
-    """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
+    """Every legal tile with these kinds of arithmetic that is worth a trial, in a fixed order."""
     tiles = (tile for product in products for tile in _tiles(conv, product, windows))
     return [tile for tile in tiles if not violations(conv, tile, gpu, windows)]

@@ -1,4 +1,4 @@
-"""Which tiles of blocks that stay are worth a trial, legal all of them."""
+"""The search space of persistent kernels: legal tiles worth a trial."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
-MOST = 6  # patches of a kind, those that cost least
-PIXEL_COLUMNS = 1.2  # of a product of one tap, that copying a pixel costs
-COLUMNS = (64, 128, 192, 256)  # about so many of a product
+MOST = 6  # shapes of tiles kept for a number of columns, those of least cost
+PIXEL_COLUMNS = 1.2  # cost of copying a pixel, in columns of a product of one tap
+COLUMNS = (64, 128, 192, 256)  # most columns of a product
 
 
 def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
-    """(rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy."""
+    """(rows, cols) of tiles with at most `most` columns of a product, those first that multiply and copy least."""
     height, width = conv.output_size
     unit = 1 if conv.layout == "NHWC" else CHUNK // conv.itemsize
-    step = unit // math.gcd(unit, conv.stride[1])  # boxes begin at whole 16 bytes
+    step = unit // math.gcd(unit, conv.stride[1])  # TMA boxes begin at a multiple of 16 bytes
     found = []
     for cols in range(min(width, most) // step * step, 0, -step):
         if cols > max(8, step) and -(-width // cols) == -(-width // (cols - step)):
-            continue  # narrower patches cover the width with as many
+            continue  # narrower tiles cover the width with as many
         for rows in range(1, height + 1):
             field = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, rows, cols, 1, 2, 1))
             if field.columns > most:
@@ -45,7 +45,7 @@ def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[PersistentTile]:
-    """Every tile worth a trial, in a fixed order."""
+    """Every legal tile worth a trial, in a fixed order."""
     if unsupported_reason(conv) is not None:
         return []
     return list(dict.fromkeys(tile for tile in _tiles(conv) if not violations(conv, tile, gpu)))

@@ -1,4 +1,4 @@
-"""Which tiles of filters and windows in steps are worth a trial, legal all of them."""
+"""The search space of warp-specialized kernels: legal tiles worth a trial."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from im2win.schedules.cuda.tiles.persistent import KIB, M
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-MOST = 12  # tiles of a shape with the same boxes that share windows, or nothing, filters, or sums: those that the model ranks first
-PATCHES = 2  # of a shape, those that cost least, all in all and in whole rounds of the multiprocessors
-PIXELS = 32  # where a patch is a part of one row of pixels, so many, or twice, three times as many: a cluster of four can share them
-PATCH_COLUMNS = 10  # of a product, that a patch costs beside those it has
-PIXEL_COLUMNS = 0.5  # of a product of one tap, that copying a pixel costs
-# (channels of a block, warpgroups, turns, most columns): of what registers hold
+MOST = 12  # tiles kept for each of `SHAPES`, of `BOXES` and of `SHARED`: those that the cost model ranks first
+PATCHES = 2  # shapes of tiles of outputs that are kept, those of least cost
+PIXELS = 32  # where a tile is a part of one row of pixels, its columns are a multiple of this, which a cluster of four can share
+PATCH_COLUMNS = 10  # cost of a tile, in columns of a product
+PIXEL_COLUMNS = 0.5  # cost of copying a pixel, in columns of a product of one tap
+# (channels of a block, warpgroups, ping-pong teams, most columns of a product), limited by registers.
 SHAPES = (
     (64, 1, 2, 256), (128, 2, 1, 256), (128, 1, 2, 128), (256, 2, 1, 128), (64, 1, 1, 256), (128, 2, 1, 128), (64, 1, 2, 128),
     (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
@@ -29,16 +29,16 @@ SHAPES = (
 CLUSTERS = (
     (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"), (2, "sums"), (4, "sums"), (8, "sums"),
 )  # fmt: skip
-SUMS = (1, 2, 4)  # blocks that share them, for which patches are chosen
-COPIES = 6  # of filters, that shared memory has at most
+SUMS = (1, 2, 4)  # blocks that share accumulators, for which shapes are chosen
+COPIES = 6  # most pipeline stages of filters
 
 
 def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "patches") -> list[tuple[int, int, int]]:
-    """(images, rows, cols) of patches with at most so many columns of a product, first those with least to multiply and to copy.
+    """(images, rows, cols) of tiles with at most `most` columns of a product, those first that multiply and copy least.
 
     Args:
-        blocks, at_once: of channels, each of which computes a patch, and how many patches are computed at once.
-        boxes: what they bring, see `WarpSpecializedTile`.
+        blocks: blocks of channels, each of which computes every tile. at_once: thread blocks that run at the same time.
+        boxes: what TMA boxes bring, see `WarpSpecializedTile`.
     """
     least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
     one = least.field(conv).conv
@@ -57,7 +57,7 @@ def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: s
 
 
 def _sizes(size: int, most: int) -> Iterator[int]:
-    """Parts of a size up to so many, the largest first; of those that cover it with as many, the least."""
+    """Parts of a size up to `most`, the largest first; of those that cover the size with equally many parts, the smallest."""
     one = min(size, most)
     while one:
         one = -(-size // -(-size // one))
@@ -66,7 +66,7 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 
 
 def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSpecializedTile]:
-    """The tile with as many copies of filters as fit, where one block or two share a multiprocessor."""
+    """The tile with as many pipeline stages of filters as fit, for one and for two thread blocks on a multiprocessor."""
     field = tile.field(conv)
     for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
         alone = replace(tile, stages=stages, filter_stages=0)
@@ -91,7 +91,7 @@ def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str)
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
-    """Every tile worth a trial, in a fixed order."""
+    """Every legal tile worth a trial, in a fixed order."""
     if unsupported_reason(conv) is not None:
         return []
 

@@ -1,4 +1,4 @@
-"""Which tiles of Winograd's form are worth a trial."""
+"""The search space of Winograd."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer la
 
 
 def space(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> list[MultistageTile]:
-    """Every tile worth a trial with these kinds of arithmetic, legal all of them, in a fixed order."""
+    """Every legal tile with these kinds of arithmetic that is worth a trial, in a fixed order."""
     rows = [tile for tile in _row_tiles(conv, products) if not violations(conv, tile, gpu)]
     return [*rows, *_band_tiles(conv, gpu, products)]
 
 
 def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[MultistageTile]:
-    """Tiles of rows, transformed as they are loaded: a warpgroup has sums for every column of a tile, so it takes fewer channels."""
+    """Tiles along rows. A warpgroup has accumulators for every column of a Winograd tile, so that it takes fewer channels."""
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for product, outputs in itertools.product(products, () if few else row_forms(conv)):
         for block in blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
@@ -37,9 +37,10 @@ def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[MultistageTile
 
 
 def _band_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[MultistageTile]:
-    """Tiles of the products of transformed tiles; bands that differ, none larger than im2win's tensor unless all are.
+    """Tiles in bands: those of the product of transformed tiles, with every band that differs.
 
-    Six outputs leave no room for other errors than float32's own, and none leave any for TF32's, which the transforms multiply.
+    No band is larger than im2win's tensor, unless all bands are. Six outputs a side leave no room for errors beside float32's own, so that
+    they need exact arithmetic. A single TF32 product is never used: the transforms would amplify its error.
     """
     most = transform_bytes(conv, oriented("ncmku", conv.layout))
     exact = [product for product in products if PRODUCTS[product].accuracy == "exact"]

@@ -1,4 +1,4 @@
-"""Grids of persistent kernels: so many thread blocks as run at once, each computing halo tile after halo tile."""
+"""Grids of persistent kernels: as many thread blocks as run at once, each of which computes tile after tile."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from im2win.schedules.cuda.tiles.persistent import KIB, HaloTile, PersistentTile
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-PROCESSORS = 16  # multiprocessors that are neighbours at least: larger clusters than pairs leave some of those beyond them idle
+PROCESSORS = 16  # multiprocessors that are sure to be neighbours; clusters of four leave those beyond a multiple of it idle
 
 
 def resident_grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
-    """Thread blocks with resident filters: no more than run at once, as many for every block of channels."""
+    """Thread blocks of a kernel with resident filters: at most as many as run at once, equally many for every block of channels."""
     field, blocks = HaloTile(conv, tile), tile.pack(conv).blocks(conv)
     at_once = gpu.multiprocessors * max(gpu.shared // (field.shared_bytes + KIB), 1)
     return blocks * max(min(-(-field.patches // tile.groups), at_once // blocks), 1)
 
 
 def staged_grid(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> int:
-    """Thread blocks with staged filters: no more than run at once, in whole clusters."""
+    """Thread blocks of a warp-specialized kernel: at most as many as run at once, in whole clusters."""
     field = tile.field(conv)
     processors = gpu.multiprocessors
     if tile.cluster > 2 and processors >= PROCESSORS:

@@ -1,4 +1,4 @@
-"""Split-K: thread blocks share the sum over channels of a tile of the output, each its part of it."""
+"""Split-K: several thread blocks compute one tile of the output, each for a part of the input channels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from im2win.spec.conv2d import Conv2d
 
 
 def inner(tile: MultistageTile) -> MultistageTile:
-    """The tile of each part's product."""
+    """The tile of one part's product."""
     return replace(tile, split=1)
 
 
 def partial_sums(conv: Conv2d, tile: MultistageTile) -> int:
-    """Accumulators of all parts that are stored, elements of 4 bytes."""
+    """Number of stored accumulators of all parts, 4 bytes each."""
     return tile.split * math.prod(conv.output_shape)

@@ -1,1 +1,1 @@
-"""The numbers of CUDA schedules, and where the pixels of their tiles lie."""
+"""Parameters of CUDA schedules (tiles), and the layout of their halo tiles in shared memory."""

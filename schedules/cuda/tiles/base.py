@@ -1,4 +1,4 @@
-"""What every tile of a CUDA schedule answers, whatever its family."""
+"""The protocol that tiles of every CUDA schedule implement."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from im2win.spec.conv2d import Conv2d
 
 
 class CudaTile(Protocol):
-    """The numbers of a CUDA schedule, as callers outside the schedule see them.
+    """The parameters of a CUDA schedule, as callers outside the schedule see them.
 
     product: the kind of arithmetic, a name in `arithmetic.PRODUCTS`.
-    block_m, block_n: output channels and outputs of a thread block. warp_m, warp_n: those of a warp or warpgroup.
-    threads: of a block. accumulators: of a thread.
-    accuracy: what of a float32 comes out, or "winograd" where transformed tiles are rounded.
-    deduplication_key: tiles with equal keys are so alike that the tuner begins with one of them.
+    block_m, block_n: output channels and outputs (pixels) of a thread block. warp_m, warp_n: those of a warp or warpgroup.
+    threads: threads of a block. accumulators: accumulators of a thread.
+    accuracy: accuracy of a float32 result, or "winograd" where transformed tiles are rounded to another type.
+    deduplication_key: tiles with equal keys count as alike; the tuner's first population takes one of them.
     """
 
     @property
@@ -48,13 +48,13 @@ class CudaTile(Protocol):
 
 
 class BaseTile(PlainTile):
-    """What a tile's kind of arithmetic says."""
+    """Properties that follow from a tile's kind of arithmetic."""
 
     product: str
 
     @property
     def arithmetic(self) -> Product:
-        """What `product` names."""
+        """The kind of arithmetic that `product` names."""
         return PRODUCTS[self.product]
 
     @property
@@ -64,14 +64,14 @@ class BaseTile(PlainTile):
 
     @property
     def sum_dtype(self) -> str:
-        """Type of the accumulators."""
+        """Element type of the accumulators."""
         return self.arithmetic.sum_dtype
 
     @property
     def accuracy(self) -> Accuracy:
-        """What of a float32 comes out."""
+        """Accuracy of a float32 result."""
         return self.arithmetic.accuracy
 
     def proven(self, conv: Conv2d) -> bool:
-        """Whether a tile that nobody tuned for this problem may be used."""
+        """Whether the tile may serve a problem that it was not tuned for."""
         return True

@@ -1,4 +1,4 @@
-"""The numbers of a CUDA schedule."""
+"""The tile of multistage kernels."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 ORDERS = ("cuv", "uvc", "Cuvc")
-PROVEN_DEPTH = 3200  # products in a sum of TF32 parts; at 4608 the error is 1.1 times the tolerance of float32, at 3136 0.9 times
-MAX_HELD = 208  # registers for sums and the words that products of a warpgroup still read
+PROVEN_DEPTH = 3200  # products of TF32 parts in one accumulator: at 3136 the error is 0.9 times the tolerance of float32, at 4608 1.1 times
+MAX_HELD = 208  # most registers of a thread for accumulators and for the operands that a `wgmma` in flight still reads
 
 @dataclass(frozen=True)
 class MultistageTile(BaseTile):
-    """Tiles of the product of filters [channels, K] and windows [K, windows], and how they reach the multipliers.
+    """Tiles of the product of filters [channels, K] by windows [K, windows], and how their data reaches the multipliers.
 
-    product: the arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32 products),
-        "f16", "s8"; those by a warpgroup have "wg_" before them.
+    product: the kind of arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32
+        products), "f16", "s8". The prefix "wg_" selects `wgmma` of a warpgroup.
     block_m, block_n: output channels and windows (output pixels) of a thread block.
-    warp_m, warp_n: those of one warp, or warpgroup. With "fma" a warp is 4 x 8 threads, each an outer product of warp_m/4 x warp_n/8 in
-        registers.
-    slabs: slabs of 64 bytes of every window that one step of the sum takes to shared memory.
-    stages: steps in shared memory at a time; copies run `ahead` steps ahead of the product.
-    order: the order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it. "Cuvc" takes as many
-        channels as a step holds, all their taps, then the next: the order for patches.
-    images, rows, cols: a block's windows are a patch of the output: so many images, rows and columns of it, at most block_n in all. The
-        input under the patch is copied once for all taps: in the order "Cuvc" some channels at a time; in the order "cuv" all channels at
-        once, and a step is then `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block's windows are `block_n`
-        neighbours in memory, even across rows and images, and every tap is copied by itself.
-    outputs: with Winograd's form, along each side of a tile; the rest then says how the products of transformed tiles are computed, as a
-        1x1 convolution. With a patch, tiles are so many outputs of a row, and windows are transformed on their way to the product: see
-        `winograd_rows`. 0 without.
-    band: MiB that transformed tiles and their products may take at a time.
-    split: with split-K, parts of the sum, neighbouring channels each; the rest then says how each part is computed.
+    warp_m, warp_n: those of a warp or warpgroup. With "fma" a warp is 4 x 8 threads, and each computes an outer product of warp_m/4 x
+        warp_n/8 in registers.
+    slabs: number of 64-byte slabs of every window that one step of the sum copies to shared memory.
+    stages: pipeline stages in shared memory; copies run `ahead` steps ahead of the product.
+    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it. "Cuvc" takes the
+        channels of one step with all their taps, then the next channels; halo tiles need it.
+    images, rows, cols: images, rows and columns of a thread block's tile of outputs, at most block_n outputs in all. Its halo tile is
+        copied once for all taps: in the order "Cuvc" some channels at a time; in the order "cuv" all channels at once, as channel planes,
+        and a step is `slabs` rows of the kernel (for few channels, on CUDA cores). All 0: a block computes `block_n` windows that are
+        neighbours in memory, also across rows and images, and copies every tap by itself.
+    outputs: for Winograd, outputs along each side of a tile; the other fields then describe the products of transformed tiles, as a 1x1
+        convolution. With rows and cols, Winograd runs along rows: a tile is `outputs` pixels of a row, and windows are transformed while
+        they are loaded, see `winograd.rows`. 0: no Winograd.
+    band: for Winograd in bands, MiB that transformed tiles and their products take at a time.
+    split: for split-K, number of parts of the input channels; the other fields then describe the product of one part.
     """
 
     LATER: ClassVar[tuple[str, ...]] = ("split",)
@@ -60,42 +60,45 @@ class MultistageTile(BaseTile):
 
     @property
     def patch(self) -> bool:
-        """Whether a block's windows are a patch of the output."""
+        """Whether a thread block computes a tile of outputs (rows x cols) and stages its halo tile."""
         return self.rows > 0
 
     @property
     def in_rows(self) -> bool:
-        """Whether windows are transformed to Winograd's form along rows."""
+        """Whether Winograd runs along rows."""
         return self.patch and self.outputs > 0
 
     @property
     def positions(self) -> int:
-        """Products of a window with each filter: of tiles of a row as many as they have columns, else 1."""
+        """Products of a window with each filter: along rows one for each column of a Winograd tile, else 1."""
         return self.outputs + ROW_TAPS - 1 if self.in_rows else 1
 
     @property
     def planes(self) -> bool:
-        """Whether the patch holds all channels, plane by plane."""
+        """Whether the halo tile holds all channels, as channel planes."""
         return self.patch and self.order == "cuv"
 
     @property
     def warpgroup(self) -> bool:
-        """Whether warpgroups multiply."""
+        """Whether the tile uses `wgmma`."""
         return self.arithmetic.unit == "warpgroup"
 
     @property
     def ahead(self) -> int:
-        """Steps that copies run ahead of the product. The last product of a warpgroup may still be reading when the next step begins."""
+        """Steps that copies run ahead of the product.
+
+        With `wgmma` it is one less: the last product may still read its stage when the next step begins.
+        """
         return self.stages - (2 if self.warpgroup else 1)
 
     @property
     def warps(self) -> tuple[int, int]:
-        """Warps, or warpgroups, of a block along channels and along windows."""
+        """(warps or warpgroups of a block along channels, those along windows)."""
         return self.block_m // self.warp_m, self.block_n // self.warp_n
 
     @property
     def lanes(self) -> int:
-        """Threads of a warp, or warpgroup."""
+        """Threads of a warp, or of a warpgroup."""
         return 128 if self.warpgroup else 32
 
     @property
@@ -110,12 +113,15 @@ class MultistageTile(BaseTile):
 
     @property
     def word_registers(self) -> int:
-        """Registers of a warpgroup's thread for the windows of a slab: of 2 rows in every 64 windows 16 bytes each."""
+        """Registers of a warpgroup's thread for a slab of windows: 16 bytes of each of 2 rows in every 64 windows."""
         return self.positions * (self.warp_n // 64) * 2 * 4 * max(self.arithmetic.parts, 1)
 
     @property
     def halves(self) -> int:
-        """Slabs whose windows a warpgroup's thread holds: two, where they fit beside the sums, so that products of one run on meanwhile."""
+        """Slabs of windows that a warpgroup's thread holds in registers.
+
+        Two where they fit beside the accumulators: one is loaded while the `wgmma` of the other runs.
+        """
         return 1 if self.positions * self.accumulators + 2 * self.word_registers > MAX_HELD else 2
 
     @property
@@ -125,13 +131,13 @@ class MultistageTile(BaseTile):
 
     @property
     def accuracy(self) -> Accuracy:
-        """What of a float32 comes out; "winograd" where tiles are transformed in another type."""
+        """Accuracy of a float32 result; "winograd" where transformed tiles are rounded to another type."""
         return "winograd" if self.outputs and not self.in_rows and self.dtype != "float32" else self.arithmetic.accuracy
 
     def proven(self, conv: Conv2d) -> bool:
-        """Whether a tile that nobody tuned for this problem may be used.
+        """Whether the tile may serve a problem that it was not tuned for.
 
-        Not Winograd's form where its errors are near the tolerance, nor float32 along rows, which is still to be measured.
+        False for Winograd whose error is near the tolerance, and for float32 along rows, whose error has not been measured.
         """
         if self.outputs == 0 or self.in_rows:
             return self.outputs == 0 or ELEMENT_TYPES[self.dtype].narrow
@@ -139,11 +145,11 @@ class MultistageTile(BaseTile):
 
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
-        """Tiles with equal keys are so alike that the tuner begins with one of them."""
+        """Tiles with equal keys count as alike; the tuner's first population takes one of them."""
         return self.split, self.product, self.warp_m, self.warp_n, self.patch
 
     def features(self) -> dict[str, float]:
-        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        """Numerical features of a tile, for the tuner's cost model."""
         return {
             "slabs": self.slabs, "stages": self.stages, "images": self.images, "rows": self.rows, "cols": self.cols,
             "channel_planes": self.order == "cuv", "outputs": self.outputs,
@@ -151,10 +157,10 @@ class MultistageTile(BaseTile):
 
     @property
     def block_k(self) -> int:
-        """Elements of the sum that one step takes."""
+        """Elements of the sum in one step."""
         return self.slabs * self.slab
 
 
 def promoted(conv: Conv2d, tile: MultistageTile) -> bool:
-    """Whether sums are too long for tensor cores alone, which cut off what a float32 sum loses: see `matrix`."""
+    """Whether sums are too long for one accumulator of a tensor core, which truncates; see `mma_sync.TensorProduct.promote`."""
     return tile.arithmetic.parts == 2 and math.prod(conv.filter_shape[1:]) // tile.positions > PROVEN_DEPTH

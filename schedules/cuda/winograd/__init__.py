@@ -1,1 +1,1 @@
-"""Winograd's transforms of tiles in CUDA kernels."""
+"""Winograd transforms in CUDA kernels."""

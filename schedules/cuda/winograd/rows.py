@@ -1,11 +1,11 @@
-"""Winograd's form along rows, in one kernel: F(m, 3) of every row of a kernel, transformed where the direct form only loads.
+"""Winograd along rows in one kernel: F(m, 3) for every row of a convolution's kernel, transformed while windows are loaded.
 
     y[i] = A^T sum over c, u of (G w[c, u]) * (B^T d[c, u])        d: m + 2 neighbouring inputs of a row, y: m neighbouring outputs
 
-The input under a patch of the output lies in shared memory, as for the direct form. A tile is a window of m + 2 columns, m apart; a
-warpgroup's thread loads its columns, and what it makes of them are the words of m + 2 products, each with sums of its own. So no
-transformed tile is ever stored, and products are (m + 2) / 3m of the direct form's. Filters are transformed ahead of time. Sums leave
-through A^T.
+The halo tile of a tile of outputs lies in shared memory, as for direct convolution. A Winograd tile is m + 2 columns of a row; tiles begin
+m columns apart. A thread of a warpgroup loads the columns and transforms them to the operands of m + 2 products, each with its own
+accumulators. No transformed tile is stored, and the number of multiplications is (m + 2) / 3m of direct convolution's. Filters are
+transformed ahead of time. The epilogue applies A^T. The form is that of Lavin and Gray 2015, arXiv 1509.09308, in one dimension.
 """
 
 from __future__ import annotations
@@ -29,44 +29,47 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 
 
 class TileRows(Patch):
-    """The input under a patch of tiles. Its problem is that of `numerics.winograd_tiling.row_problem`: every column of a tile is a tap."""
+    """The halo tile of a thread block's Winograd tiles.
+
+    The problem is `numerics.winograd_tiling.row_problem`: every column of a tile is a tap.
+    """
 
     @staticmethod
     def taps(conv: Conv2d) -> int:
-        """Steps that read the same channels: a step takes all columns."""
+        """Steps that read the same channels: kernel rows, since a step takes all columns."""
         return conv.kernel[0]
 
     def column(self, i: Expr, slab: int, chunk: Expr, step: Expr, v: int) -> list[Expr]:
-        """Indices of 16 bytes of column v of the i-th tile."""
+        """Indices of 16 bytes of column v of the i-th tile in shared memory."""
         patch = step // self._taps % self.shared.shape[0]
         shift = self._geometry.shift(step % self._taps, v)
         return [patch, slab, self._first[i] + shift * self._pitch + chunk * (self._tile.slab // 4)]
 
     def outputs_of(self, conv: Conv2d) -> RowOutputs:
-        """Where the outputs of tiles lie in the output of the convolution itself."""
+        """Maps the outputs of tiles to the output of the convolution."""
         return RowOutputs(conv, self._tile, self)
 
 
 class RowOutputs:
-    """Outputs of a block's tiles: output e of tile p is window p * m + e."""
+    """Outputs of a thread block's tiles: output e of tile p is window p * m + e."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, tiles: TileRows) -> None:
         self._conv, self._outputs, self._tiles = conv, tile.outputs, tiles
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        """(n, m, x, conditions) of a window of the block: its output, and the conditions under which it exists."""
         n, m, tile, conditions = self._tiles.output(window // self._outputs)
         x, width = tile * self._outputs + window % self._outputs, self._conv.output_size[1]
         return n, m, x, [*conditions, *([x < width] if width % self._outputs else [])]
 
     @staticmethod
     def run(conv: Conv2d, tile: MultistageTile) -> int:
-        """Neighbouring windows that are sure to lie in one output row, aligned to their number."""
+        """Largest n such that n windows, from a multiple of n on, are neighbours in one output row."""
         return math.gcd(conv.output_size[1], tile.cols * tile.outputs)
 
 
 def _two(row: tuple[Any, ...]) -> tuple[str, int, int]:
-    """A row of B^T as (operation, left, right): each of F(2, 3) adds or subtracts two inputs."""
+    """A row of B^T as (operation, left, right): each row of F(2, 3) adds or subtracts two inputs."""
     (left, a), (right, b) = ((place, value) for place, value in enumerate(row) if value)
     assert {abs(a), abs(b)} == {1} and (a, b) != (-1, -1), row
     return ("add", left, right) if a == b else ("subtract", left, right) if a > 0 else ("subtract", right, left)
@@ -76,7 +79,7 @@ class RowProduct(WarpgroupProduct):
     """The products of a warpgroup with transformed tiles.
 
     Args:
-        run: neighbouring outputs that one store takes: of a row, several tiles' where it is longer than a tile, or along channels.
+        run: neighbouring outputs that one store takes: of a row (several tiles' where it is longer than a tile) or along channels.
     """
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, operand: TileRows, tid: Expr, *, run: int) -> None:
@@ -98,7 +101,7 @@ class RowProduct(WarpgroupProduct):
             split(self._tile, self._a, half + position, i, place)
 
     def finish(self) -> None:
-        """Behind the last step: the first columns of sums become those of the first output of every tile, and so on."""
+        """After the last step: applies A^T, so that accumulators of tile columns become those of tile outputs."""
         super().finish()
         every, self._cols = self._columns, self._columns
         results = local("results", (self._outputs,), self._tile.sum_dtype)
@@ -114,7 +117,7 @@ class RowProduct(WarpgroupProduct):
         return self._sums[i, output * self._columns + j, half * 2 + e]
 
     def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
-        """Calls body(window, runs) for every output, or run of neighbours, of a thread; runs(take) then calls `take` for its sums."""
+        """Calls body(window, runs) for every output, or run of neighbours, of a thread; runs(take) calls `take` for its accumulators."""
         outputs = range(self._outputs)
 
         def channel_runs(tile: Place, e: int) -> Callable[[Run], None]:
@@ -144,7 +147,7 @@ class RowProduct(WarpgroupProduct):
 
 
 def _combined(row: tuple[Any, ...], values: list[Any]) -> Any:
-    """The sum of values times a row of A^T, whose numbers are 0, 1 and -1."""
+    """The dot product of a row of A^T, whose numbers are 0, 1 and -1, with values."""
     total: Any = None
     for factor, value in zip(row, values, strict=True):
         if factor:

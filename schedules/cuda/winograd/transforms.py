@@ -1,12 +1,13 @@
-"""The two kernels around the products of Winograd's form: input tiles transformed, and products transformed back.
+"""The transform kernels of Winograd in bands: the input transform and the output transform.
 
-A thread transforms tiles of as many neighbouring channels as fill four bytes, so that a warp's 32 store 128 bytes of V at a time, or load
-them of M. With channels last a warp reads and writes pixels in the same way, and nothing is shared. With planes, pixels pass through shared
-memory: rows enter and leave it in accesses of up to 16 bytes, and no thread divides behind its first instructions.
+A thread transforms tiles of as many neighbouring channels as fill four bytes. The 32 threads of a warp then store 128 bytes of V, or load
+128 bytes of M, at a time. With channels last a warp accesses pixels in the same way and needs no shared memory. With channels first, pixels
+pass through shared memory: rows are copied in accesses of up to 16 bytes, and no thread divides after its first instructions.
 
-Transforms are computed in float32 also where tiles are halves: half arithmetic would round every step, and the form's growth multiplies
-that; their instructions hide behind the bytes of V and M. V and M are rounded once. As halves M adds a fifth to a quarter to the error of
-F(4x4, 3x3), which `numerics.winograd_error.measure` includes; as floats it would add half to the bytes that pass through level-2 cache.
+Transforms are computed in float32 also where tiles are float16: float16 arithmetic would round every step, and the transforms would amplify
+these errors. The extra instructions hide behind the traffic of V and M. V and M are each rounded once. Storing M as float16 adds a fifth to
+a quarter to the error of F(4x4, 3x3), which `numerics.winograd_error.measure` includes; as float32 it would add half to the bytes that pass
+through level-2 cache.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _move(count: int, target: Any, place: Callable[[Expr], list[Expr]], value: C
 
 
 def _load_inside(count: int, inside: list[Expr], target: Any, place: Callable[[Expr], list[Expr]], value: Callable[[Expr], Expr]) -> None:
-    """The same, or zeros."""
+    """The same if the conditions `inside` hold, zeros otherwise."""
     with T.If(tirx.all(*inside)):
         with T.Then():
             _move(count, target, place, value)
@@ -60,7 +61,7 @@ def _load_inside(count: int, inside: list[Expr], target: Any, place: Callable[[E
 
 
 def _run(steps: Program, read: Callable[[int], Expr], write: Callable[[int, Expr], None]) -> None:
-    """Emits a matrix times a vector."""
+    """Emits the product of a matrix and a vector as the steps of a program."""
     values = local("steps", (max(len(steps.steps), 1),), "float32")
 
     def value(place: int) -> Expr:
@@ -89,10 +90,10 @@ def _both_ways(steps: Program, given: Any) -> Any:
 
 
 def _transformed(steps: Program, lanes: int, fill: Callable[[Any, Expr], None], dtype: str, end: Callable[[Expr, Expr], Expr]) -> Any:
-    """Registers [rows, columns, lanes] of `dtype`: the transform of every lane, one after the other.
+    """Registers [rows, columns, lanes] of `dtype`: the transforms of all lanes, one after the other.
 
     Args:
-        fill: emits the float32 tile of a lane. end: (value, lane) -> what to keep of it.
+        fill: emits the float32 tile of a lane. end: (value, lane) -> the value to keep.
     """
     rows = len(steps.outputs)
     found = local("found", (rows, rows, lanes), dtype)
@@ -114,7 +115,11 @@ def _steps(tiles: Tiles, side: str) -> Program:
 
 
 def _each_thread(tiles: Tiles, channels: int, lanes: int, body: Callable[[Expr, Expr, Expr, Expr, Expr], None]) -> None:
-    """Emits a launch of body(tile of the band, image, row of tiles, column of tiles, first channel) for every tile and `lanes` channels."""
+    """Emits a launch of `body` for every tile and every `lanes` channels.
+
+    Args:
+        body: called with (tile of the band, image, row of tiles, column of tiles, first channel).
+    """
     groups, columns = channels // lanes, tiles.counts[1]
     count = tiles.count * groups
     with T.launch_thread("blockIdx.x", -(-count // THREADS)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
@@ -146,7 +151,7 @@ def _input_of_pixels(tiles: Tiles, data: Any, out: Any, first: First) -> None:
 
 
 def _store_tile(tiles: Tiles, lanes: int, pixel: Callable[[Expr, Expr, Expr], Expr], out: Any, tile: Expr, channel: Expr) -> None:
-    """Emits the transform of a tile of the input and its stores."""
+    """Emits the transform of an input tile and its stores."""
     conv, t = tiles.conv, tiles.size
 
     def fill(given: Any, lane: Expr) -> None:
@@ -177,7 +182,7 @@ def _load_products(
 
 
 def _end(conv: Conv2d, tensors: dict[str, Any], channel: Expr) -> Callable[[Expr, Expr], Expr]:
-    """(sum, lane) -> with bias and, if no residual follows, activation."""
+    """A function (accumulator, lane) -> the value with bias and, if no residual follows, activation."""
 
     def end(value: Expr, lane: Expr) -> Expr:
         if conv.bias:
@@ -204,7 +209,7 @@ def _output_of_pixels(tiles: Tiles, products: Any, tensors: dict[str, Any], firs
 
 
 def _write(conv: Conv2d, tensors: dict[str, Any], count: int, at: Expr, value: Callable[[Expr], Expr]) -> None:
-    """Emits the stores of neighbouring outputs, with what `_end` has left to do."""
+    """Emits the stores of neighbouring outputs, with residual and activation where `_end` has left them."""
     if not conv.residual:
         _move(count, tensors["output"], lambda e: [at + e], value)
         return
@@ -216,19 +221,22 @@ def _write(conv: Conv2d, tensors: dict[str, Any], count: int, at: Expr, value: C
     _move(count, tensors["output"], lambda e: [at + e], lambda e: outputs[e])
 
 
-# --- planes: a block's tiles pass through shared memory, channel by channel
+# --- channels first: a block's tiles pass through shared memory, as channel planes
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """What a thread block transforms: `down` x `across` neighbouring tiles of an image, and `channels` channels, 32 threads' a warp."""
+    """The tiles that a thread block transforms: `down` x `across` neighbouring tiles of an image, of `channels` channels.
+
+    A warp's 32 threads have different channels.
+    """
 
     tiles: Tiles
     all_channels: int
 
     @property
     def lanes(self) -> int:
-        """Channels of a thread; one where a warp would have threads to spare."""
+        """Channels of a thread; 1 where there are too few channels for all threads of a warp."""
         return _together(self.all_channels, self.tiles.conv.itemsize) if self.all_channels > WARP else 1
 
     @property
@@ -246,18 +254,18 @@ class _Patch:
 
     @property
     def grid(self) -> tuple[int, int, int, int]:
-        """Thread blocks along images, rows of tiles, columns of tiles, channels."""
+        """(thread blocks along images, along rows of tiles, along columns of tiles, along channels)."""
         tiles = self.tiles
         return tiles.images, -(-tiles.rows // self.down), -(-tiles.counts[1] // self.across), -(-self.all_channels // self.channels)
 
     def corner(self, block: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-        """(image, row of tiles, column of tiles, channel) that a thread block begins with, in the band."""
+        """(image, row of tiles, column of tiles, channel) of a thread block's first tile, in the band."""
         _, rows, cols, channels = self.grid
         rest, c = block // channels, block % channels
         return rest // cols // rows, rest // cols % rows * self.down, rest % cols * self.across, c * self.channels
 
     def each_warp(self, tid: Expr, body: Callable[[Expr, Expr, Expr], None]) -> None:
-        """body(row, column, thread of the channels) for every tile and channel of a thread."""
+        """Calls body(row, column, thread along channels) for every tile and channel of a thread."""
         items, warps, warp = self.down * self.across * (self.channels // self.lanes // WARP), THREADS // WARP, tid // WARP
         with T.serial(-(-items // warps)) as turn:
             item = turn * warps + warp
@@ -270,17 +278,18 @@ class _Patch:
                 body(*each)
 
     def unit(self, width: int, itemsize: int) -> int:
-        """Neighbours of a row in memory that one access takes: all of them lie in the row or none, wherever a block's columns begin."""
+        """Neighbours of a row that one access takes: all or none of them lie in the row, at whichever column a block begins."""
         step = self.across * self.tiles.outputs if self.grid[2] > 1 else CHUNK
         return math.gcd(width, step, CHUNK // itemsize)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Pixels of a patch in shared memory: for every channel `height` rows of `units` units.
+    """Pixels of a thread block in shared memory: for every channel `height` rows of `units` units.
 
-    before: pixels of the first unit that nobody reads, so that units are aligned in memory.
-    Channels that a thread reads together are far apart, those of neighbouring threads an odd number of words: different banks.
+    before: unused pixels at the beginning of a row, so that units are aligned in global memory.
+    Neighbouring threads' channels are an odd number of words apart, so that they lie in different banks. The channels of one thread are far
+    apart.
     """
 
     patch: _Patch
@@ -310,19 +319,19 @@ class _Rows:
         return (-(-self.height * self.row // self.word) | 1) * self.word
 
     def buffer(self) -> Any:
-        """The block's shared memory; its name is that of no other type in the same source."""
+        """The block's shared memory. Its name contains the type, since a source may have buffers of several types."""
         shape = (self.patch.channels * self.pitch,)
         return named(f"planes_{self.dtype}", T.alloc_buffer(shape, self.dtype, scope="shared.dyn", align=Arena.ALIGNMENT))
 
     def place(self, thread: Expr, lane: Expr) -> Expr:
-        """Where the channel of a thread's lane begins."""
+        """Position of the channel of a thread's lane."""
         return (lane * (self.patch.channels // self.patch.lanes) + thread) * self.pitch
 
     def each(self, tid: Expr, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """body(channel, where it begins, row, unit) for every unit; a thread keeps to its unit and takes channel after channel."""
+        """Calls body(channel, its position, row, unit) for every unit. A thread keeps its unit and iterates over channels."""
         lanes, channels = self.patch.lanes, self.patch.channels
         rows = min(self.height, THREADS // self.units)
-        at_once = THREADS // (self.units * rows) if rows == self.height else 1  # channels
+        at_once = THREADS // (self.units * rows) if rows == self.height else 1  # channels at a time
         unit, y, c = tid % self.units, tid // self.units % rows, tid // (self.units * rows)
         with T.serial(-(-self.height // rows)) as down, T.serial(-(-channels // at_once)) as turn:
             here, channel = down * rows + y, turn * at_once + c
@@ -337,7 +346,7 @@ def _input_of_planes(tiles: Tiles, data: Any, out: Any, first: First) -> None:
     patch = _Patch(tiles, conv.in_channels)
     unit = patch.unit(conv.width, conv.itemsize)
     rows = _Rows(patch, patch.down * m + t - m, patch.across * m + t - m, unit, -conv.padding[1] % unit, conv.dtype)
-    skip = rows.before % rows.word if m % rows.word == 0 else 0  # a thread's row begins so far behind a word
+    skip = rows.before % rows.word if m % rows.word == 0 else 0  # pixels between a word's beginning and a thread's row
     words = -(-(skip + t) // rows.word)
     with T.launch_thread("blockIdx.x", math.prod(patch.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
         start = first()
@@ -410,23 +419,23 @@ def _output_of_planes(tiles: Tiles, products: Any, tensors: dict[str, Any], firs
 
 
 def launch_input_transform(tiles: Tiles, data: Any, out: Any, first: First) -> None:
-    """Emits a launch: V of a band.
+    """Emits the launch of the input transform, which stores V of a band.
 
     Args:
-        data: the input; out: [tiles of a band, positions, channels], flat.
-        first: the image n and the output row m that the band begins with.
+        data: the input. out: V [tiles of a band, positions, channels], flat.
+        first: emits the first image and output row of the band.
     """
     launch = _input_of_planes if tiles.conv.layout == "NCHW" else _input_of_pixels
     launch(tiles, data, out, first)
 
 
 def launch_output_transform(tiles: Tiles, products: Any, tensors: dict[str, Any], first: First) -> None:
-    """Emits a launch: the outputs of a band, with bias, residual and activation.
+    """Emits the launch of the output transform, which stores the outputs of a band with bias, residual and activation.
 
     Args:
-        products: [tiles of a band, positions, output channels], flat.
-        tensors: "output", and "bias" [out_channels] and "residual" where the problem has them; flat.
-        first: the image n and the output row m that the band begins with.
+        products: M [tiles of a band, positions, output channels], flat.
+        tensors: flat views: "output", and where the problem has them "bias" [out_channels] and "residual".
+        first: emits the first image and output row of the band.
     """
     launch = _output_of_planes if tiles.conv.layout == "NCHW" else _output_of_pixels
     launch(tiles, products, tensors, first)
