@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.plain import PlainTile
@@ -53,3 +54,15 @@ class Tile(PlainTile):
     def accumulators(self) -> int:
         """Vector registers for accumulators."""
         return self.rows * self.cols * self.vectors
+
+    @property
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """The register tile: the tuner begins with one tile of each."""
+        return self.axis, self.lanes, self.vectors, self.rows, self.cols
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {
+            "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
+            "strip": self.strip, "cvu": self.order == "cvu", "unroll": self.unroll,
+        }  # fmt: skip

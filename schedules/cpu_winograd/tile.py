@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from im2win.packing.winograd import WinogradPack
 from im2win.schedules.plain import PlainTile
@@ -47,19 +48,14 @@ class WinogradTile(PlainTile):
         """Vector registers for accumulators."""
         return self.cols * self.vectors
 
-    # Names of `schedules.cpu.tile.Tile`, for callers that compare tiles of all algorithms.
-
     @property
-    def axis(self) -> str:
-        """What a vector of accumulators holds."""
-        return "channels"
+    def deduplication_key(self) -> tuple[Any, ...]:
+        """The register tile and the form: the tuner begins with one tile of each."""
+        return "winograd", self.lanes, self.vectors, self.cols, self.outputs
 
-    @property
-    def rows(self) -> int:
-        """Rows of the register tile: 1, since a strip's tiles lie in one line."""
-        return 1
-
-    @property
-    def order(self) -> str:
-        """The loop order of the sum."""
-        return "cuv"
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {
+            "lanes": self.lanes, "vectors": self.vectors, "rows": 1, "cols": self.cols, "strip": self.strip, "unroll": self.unroll,
+            "outputs": self.outputs,
+        }  # fmt: skip

@@ -16,7 +16,7 @@ from im2win.numerics.winograd_matrices import transform
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.op import Op
-from im2win.schedules.cpu.tile import AXES, Tile
+from im2win.schedules.cpu.tile import Tile
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
@@ -74,7 +74,7 @@ def sampled_tiles(conv: Conv2d, algorithm: str, per_axis: int) -> list[Any]:
     ranked = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host())]
     draw = random.Random(f"{conv} {algorithm}")
     tiles = [ranked[0]]
-    for axis in AXES:
-        of_axis = [tile for tile in ranked[1:] if tile.axis == axis]
+    for windows in (False, True):  # what a vector holds
+        of_axis = [tile for tile in ranked[1:] if bool(tile.features().get("windows")) == windows]
         tiles += draw.sample(of_axis, min(per_axis, len(of_axis)))
     return tiles

@@ -30,11 +30,11 @@ class WinogradBands(MultistageTiles):
 
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of the smallest band's workspace."""
-        return min(tiles_of(conv, outputs, 0).made_bytes for outputs in FORMS[conv.kernel[0]])
+        return min(tiles_of(conv, outputs, 0).workspace_bytes for outputs in FORMS[conv.kernel[0]])
 
     def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
         """Bytes of a band's transformed tiles and products; 0 along rows."""
-        return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).made_bytes
+        return 0 if tile.in_rows else tiles_of(conv, tile.outputs, tile.band).workspace_bytes
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
         """Every legal tile worth a trial, in a fixed order."""

@@ -26,9 +26,9 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
     tiles = tiles_of(conv, tile.outputs, tile.band)
     one, bands = multistage.estimate(*product_of(conv, tile), gpu, WindowSource()), math.prod(tiles.bands)
     given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
-    speed = gpu.l2_bytes_s if tiles.made_bytes <= L2_SHARE else gpu.dram_bytes_s
-    transforms = bands * (tiles.made_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    speed = gpu.l2_bytes_s if tiles.workspace_bytes <= L2_SHARE else gpu.dram_bytes_s
+    transforms = bands * (tiles.workspace_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
     return replace(
-        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.made_bytes / speed,
+        one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.workspace_bytes / speed,
         transform=transforms + bands * LAUNCH_S,
     )  # fmt: skip

@@ -47,7 +47,8 @@ def _band_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[Mul
     accurate = [product for product in products if PRODUCTS[product].accuracy != "tf32"]
     for outputs in forms(conv):
         least = tiles_of(conv, outputs, BANDS[0])
-        bands = {tiles: band for band in reversed(BANDS) if (tiles := tiles_of(conv, outputs, band)) == least or tiles.made_bytes <= most}
+        cut = {band: tiles_of(conv, outputs, band) for band in reversed(BANDS)}
+        bands = {tiles: band for band, tiles in cut.items() if tiles == least or tiles.workspace_bytes <= most}
         problem = next(iter(bands)).problem
         for tile in multistage.space(problem, gpu, WindowSource(), accurate if outputs <= 4 else exact):
             yield from (replace(tile, outputs=outputs, band=band) for band in bands.values())

@@ -48,7 +48,7 @@ class TensorCores(CudaSchedule):
 
     def workspace_bytes(self, conv: Conv2d, tile: TensorCoreTile) -> int:
         """Bytes between the kernels: what is not in shared memory of V, and M."""
-        return Sizes(conv, tile).made_bytes
+        return Sizes(conv, tile).workspace_bytes
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a convolution with that accuracy; None if one does."""

@@ -24,7 +24,7 @@ from im2win.spec.conv2d import Conv2d
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
-    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for what `Sizes.made_bytes` counts, flat.
+    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for what `Sizes.workspace_bytes` counts, flat.
 
     V and M are tensors of their own here: the reconstructor puts them into "data", as far as they are left.
     """
@@ -32,7 +32,7 @@ def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         source = T.arg("input", T.buffer(conv.input_shape, conv.dtype))
-        tensors = arguments(conv, tile.pack(conv), (sizes.made_bytes // conv.itemsize,))  # type: ignore[arg-type]
+        tensors = arguments(conv, tile.pack(conv), (sizes.workspace_bytes // conv.itemsize,))  # type: ignore[arg-type]
         tiles = named("tiles", T.alloc_buffer((sizes.transformed,), conv.dtype, scope="global"))
         products = named("products", T.alloc_buffer((sizes.multiplied,), tile.arithmetic.sum_dtype, scope="global"))
         launch_input_transform(sizes, source, tiles)
@@ -47,7 +47,7 @@ def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
         data = T.arg("data", T.buffer(conv.input_shape, conv.dtype))
-        out = T.arg("lowered", T.buffer((sizes.made_bytes // conv.itemsize,), conv.dtype))
+        out = T.arg("lowered", T.buffer((sizes.workspace_bytes // conv.itemsize,), conv.dtype))
         launch_input_transform(sizes, data, out)
     return builder.get()
 

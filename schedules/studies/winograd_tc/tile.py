@@ -244,7 +244,7 @@ class Sizes:
         return self.tile.itemsize * self.block_transformed
 
     @property
-    def made_bytes(self) -> int:
+    def workspace_bytes(self) -> int:
         """Bytes of what is made between the kernels: V unless it stays in shared memory, M, and counters of blocks that wait."""
         counters = 4 * (1 + self.blocks) if self.tile.fusion == "llc" else 0
         spaces = (self.tile.itemsize * self.transformed if self.tile.fusion != "shmem" else 0, 4 * self.multiplied, counters)

@@ -87,7 +87,7 @@ class Tiles:
         return self.before_products + self.multiplied
 
     @property
-    def made_bytes(self) -> int:
+    def workspace_bytes(self) -> int:
         """Bytes of V with M behind it."""
         return self.made * self.conv.itemsize
 
@@ -96,7 +96,7 @@ class Tiles:
 def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
     """The tiles of a convolution, in bands of at most `band` MiB: whole images, or else rows of tiles of one image; at least one row."""
     row = Tiles(conv, outputs, 1, 1)
-    rows = max((band << 20) // row.made_bytes, 1)
+    rows = max((band << 20) // row.workspace_bytes, 1)
     if rows >= row.counts[0]:
         count = math.ceil(conv.batch / min(rows // row.counts[0], conv.batch))
         return Tiles(conv, outputs, math.ceil(conv.batch / count), row.counts[0])

@@ -86,6 +86,10 @@ class Backend(Protocol):
     def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
 
 
+CPU_TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "strip", "cvu", "unroll", "outputs")
+"""What a CPU tile may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
+
+
 class CpuBackend:
     """A CPU: vectorized, parallel, unrolled loops."""
 
@@ -126,17 +130,18 @@ class CpuBackend:
         shares = [parts.product / total, parts.write_back / total, parts.stage / total, parts.cache / total, parts.memory / total]
         depth = math.prod(conv.filter_shape[1:])
         sizes = [depth, conv.output_size[0], conv.output_size[1], conv.out_channels, conv.batch, depth * tile.block, conv.kernel[1]]
+        known = tile.features()
         plain = [
-            tile.axis == "windows", tile.lanes, tile.vectors, tile.rows, tile.cols, tile.strip, tile.order == "cvu", tile.unroll,
-            tile.accumulators, tile.accumulators / self.machine.registers, parts.imbalance, conv.stride[1], any(conv.padding),
-            getattr(tile, "outputs", 0),  # of a Winograd tile: its m
+            *(known.get(name, 0) for name in CPU_TILE_FEATURES), tile.accumulators, tile.accumulators / self.machine.registers,
+            parts.imbalance, conv.stride[1], any(conv.padding),
         ]  # fmt: skip
         names = [row.key == name for name in SCHEDULES]
         return [*shares, *(math.log2(size) for size in sizes), math.log2(tile.pass_blocks), *map(float, plain), *map(float, names)]
 
     def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]:
-        """What makes two tiles alike enough that one of them is enough to begin with: the register tile."""
-        return tile.axis, tile.lanes, tile.vectors, tile.rows, tile.cols, getattr(tile, "outputs", 0)
+        """Deduplication key of the first population."""
+        key: tuple[Any, ...] = tile.deduplication_key
+        return key
 
     def violations(self, conv: Conv2d, row: Schedule, tile: Tile) -> list[str]:
         """Every rule that a tile breaks."""
@@ -170,7 +175,7 @@ class CpuBackend:
 
 
 _MANY_WINDOWS = 1 << 15
-TILE_FEATURES = (
+GPU_TILE_FEATURES = (
     "slabs", "stages", "images", "rows", "cols", "channel_planes", "outputs", "sync_free", "shmem", "llc", "wave", "cluster", "turns",
     "taps", "filter_stages", "filter_blocks",
 )  # fmt: skip
@@ -226,7 +231,7 @@ class CudaBackend:
             math.prod(conv.filter_shape[1:]), *conv.output_size, conv.out_channels, conv.batch, tile.block_m, tile.block_n, tile.warp_m,
             tile.warp_n, tile.threads, parts.occupancy, parts.shared_bytes, tile.accumulators,
         ]  # fmt: skip
-        plain = [conv.stride[1], conv.layout == "NHWC", *(known.get(name, 0) for name in TILE_FEATURES)]
+        plain = [conv.stride[1], conv.layout == "NHWC", *(known.get(name, 0) for name in GPU_TILE_FEATURES)]
         kinds = [tile.product == product for product in PRODUCTS] + [row.key == name for name in SCHEDULES]
         return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
 

@@ -143,14 +143,14 @@ ABLE = [conv for conv in LAYERS if ROWS["winograd/tiled"].supports(conv, "cuda")
 @pytest.mark.parametrize("conv", ABLE, ids=str)
 def test_bands_cover_the_tiles_and_keep_to_their_size(conv: Conv2d) -> None:
     for outputs in FORMS[conv.kernel[0]]:
-        row_bytes = tiles_of(conv, outputs, 0).made_bytes
+        row_bytes = tiles_of(conv, outputs, 0).workspace_bytes
         for band in (0, *BANDS):
             cut = tiles_of(conv, outputs, band)
             images, rows = cut.bands
             assert cut.images == 1 or cut.rows == cut.counts[0], "whole images, or rows of one"
             assert images * cut.images >= conv.batch > (images - 1) * cut.images
             assert rows * cut.rows >= cut.counts[0] > (rows - 1) * cut.rows
-            assert cut.made_bytes <= max(band << 20, row_bytes)
+            assert cut.workspace_bytes <= max(band << 20, row_bytes)
             assert cut.problem.groups == cut.positions * conv.groups and cut.problem.out_channels == cut.positions * conv.out_channels
             assert cut.problem.flops < conv.flops * (cut.counts[0] * cut.counts[1] * outputs**2) / math.prod(conv.output_size) + 1
 
@@ -158,7 +158,7 @@ def test_bands_cover_the_tiles_and_keep_to_their_size(conv: Conv2d) -> None:
 def test_products_lie_behind_the_tiles_aligned_for_the_widest_access() -> None:
     """A tile of 36 halves is no multiple of 16 bytes, nor is an odd number of them."""
     cut = tiles_of(Conv2d(1, 3, 6, 6, 8, 3, dtype="float16"), 4, 0)
-    assert (cut.count, cut.transformed) == (1, 36 * 3) and cut.before_products == 128 and cut.made_bytes == 2 * (128 + 36 * 8)
+    assert (cut.count, cut.transformed) == (1, 36 * 3) and cut.before_products == 128 and cut.workspace_bytes == 2 * (128 + 36 * 8)
 
 
 @pytest.mark.parametrize(

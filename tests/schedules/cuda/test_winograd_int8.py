@@ -235,7 +235,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
     for _, tile in kernels("16x16x16"):
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
+        assert Sizes(CONV, tile).workspace_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 
@@ -247,13 +247,13 @@ def test_libraries_hold_the_kernels(tmp_path: Path) -> None:
     except ToolchainError as problem:
         pytest.skip(str(problem))
     built = build(BuildJob(CONV, "winograd/tensor_cores", tile, H200, tmp_path / "kernel.so"))
-    assert built.kernel is not None and built.kernel.extra_bytes == Sizes(CONV, tile).made_bytes, built.message
+    assert built.kernel is not None and built.kernel.extra_bytes == Sizes(CONV, tile).workspace_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (tile.fusion == "llc")
 
 
 def test_manifests_say_how_filters_are_packed(tmp_path: Path) -> None:
-    made = Sizes(CONV, FUSED).made_bytes
+    made = Sizes(CONV, FUSED).workspace_bytes
     manifest = cuda_manifest(CONV, "winograd/tensor_cores", FUSED.as_dict(), FUSED.pack(CONV), H200, threads=FUSED.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")

@@ -291,7 +291,7 @@ def test_what_is_made_between_kernels_fits_its_tensor() -> None:
         tile = kernels(outputs, "16x16x16", ways=[way])[0][1]
         assert isinstance(tile, TensorCoreTile)
         found = generated(CONV, "winograd/tensor_cores", tile)
-        assert Sizes(CONV, tile).made_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
+        assert Sizes(CONV, tile).workspace_bytes == ROW.on_gpu.workspace_bytes(CONV, tile)
         assert all("data" in one.arguments for one in found.launches) and not found.workspace
 
 
@@ -334,7 +334,7 @@ def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
     source = generated(CONV, "winograd/tensor_cores", tile).source
     assert cuda_codegen.cubin(source, H200).startswith(b"\x7fELF")
     built = build(BuildJob(CONV, "winograd/tensor_cores", tile, H200, tmp_path / "kernel.so"))
-    assert built.kernel is not None and built.kernel.extra_bytes == Sizes(CONV, tile).made_bytes, built.message
+    assert built.kernel is not None and built.kernel.extra_bytes == Sizes(CONV, tile).workspace_bytes, built.message
     library = (tmp_path / "kernel.so").read_bytes()
     assert library.startswith(b"\x7fELF") and (b"transform_parts" in library) == (fusion != "shmem")
 
@@ -346,7 +346,7 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
     assert session.default == session.search.all[0] and session.default in batch and len({choice.tile for choice in batch}) == len(batch)
     assert {choice.tile.fusion for choice in batch} == {"none", "shmem", "llc"}
     first, second, *_ = batch
-    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), backends.Kernel(Sizes(CONV, first.tile).made_bytes, "0" * 16))
+    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), backends.Kernel(Sizes(CONV, first.tile).workspace_bytes, "0" * 16))
     session.record(second, Outcome("build_error", "pkf-llc does not apply: there is no pair"), None)
     again = Session(CONV, ["winograd/tensor_cores"], H200, log, 32, 0, accuracy="winograd")
     assert again.tried == session.tried and again.best == session.best and again.best is not None and again.best[0] == first
@@ -356,7 +356,7 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
 
 def test_manifests_say_what_a_library_needs(tmp_path: Path) -> None:
     conv, tile = CONV.with_(bias=True), replace(TILE, fusion="llc", block_m=16, wave=16)
-    made = Sizes(conv, tile).made_bytes
+    made = Sizes(conv, tile).workspace_bytes
     manifest = cuda_manifest(conv, "winograd/tensor_cores", tile.as_dict(), tile.pack(conv), H200, threads=tile.threads, made=made)
     library = tmp_path / "conv.so"
     library.write_bytes(b"library")

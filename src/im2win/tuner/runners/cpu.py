@@ -36,7 +36,7 @@ class Candidate:
     path: Path
     pack: Any
     accuracy: Accuracy = "float32"
-    made_bytes: int = 0
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,8 @@ class Kernel:
         packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
         inputs["filter"] = torch.from_numpy(packed).cuda()
         self._module = load_kernel(candidate.path)
-        self._kernels = Kernels(self._module, bool(candidate.made_bytes))
-        data, count = inputs.pop("data"), candidate.made_bytes // conv.itemsize
+        self._kernels = Kernels(self._module, bool(candidate.workspace_bytes))
+        data, count = inputs.pop("data"), candidate.workspace_bytes // conv.itemsize
         made = torch.empty(count, dtype=data.dtype, device="cuda") if count else None
         self._arguments = [data, made, *inputs.values(), bench.output]
 
