@@ -1,1 +1,1 @@
-"""Tensor-expression definitions, one algorithm a file; pure: no target, no schedule."""
+"""Tensor-expression definitions of the algorithms, one a file, without target or schedule."""

@@ -1,12 +1,12 @@
-"""The operations of activations as tensor expressions that LLVM vectorises: exp, tanh and erf as polynomials and their quotients.
+"""Operations of activations as tensor expressions that LLVM vectorises: exp, tanh and erf by polynomials and their quotients.
 
-A call of the C library would take one element at a time, ten times as long. Errors, of float32 against float64, eps being 2^-23:
+A call of the C library would take one element at a time and ten times as long. Errors of float32 against float64, with eps = 2^-23:
 
-- exp: relative, at most 1.5 eps, for arguments of -87.3 to 88.3. Below it stays at 1.2e-38, above it is infinite.
+- exp: relative, at most 1.5 eps, for arguments of -87.3 to 88.3. Below them the result stays at 1.2e-38, above them it is infinite.
 - tanh: relative, at most 4 eps, everywhere; its magnitude is at most 1 + eps.
 - erf: absolute, at most 4 eps, everywhere, and exactly 1 or -1 beyond 4 or -4.
 
-NaN stays NaN: limits come first in minima and maxima, whose comparison with NaN is false and gives the second operand.
+NaN stays NaN: limits are the first operands of minima and maxima, whose comparison with NaN is false and gives the second operand.
 
 Sources: exp as in Cephes' expf (Moshier); the quotients for tanh and erf are Eigen's (MathFunctionsImpl.h), in TVM `topi.fast_tanh` and
 `topi.fast_erf`.
@@ -54,11 +54,11 @@ class TensorExpressions:
         return te.min(self._const(value), self._const(other))
 
     def library_exp(self, value: Expr) -> Expr:
-        """A call for each element, as in kernels that records are about."""
+        """A call of the C library for each element, which the kernels of existing records use."""
         return te.exp(value)
 
     def exp(self, value: Expr) -> Expr:
-        """2^n * e^r, with n the integer nearest to value / ln 2, whose power is made of its bits, and r at most ln 2 / 2."""
+        """2^n * e^r, where n is the integer nearest to value / ln 2 and |r| is at most ln 2 / 2. The power is made from n's bits."""
         value = self._within(value, -87.3365, 89.0)
         n = te.floor(value * self._const(1.44269504088896341) + self._const(0.5))
         r = value - n * self._const(0.693359375) - n * self._const(-2.12194440e-4)
@@ -66,11 +66,11 @@ class TensorExpressions:
         return whole * tirx.reinterpret("float32", (n.astype("int32") + 127) << 23)
 
     def tanh(self, value: Expr) -> Expr:
-        """An odd polynomial over an even one."""
+        """The quotient of an odd and an even polynomial."""
         return self._quotient(_TANH, self._within(value, -9.0, 9.0))
 
     def erf(self, value: Expr) -> Expr:
-        """An odd polynomial over an even one."""
+        """The quotient of an odd and an even polynomial."""
         four, one = self._const(4.0), self._const(1.0)
         inside = self._quotient(_ERF, self._within(value, -4.0, 4.0))
         return tirx.Select(value > four, one, tirx.Select(value < self._const(-4.0), self._const(-1.0), inside))
@@ -83,7 +83,7 @@ class TensorExpressions:
         return value * over / under
 
     def _polynomial(self, coefficients: Sequence[float], value: Expr) -> Expr:
-        """Horner's form, the highest power's coefficient first."""
+        """A polynomial by Horner's scheme, the highest power's coefficient first."""
         total = self._const(coefficients[0])
         for one in coefficients[1:]:
             total = total * value + self._const(one)

@@ -1,9 +1,9 @@
-"""Direct convolution (thesis Alg. 1): windows are read where they lie.
+"""Direct convolution (thesis Alg. 1): windows are read from the input.
 
     O[n, j, m, x] = sum over c, u, v of I[n, c, m*s + u*d, x*s + v*d] * F[j, c, u, v]
 
-No transformed tensor: extra memory 0. With padding a schedule may stage the few input rows that a strip of output rows needs
-(block `pad`), zeros included; a padded copy of the whole input never exists.
+There is no transformed tensor: the workspace is 0 bytes. With padding a schedule may stage the few input rows that a block of output rows
+needs (block `pad`), zeros included. No padded copy of the whole input exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAD = "pad"
 
 
 def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes."""
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     at = nest.image(conv, inputs["data"])
     if any(conv.padding):
@@ -35,5 +35,5 @@ def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
 
 
 def transform_bytes(conv: Conv2d) -> int:
-    """Nothing is transformed."""
+    """0: nothing is stored before the product."""
     return 0

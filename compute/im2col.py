@@ -1,4 +1,4 @@
-"""im2col and product (thesis section 2.1.3; Chellapilla et al. 2006).
+"""im2col and matrix product (thesis section 2.1.3; Chellapilla et al. 2006).
 
     M[n, g, (c, u, v), m*Wo + x] = I[n, g*Ci/G + c, m*s + u*d, x*s + v*d]        O = F * M
 
@@ -36,7 +36,7 @@ def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
 
 
 def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes."""
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     return nest.multiply(conv, pack, inputs, transform(conv, pack, inputs["data"]), strip)
 

@@ -1,10 +1,10 @@
-"""im2win convolution (thesis ch. 2, Alg. 2 and 3; arXiv 2306.14320).
+"""im2win convolution (Lu, Chu and Liu 2023, arXiv 2306.14320; Lu's thesis 2023, chapter 2, Alg. 2 and 3).
 
 Transform (Alg. 2, eq. 2-2): one row of windows becomes one row, its columns stored one after the other,
 
     W[n, c, m, k*Hf + u] = I[n, c, m*s + u*d, k]          k over the padded width, u over kernel rows
 
-so window (m, x) is the contiguous run of Wf*Hf elements that starts at x*s*Hf (for dilation 1). Convolution (Alg. 3):
+so that window (m, x) is the contiguous run of Wf*Hf elements that starts at x*s*Hf (for dilation 1). Convolution (Alg. 3):
 
     O[n, j, m, x] = sum over c, v, u of W[n, c, m, (x*s + v*d)*Hf + u] * F[j, c, u, v]
 
@@ -40,7 +40,7 @@ def transform(conv: Conv2d, data: te.Tensor) -> te.Tensor:
 
 
 def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes."""
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     windows = transform(conv, inputs["data"])
     rows, channels = conv.kernel[0], conv.in_channels // conv.groups

@@ -1,17 +1,17 @@
-"""Tensors that hold the windows of a convolution, each named by the order of its axes.
+"""Tensors that store the windows of a convolution, each named by the order of its axes.
 
     n image    c input channel    y input row, padding included    k input column, padding included
     m output row    u kernel row    x output column    v kernel column            y = m*s + u*d,  k = x*s + v*d
 
-An axis y may be split into its pair (m, u), an axis k into (x, v): rows or columns that windows share are then stored once a window. Every
+An axis y may be split into its pair (m, u), an axis k into (x, v). Rows or columns that windows share are then stored once a window. Every
 lowering of the literature is such an order:
 
     ncyk      the input itself (NCHW)
-    ncmku     im2win (thesis Alg. 2): one row of windows is one row, its columns one after the other
-    ncuvmx    im2col (thesis section 2.1.3): the matrix of all windows
+    ncmku     im2win (arXiv 2306.14320): one row of windows is one row, its columns one after the other
+    ncuvmx    im2col (Chellapilla et al. 2006): the matrix of all windows
     ncxyv     MEC (arXiv 1706.06873): lowered along the width only
 
-With c moved to the end they suit NHWC: the elements of a window that share a tap lie side by side.
+With c as the last axis they suit NHWC: the elements of a window that share a tap are contiguous.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOWERED = "lowered"
 class Strides:
     """Element (n, c, m, x, u, v) of the windows lies at n*N + c*C + m*M + x*X + u*U + v*V + origin; strides in elements.
 
-    padded: taps of border windows fall outside the tensor and count as zero; else it holds them all.
+    padded: whether taps of border windows lie outside the tensor and count as zero; otherwise the tensor holds all taps.
     """
 
     n: int
@@ -46,7 +46,7 @@ class Strides:
 
 
 def oriented(axes: str, layout: str) -> str:
-    """The order for a layout: channels last for NHWC."""
+    """The order of axes for a layout: channels last for NHWC."""
     return axes if layout == "NCHW" else axes.replace("c", "") + "c"
 
 
@@ -63,7 +63,7 @@ def transform_bytes(conv: Conv2d, axes: str) -> int:
 
 
 def _windows(conv: Conv2d, of: dict[str, int]) -> tuple[int, int, int, int]:
-    """Strides of m, x, u and v from those of the axes."""
+    """Strides of m, x, u and v, from those of the axes."""
     split = {"m": ("y", conv.stride[0]), "x": ("k", conv.stride[1]), "u": ("y", conv.dilation[0]), "v": ("k", conv.dilation[1])}
     m, x, u, v = (of[axis] if axis in of else step * of[whole] for axis, (whole, step) in split.items())
     return m, x, u, v
@@ -74,14 +74,14 @@ def _axis_strides(axes: str, extents: tuple[int, ...]) -> dict[str, int]:
 
 
 def strides(conv: Conv2d, axes: str) -> Strides:
-    """Where windows lie in the tensor with these axes."""
+    """Strides of windows in the tensor with these axes."""
     of = _axis_strides(axes, shape(conv, axes))
     m, x, u, v = _windows(conv, of)
     return Strides(of["n"], of["c"], m, x, u, v)
 
 
 def input_strides(conv: Conv2d) -> Strides:
-    """Where windows lie in the input as it is, without its padding."""
+    """Strides of windows in the input, which is stored without padding."""
     of = _axis_strides("ncyk" if conv.layout == "NCHW" else "nykc", conv.input_shape)
     top, left, _, _ = conv.padding
     m, x, u, v = _windows(conv, of)
@@ -89,7 +89,7 @@ def input_strides(conv: Conv2d) -> Strides:
 
 
 def element(conv: Conv2d, axes: str, data: nest.Expr) -> Callable[..., nest.Expr]:
-    """indices -> element of the tensor with these axes, from an input of `conv.input_shape`."""
+    """A function of indices: the element of the tensor with these axes, from an input of `conv.input_shape`."""
     at = nest.image(conv, data)
 
     def of(*indices: nest.Expr) -> nest.Expr:

@@ -1,12 +1,11 @@
 """MCFA: blocked im2col, one product a block (Fang and Chen, Computer Engineering 45(7), 2019, doi 10.19678/j.issn.1000-3428.0051507).
 
-The input is divided into blocks by output width and filter size: a block is what one strip of output rows needs. Each block is turned
-into its im2col matrix
+The input is divided into blocks by output width and filter size: a block is what some output rows need. The im2col matrix of each block
 
     M[n, c, u, v, m, x] = I[n, c, m*s + u*d, x*s + v*d]              m over the rows of the block
 
-multiplied, and its outputs land in order. Only blocks exist, one a worker: K * rows * Wo elements each, where im2col stores K * Ho * Wo
-of an image.
+is multiplied by the filters, and the outputs of the blocks are stored in order. Only the matrices of blocks exist, one for each worker: K *
+rows * Wo elements each, where im2col stores K * Ho * Wo for an image.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ BLOCK = "im2col_block"
 
 
 def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes."""
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
@@ -35,5 +34,5 @@ def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
 
 
 def transform_bytes(conv: Conv2d) -> int:
-    """No whole matrix is ever stored."""
+    """0: no whole matrix is stored."""
     return 0

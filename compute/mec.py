@@ -1,10 +1,10 @@
-"""Memory-efficient convolution, MEC (Cho and Brand, arXiv 1706.06873).
+"""Memory-efficient convolution, MEC (Cho and Brand 2017, arXiv 1706.06873).
 
-The input is lowered along its width only: column strip x holds the Wf input columns that output column x sees, over all rows,
+The input is lowered along its width only. Column strip x holds the Wf input columns of output column x, over all rows:
 
     L[n, c, x, y, v] = I[n, c, y, x*s + v*d]              y over the padded height
 
-and the product for output row m multiplies the slice of rows m*s ... m*s + Hf of every strip; slices of neighbouring rows overlap, so
+The product for output row m multiplies rows m*s ... m*s + Hf of every strip. These slices overlap for neighbouring output rows, so that
 rows are stored once. Memory: N*Ci*Wo*Hi*Wf elements, about Hf/s times less than im2col.
 """
 
@@ -27,7 +27,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
 
 
 def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes."""
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation

@@ -1,7 +1,7 @@
-"""What every algorithm shares: the tensors a kernel takes, the product with the filters, the epilogue and the way out.
+"""What all algorithms share: the tensors of a kernel, the product with the filters, the epilogue and the write-back.
 
-Letters are those of the thesis: n image, j output channel (jo its block, ji inside it), m output row, x output column, c input channel,
-u kernel row, v kernel column. An algorithm is then only its *operand*: where element (n, c, m, x, u, v) of its windows comes from.
+Letters are those of the im2win thesis: n image, j output channel (jo its block, ji inside it), m output row, x output column, c input
+channel, u kernel row, v kernel column. An algorithm differs only in its *operand*, which gives element (n, c, m, x, u, v) of its windows.
 
 The block names below are the contract between compute/ and schedules/.
 """
@@ -18,9 +18,9 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
-CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for those that make a matrix
+CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for algorithms with a matrix
 ROWS = "rows"  # the product with bias and activation, same shape
-TURNED = "turned"  # ROWS in the output's layout, only where a residual is added after it
+TURNED = "turned"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
 
 Expr = Any
@@ -31,7 +31,7 @@ Image = Callable[[Expr, Expr, Expr, Expr], Expr]
 
 
 def image(conv: Conv2d, data: te.Tensor) -> Image:
-    """Reads the input at padded coordinates; outside it the value is zero, and no padded copy exists."""
+    """A function that reads the input at padded coordinates. Outside the input it gives zero; no padded copy exists."""
     top, left, bottom, right = conv.padding
     nchw = conv.layout == "NCHW"
 
@@ -52,7 +52,10 @@ def image(conv: Conv2d, data: te.Tensor) -> Image:
 
 
 def placeholders(conv: Conv2d, pack: FilterPack) -> dict[str, te.Tensor]:
-    """The kernel's inputs by name, in the order of `conv.arguments`; filters and bias are packed."""
+    """The kernel's inputs by name, in the order of `conv.arguments`.
+
+    Shapes: data `conv.input_shape`, filter `pack.shape(conv)`, bias [channel blocks, channels of a block], residual `conv.output_shape`.
+    """
     shapes = {
         "data": conv.input_shape,
         "filter": pack.shape(conv),
@@ -68,7 +71,7 @@ def _tap(conv: Conv2d, pack: FilterPack, c: Expr, u: Expr, v: Expr) -> Expr:
 
 
 def split_tap(conv: Conv2d, pack: FilterPack, k: Expr) -> tuple[Expr, Expr, Expr]:
-    """The inverse of the packing order: K index -> (c, u, v)."""
+    """The inverse of the packing order: index of K -> (c, u, v)."""
     kernel_h, kernel_w = conv.kernel
     c, tap = k // (kernel_h * kernel_w), k % (kernel_h * kernel_w)
     return (c, tap // kernel_w, tap % kernel_w) if pack.order == "cuv" else (c, tap % kernel_h, tap // kernel_h)
@@ -92,9 +95,9 @@ def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], opera
 
 
 def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, strip: int) -> list[te.Tensor]:
-    """The product of filters with a matrix [N, groups, K, Ho*Wo] of windows; returns the kernel's arguments.
+    """The product of filters by a matrix [N, groups, K, Ho*Wo] of windows; returns the kernel's arguments.
 
-    Windows are taken in lines of `strip` output rows each (a divisor of Ho), so a register tile may reach across the end of an output row.
+    Windows are processed in lines of `strip` output rows (a divisor of Ho), so that a register tile may cross the end of an output row.
     """
     out_h, out_w = conv.output_size
     per_group, line = pack.blocks_per_group(conv), strip * out_w
@@ -110,7 +113,7 @@ def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matri
 def _finish(
     conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], product: te.Tensor, window: Callable[[Expr, Expr], tuple[Expr, Expr]]
 ) -> list[te.Tensor]:
-    """Bias and activation on the blocks, then the output in the problem's layout (after the residual, if there is one)."""
+    """Bias and activation on channel blocks, then the output in the problem's layout, with the residual if there is one."""
     per_group, group_channels = pack.blocks_per_group(conv), conv.out_channels // conv.groups
     last = "none" if conv.residual else conv.activation
     arithmetic = TensorExpressions(conv.dtype)

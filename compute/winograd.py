@@ -1,6 +1,7 @@
-"""Winograd convolution F(m x m, kernel) (Winograd 1980; Lavin and Gray, arXiv 1509.09308), stride 1, dilation 1.
+"""Winograd convolution F(m x m, kernel) (Winograd 1980; Lavin and Gray 2015, arXiv 1509.09308), stride 1, dilation 1.
 
-The output is cut into tiles of m x m, each seen by t_h x t_w inputs, t = m + kernel - 1; neighbouring input tiles overlap by kernel - 1:
+The output is cut into tiles of m x m. A tile depends on t_h x t_w inputs, t = m + kernel - 1; neighbouring input tiles overlap by kernel -
+1:
 
     V = B^T d B        U = G g G^T (ahead of time, `packing.winograd`)        M = sum over c of U * V        Y = A^T M A
 
@@ -14,9 +15,9 @@ The product is the same sum in two forms:
     EWMM     V ncyxij, M nbyxijk: element by element, tile by tile
     BGEMM    V ijcnyx, M ijbnyxk: t_h * t_w matrix products of channels and all tiles
 
-and `define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, or of a few small images, channels in vectors. Tiles at the
-border see zeros beyond the input and its padding, and what they compute beyond the output is dropped. Transforms are straight-line programs
-(`numerics.matvec_program`), written as one expression for each row: a compiler that unrolls the rows finds what they share.
+`define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, or of a few small images, with channels in vectors. Tiles at the
+border read zeros beyond the input and its padding, and their outputs beyond the output are dropped. Transforms are matvec programs
+(`numerics.matvec_program`), written as one expression for each row: a compiler that unrolls the rows finds the common subexpressions.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ Expr = Any
 
 
 def forms(conv: Conv2d, outputs: int) -> tuple[Transform, Transform]:
-    """The transforms of columns (along the height) and of rows (along the width)."""
+    """(transform of columns, along the height; transform of rows, along the width)."""
     return transform(outputs, conv.kernel[0]), transform(outputs, conv.kernel[1])
 
 
 def tiles(conv: Conv2d, outputs: int) -> tuple[int, int]:
-    """Rows and columns of tiles of an image."""
+    """(rows, columns) of tiles of an image."""
     height, width = conv.output_size
     return -(-height // outputs), -(-width // outputs)
 
@@ -64,12 +65,12 @@ def shape(conv: Conv2d, outputs: int, axes: str) -> tuple[int, ...]:
 
 
 def transform_bytes(conv: Conv2d, outputs: int) -> int:
-    """Bytes of V of the whole input: t_h * t_w * Ci * tiles."""
+    """Bytes of V of the whole input: t_h * t_w * Ci * tiles elements."""
     return math.prod(shape(conv, outputs, EWMM)) * conv.itemsize
 
 
 def applied(matrix: Matrix, row: Expr, at: Callable[[int], Expr], dtype: str) -> Expr:
-    """Element `row` of matrix * vector, where `at(k)` is element k of the vector, of this type."""
+    """Element `row` of matrix * vector, where `at(k)` is element k of the vector, of type `dtype`."""
 
     def step(left: Expr | None, factor: Fraction, right: Expr) -> Expr:
         size = abs(factor) if left is not None else factor
@@ -85,7 +86,7 @@ def applied(matrix: Matrix, row: Expr, at: Callable[[int], Expr], dtype: str) ->
 
 
 def image(conv: Conv2d, data: te.Tensor) -> nest.Image:
-    """Reads the input at padded coordinates: zero outside it, however far, as `nest.image` is not needed to."""
+    """A function that reads the input at padded coordinates. It gives zero at any distance outside, which `nest.image` need not do."""
     top, left, _, _ = conv.padding
     nchw = conv.layout == "NCHW"
 
@@ -116,7 +117,7 @@ def input_transform(conv: Conv2d, outputs: int, axes: str, data: te.Tensor) -> t
 
 
 def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
-    """A form whose V and M are stored as wholes; V's axes are `axes`, M's the same with channel blocks instead of c, and k last."""
+    """A form that stores the whole of V and M. V's axes are `axes`; M's are the same with channel blocks instead of c, and k last."""
     inputs, (_, cols) = nest.placeholders(conv, pack), tiles(conv, pack.outputs)  # type: ignore[arg-type]
     given = input_transform(conv, pack.outputs, axes, inputs["data"])
     per_group, channels, filters = pack.blocks_per_group(conv), conv.in_channels // conv.groups, inputs["filter"]
@@ -139,19 +140,23 @@ def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
 
 
 def ewmm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
-    """Element-wise form; the kernel's arguments, filters as `pack` lays them out."""
+    """The element-wise form; returns the kernel's arguments, filters in the layout of `pack`."""
     return _whole(conv, pack, EWMM)
 
 
 def bgemm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
-    """Form of t_h * t_w matrix products; the kernel's arguments, filters as `pack` lays them out."""
+    """The form of t_h * t_w matrix products; returns the kernel's arguments, filters in the layout of `pack`."""
     return _whole(conv, pack, BGEMM)
 
 
 def _leave(
     conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], strip: int, images: int, product: Callable[..., Expr]
 ) -> list[te.Tensor]:
-    """The output transform of product(images' number, strip, b, tile in the strip, i, j, k), and the way out of every algorithm."""
+    """The output transform, and the epilogue and write-back of all algorithms.
+
+    Args:
+        product: called with (group of images, strip, b, tile in the strip, i, j, k).
+    """
     m, (down, across), (rows, cols) = pack.outputs, forms(conv, pack.outputs), tiles(conv, pack.outputs)
 
     def columns(n: Expr, s: Expr, b: Expr, tile: Expr, i: Expr, j: Expr, k: Expr) -> Expr:
@@ -170,7 +175,7 @@ def _leave(
 
 
 def _strips(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strip: int, images: int) -> te.Tensor:
-    """The input as strips with their zeros, [images' number, strip, channel block, image, row, column, channel in its vector]."""
+    """The padded input as strips, [group of images, strip, channel block, image, row, column, channel in its vector]."""
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
     share, blocks = conv.in_channels // conv.groups, pack.depth(conv) // lanes
     step, (top, left, _, _), zero = strip * m, conv.padding, tirx.const(0, conv.dtype)
@@ -206,11 +211,11 @@ def _strips(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strip: int, image
 
 
 def define(conv: Conv2d, pack: WinogradPack, strip: int = 1, images: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments; see `nest` for their shapes.
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`.
 
     Args:
-        strip: rows of tiles that are transformed and multiplied together, a divisor of an image's.
-        images: of so many images at once, a divisor of the batch.
+        strip: rows of tiles that are transformed and multiplied together, a divisor of an image's rows of tiles.
+        images: images that are transformed and multiplied together, a divisor of the batch.
     """
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
     blocks, per_group, line = pack.depth(conv) // lanes, pack.blocks_per_group(conv), images * strip * cols

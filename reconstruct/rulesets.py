@@ -20,7 +20,8 @@ log = logging.getLogger("im2win.reconstruct")
 class Settings:
     """Parameters of the rule sets.
 
-    shared: bytes of shared memory that a block may take. wave: see `llc.fuse`. validators: they must not object to a change.
+    shared: bytes of shared memory that a block may take. wave: consumer blocks in a wave, see `llc.fuse`.
+    validators: a change is refused if one of them objects.
     """
 
     shared: int = 49152

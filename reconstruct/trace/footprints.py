@@ -170,7 +170,7 @@ class Ledger:
 
 @dataclass(frozen=True, eq=False)
 class Conflict:
-    """`thread` writes a byte of a buffer, `another` accesses it; `separated` says whether a barrier stands between them today."""
+    """`thread` writes a byte of a buffer, `another` accesses it; `separated` says whether a barrier of the source stands between them."""
 
     buffer: str
     byte: int

@@ -1,1 +1,1 @@
-"""Schedules that papers describe and studies measure."""
+"""Schedules that papers describe, which only studies measure."""

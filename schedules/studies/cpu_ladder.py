@@ -1,18 +1,18 @@
-"""The thesis' CPU ladder (section 3.2): the same im2win convolution, one schedule move after another.
+"""The CPU ladder of the im2win thesis (Lu 2023, section 3.2; arXiv 2306.14320): one im2win convolution, one more scheduling step a rung.
 
-Every rung is a schedule of the definition in compute/im2win.py with the im2win tensor stored, so rungs differ in nothing but the moves:
+Every rung schedules the definition in compute/im2win.py with the im2win tensor stored, so that rungs differ in nothing but these steps:
 
     plain                   Alg. 4: seven loops as they are written, scalar, one thread
-    reordered               Alg. 5: channels outermost; a row of sums stays near while input channels pass
-    unrolled                Alg. 5: the innermost loop is straight code
+    reordered               Alg. 5: output channels outermost; the accumulators of a row stay in cache while input channels pass
+    unrolled                Alg. 5: the innermost loop is unrolled
     vectorized              Alg. 5: a vector takes `lanes` neighbours of a window's contiguous run
     register_blocked        Alg. 6: tiles of neighbouring windows, which share the filter's vectors
     cache_blocked           Alg. 6: blocks of output channels, which share the windows' vectors
-    blocked                 Alg. 6: one thread a block of output channels
+    blocked                 Alg. 6: output-channel blocks in parallel threads
     production              schedules/cpu/kernel.py with the tile of an untuned layer
 
-A dot product over a window needs the sum of a vector's lanes at its end, once an output. The production schedule has none: its vectors hold
-outputs, not terms of one.
+A dot product over a window ends with a horizontal sum of a vector for every output. The production schedule has none: its vectors hold
+outputs, not terms of one output.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from im2win.spec.conv2d import Conv2d
 
 @dataclass(frozen=True)
 class Rung:
-    """The moves that are on; each can be switched by itself, but tiles of windows and blocks of channels need `reorder`.
+    """The scheduling steps that are on. Each can be switched by itself, but register and cache blocks need `reorder`.
 
     reorder, unroll, vector, parallel: see the functions below.
     windows: output columns of a register tile, W_ob of Alg. 6.
     channels: most output channels of a cache block, C_ob of Alg. 6.
-    production: schedules/cpu/kernel.py instead of all these moves.
+    production: schedules/cpu/kernel.py instead of all these steps.
     """
 
     title: str
@@ -78,7 +78,7 @@ RUNGS: dict[str, Rung] = {
 
 
 def pack(conv: Conv2d, rung: Rung, machine: Machine) -> FilterPack:
-    """How a rung of the thesis reads filters: output channels one by one, each in the order of the rung's loops."""
+    """The packing of filters for a rung of the thesis: output channels one by one, each in the order of the rung's loops."""
     return FilterPack(1, "cvu" if rung.reorder or rung.vector else "cuv")
 
 
@@ -88,10 +88,10 @@ def lanes(conv: Conv2d, machine: Machine) -> int:
 
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: Machine) -> Schedule:
-    """Schedules the definition of compute/im2win.py, made with `pack(conv, rung, machine)`, for any problem, by a rung of the thesis.
+    """Schedules the definition of compute/im2win.py, made with `pack(conv, rung, machine)`, by a rung of the thesis, for any problem.
 
     Raises:
-        ValueError: the rung is `production`, which schedules/cpu/kernel.py serves.
+        ValueError: the rung is `production`, which schedules/cpu/kernel.py implements.
     """
     if rung.production:
         raise ValueError(f"schedule: the rung {rung.title!r} is scheduled by schedules/cpu/kernel.py.")
@@ -121,9 +121,10 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
 
 @dataclass
 class Loops:
-    """The product's loops by name, and the order that they will have: `outer` ones run over outputs, and start the sums of `inner` at zero.
+    """The product's loops by name, and the order that they will have.
 
-    Names are the thesis': n image, j output channel, m row, x column, c input channel; `step` is the innermost loop over terms.
+    `outer` loops run over outputs; inside them the accumulators of the `inner` loops start at zero. Names are the thesis': n image, j
+    output channel, m row, x column, c input channel. `step` is the innermost loop over terms.
     """
 
     sums: SBlockRV
@@ -146,7 +147,7 @@ def _plain(sch: Schedule) -> Loops:
 
 
 def _vectorize(sch: Schedule, width: int) -> Loops:
-    """DOT_PRODUCT of Alg. 5: a window is one run, so it is cut into vectors. Each lane sums its own terms; the first take the rest.
+    """DOT_PRODUCT of Alg. 5: vectors along a window's contiguous run. Each lane sums its own terms; the first lanes take the rest.
 
     before                                     after
         for v, u:                                  for q in ceil(Wf*Hf / L):
@@ -164,8 +165,9 @@ def _vectorize(sch: Schedule, width: int) -> Loops:
 
 
 def _reorder(loops: Loops) -> None:
-    """Output channels outermost, and input channels round the columns: the sums of an output row stay near while lines of the im2win tensor
-    pass, each read from one end to the other.
+    """Reorders loops: output channels outermost, input channels outside the output columns.
+
+    The accumulators of an output row stay in cache while lines of the im2win tensor stream through, each read from one end to the other.
 
     before (Alg. 4)                after (Alg. 5)
         for n, j, m, x:                for j, n, m:
@@ -177,7 +179,7 @@ def _reorder(loops: Loops) -> None:
 
 
 def _cache_block(sch: Schedule, loops: Loops, conv: Conv2d, most: int) -> None:
-    """C_ob output channels pass over a window while it is near. C_ob is the largest number up to `most` that divides a group's channels.
+    """Cache block: C_ob output channels use a window while it is in cache. C_ob is the largest divisor of a group's channels up to `most`.
 
     before                         after (Alg. 6)
         for j, n, m:                   for jj in Co / C_ob, n, m:
@@ -191,8 +193,9 @@ def _cache_block(sch: Schedule, loops: Loops, conv: Conv2d, most: int) -> None:
 
 
 def _register_tile(sch: Schedule, loops: Loops, conv: Conv2d, most: int, machine: Machine) -> None:
-    """W_ob neighbouring windows side by side, so that a filter's vector is loaded once for all of them. The W_fb steps of them that
-    one pass of channels multiplies stay in registers: at most half of those there are (eq. 3-2).
+    """Register tile: W_ob neighbouring windows use a filter's vector that is loaded once.
+
+    The W_fb steps of these windows that one pass over channels multiplies stay in registers: in at most half of the registers (eq. 3-2).
 
     before                         after (Alg. 6)
         for c, x:                      for c, xx in Wo / W_ob, vv in Q / W_fb:
@@ -209,7 +212,7 @@ def _register_tile(sch: Schedule, loops: Loops, conv: Conv2d, most: int, machine
 
 
 def _unroll(sch: Schedule, loops: Loops) -> None:
-    """The innermost loop over terms as straight code.
+    """Unrolls the innermost loop over terms.
 
     before                         after
         for u in 3:                    O += W[0] * F[0]
@@ -220,7 +223,7 @@ def _unroll(sch: Schedule, loops: Loops) -> None:
 
 
 def _way_out(sch: Schedule, loops: Loops) -> None:
-    """Bias, residual and activation as soon as the sums are there, and the sum of a vector's lanes in front of them.
+    """Computes the epilogue (bias, residual, activation) as soon as the accumulators of a row are complete, after their horizontal sum.
 
     before                         after
         for n, j, m, x:                for n, j, m:
@@ -242,7 +245,7 @@ def _way_out(sch: Schedule, loops: Loops) -> None:
 
 
 def _parallel(sch: Schedule, loops: Loops) -> None:
-    """The outermost loop, which is that of output channels once loops are reordered, and the lines of the transform, on all threads.
+    """Runs the outermost loop, over output channels once loops are reordered, and the lines of the transform in parallel.
 
     before                         after
         for n, c, m:                   for n*c*m in parallel:

@@ -1,17 +1,17 @@
-"""The thesis' GPU ladder (chapter 4): the same product of filters and im2win windows, one technique after another.
+"""The GPU ladder of the im2win thesis (Lu 2023, chapter 4; arXiv 2306.14316): filters times im2win windows, one more technique a rung.
 
-Every rung maps the seven loops as Alg. 7 does, M = Co, N = No*Ho*Wo, K = Ci*Wf*Hf in the order of an im2win window, and takes its windows
-from the stored im2win tensor [N, Ci, Ho, Wi*Hf], which loaders/stored_windows.py makes. Rungs differ in nothing but the techniques:
+Every rung maps the seven loops as Alg. 7 does, M = Co, N = No*Ho*Wo, K = Ci*Wf*Hf in the order of an im2win window, and reads its windows
+from the stored im2win tensor [N, Ci, Ho, Wi*Hf] of loaders/stored_windows.py. Rungs differ in nothing but the techniques:
 
     plain           Alg. 8: 32 x 32 threads, one output each, everything from global memory
-    blocks          section 4.3.1: a block has a tile of M_B x N_B outputs and K_B terms, a thread M_T x N_T of the outputs
-    shared          section 4.3.2: the tile's operands pass through shared memory
+    blocks          section 4.3.1: a thread block has a tile of M_B x N_B outputs and K_B terms, a thread M_T x N_T of the outputs
+    shared          section 4.3.2: the tile's operands are staged in shared memory
     micro_kernel    section 4.3.3: outer products of operands in registers
     vectorized      section 4.3.4: loads and stores of four neighbours
-    prefetch        section 4.3.5, Alg. 9: two buffers of shared memory and of registers, the next one filled while one is used
-    production      schedules/cuda/kernels/multistage.py with the tile that is recorded for the layer, or the model's
+    prefetch        section 4.3.5, Alg. 9: double buffers in shared memory and registers, one filled while the other is used
+    production      schedules/cuda/kernels/multistage.py with the tile recorded for the layer, or the cost model's
 
-The kernels are in ladder_kernel.py.
+The kernels are in cuda_ladder_kernel.py.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ PLAN = WindowSource("ncmku")
 
 @dataclass(frozen=True)
 class CudaRung:
-    """The techniques that are on; each can be switched by itself, as far as there is something for it to work on.
+    """The techniques that are on. Each can be switched by itself; it has no effect where there is nothing for it to work on.
 
-    blocks: tiles of a block and of a thread; filters are packed by block, and neighbouring threads of a warp have neighbouring windows.
-    shared: operands through shared memory.
-    micro_kernel: a thread loads M_T + N_T operands to registers for M_T * N_T products; without, each of its outputs is a dot product of
-        its own, of operands read where they lie.
+    blocks: tiles of a thread block and of a thread. Filters are packed by block, and neighbouring threads of a warp have neighbouring
+        windows.
+    shared: operands staged in shared memory.
+    micro_kernel: a thread loads M_T + N_T operands to registers for M_T * N_T products. Without it, each of its outputs is a dot product of
+        its own, whose operands are read from memory.
     vectorized: float4 loads of filters and, from shared memory, of a micro-kernel's operands; stores of up to four outputs. Windows are
-        loaded from the im2win tensor by float4 or float2 where they are aligned, which odd kernels are not.
-    prefetch: double buffers, of shared memory (through registers) and of a micro-kernel's operands.
-    production: the project's own kernel instead of all these.
+        loaded from the im2win tensor as float4 or float2 where they are aligned, which odd kernels are not.
+    prefetch: double buffers in shared memory (filled through registers) and for a micro-kernel's operands.
+    production: the multistage kernel instead of all these.
     """
 
     title: str
@@ -69,7 +70,7 @@ class CudaRung:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The tiles: M_B, N_B, K_B of a block, M_T, N_T of a thread (channels, windows, terms of the sum)."""
+    """The tiles: M_B, N_B, K_B of a thread block, M_T, N_T of a thread (channels, windows, terms of the sum)."""
 
     block_m: int
     block_n: int
@@ -79,7 +80,7 @@ class Sizes:
 
     @property
     def lanes(self) -> tuple[int, int]:
-        """Threads of a block along channels and along windows."""
+        """(threads of a block along channels, threads along windows)."""
         return self.block_m // self.thread_m, self.block_n // self.thread_n
 
     @property
@@ -89,7 +90,7 @@ class Sizes:
 
 
 PLAIN = Sizes(32, 32, 1, 1, 1)
-# 64 sums a thread leave registers for two sets of 16 operands and the 12 elements of the next step on their way; four warps share a tile.
+# 64 accumulators a thread leave registers for two sets of 16 operands and the 12 elements of the next step; four warps share a tile.
 TILED = Sizes(64, 128, 8, 8, 8)
 
 ALGORITHM_9 = CudaRung(
@@ -116,7 +117,7 @@ WITHOUT: dict[str, CudaRung] = {
 
 
 def supports(conv: Conv2d) -> str | None:
-    """Why the ladder cannot compute `conv`; None if it can."""
+    """Why the ladder cannot compute a problem; None if it can."""
     if conv.dtype != "float32":
         return f"the GPU's ladder computes float32, not {conv.dtype}"
     return None if conv.layout == "NCHW" else f"the GPU's ladder is written for NCHW, not {conv.layout}"
@@ -128,5 +129,5 @@ def sizes_of(rung: CudaRung) -> Sizes:
 
 
 def pack_of(rung: CudaRung) -> FilterPack:
-    """How a rung of the thesis reads filters: in the order of a window, one by one or by block."""
+    """The packing of filters for a rung of the thesis: in the order of a window, one by one or by block."""
     return FilterPack(sizes_of(rung).block_m if rung.blocks else 1, "cvu")

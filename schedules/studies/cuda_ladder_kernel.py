@@ -1,4 +1,4 @@
-"""The kernels of the ladder: the parts that ladder.py switches on and off."""
+"""The kernels of the GPU ladder, whose parts `cuda_ladder.CudaRung` switches on and off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from im2win.schedules.studies.cuda_ladder import PLAN, CudaRung, pack_of, sizes_
 from im2win.spec.conv2d import Conv2d
 
 VECTOR = 4  # elements of the widest load
-SKEW = 4  # elements between the end of a row of windows in shared memory and the next row: its writers then meet in no bank
+SKEW = 4  # elements of padding behind a row of windows in shared memory, so that stores have no bank conflict
 
 
 def ladder_kernel(conv: Conv2d, rung: CudaRung, name: str = "conv2d") -> Any:
@@ -40,8 +40,11 @@ def ladder_kernel(conv: Conv2d, rung: CudaRung, name: str = "conv2d") -> Any:
 
 
 def _add_up(block: Block, operands: GlobalOperands | SharedOperands, sums: Sums) -> None:
-    """The loop over steps of the sum. A micro-kernel that prefetches loads a term's operands before it uses the last one's (Alg. 9)."""
-    rung, last = block.rung, block.sizes.block_k - 1  # odd: the next step's first operands lie in the other buffer
+    """Emits the loop over steps of the sum.
+
+    A micro-kernel that prefetches loads a term's operands before it uses those before it (Alg. 9).
+    """
+    rung, last = block.rung, block.sizes.block_k - 1  # odd: the next step's first operands are in the other buffer
     ahead = rung.micro_kernel and rung.prefetch
     operands.begin()
     if ahead:
@@ -60,10 +63,10 @@ def _add_up(block: Block, operands: GlobalOperands | SharedOperands, sums: Sums)
 
 
 class Block:
-    """Where a block and its thread stand in M, N and K, and what the parts of its kernel share.
+    """The position of a thread block and its thread in M, N and K, and what the parts of its kernel share.
 
     Args:
-        channels, windows: number of the block along M (all groups) and N.
+        channels, windows: index of the block along M (all groups) and along N.
     """
 
     def __init__(self, conv: Conv2d, rung: CudaRung, tensors: dict[str, Any], channels: Expr, windows: Expr, tid: Expr) -> None:
@@ -75,61 +78,61 @@ class Block:
         per_group = -(-conv.out_channels // conv.groups // self.sizes.block_m)
         self.channels, self.group = channels, channels // per_group
         self.first_channel, self.first_window = channels % per_group * self.sizes.block_m, windows * self.sizes.block_n
-        self.width = VECTOR if rung.vectorized else 1  # neighbours that a thread has of either
+        self.width = VECTOR if rung.vectorized else 1  # neighbouring channels or windows of a thread
         across, down = self.sizes.lanes
         lane, warp = tid % 32, tid // 32
-        # Alg. 8: the channel is threadIdx.x. With tiles, a warp is 4 x 8 threads: neighbours of eight read and write neighbouring windows.
+        # Alg. 8: the channel is threadIdx.x. With tiles, a warp is 4 x 8 threads; eight neighbours read and write neighbouring windows.
         self._a = warp % (across // 4) * 4 + lane // 8 if rung.blocks else tid % across
         self._b = warp // (across // 4) * 8 + lane % 8 if rung.blocks else tid // across
         self._across, self._down = across, down
 
     def channel(self, i: Expr) -> Expr:
-        """Channel of the block that is the i-th of this thread."""
+        """Channel of the block of this thread's i-th."""
         return i // self.width * (self._across * self.width) + self._a * self.width + i % self.width
 
     def window(self, j: Expr) -> Expr:
-        """Window of the block that is the j-th of this thread."""
+        """Window of the block of this thread's j-th."""
         return j // self.width * (self._down * self.width) + self._b * self.width + j % self.width
 
     def output(self, window: Expr) -> tuple[Expr, Expr, Expr, list[Expr]]:
-        """(n, m, x) of a window of the block, and under which conditions it exists."""
+        """(n, m, x, conditions) of a window of the block: its output, and the conditions under which it exists."""
         out_h, out_w = self.conv.output_size
         p = self.first_window + window
         conditions = [p < self.windows] if self.windows % self.sizes.block_n else []
         return p // (out_h * out_w), p // out_w % out_h, p % out_w, conditions
 
     def start(self, window: Expr) -> Expr:
-        """Address of a window's first element in the im2win tensor; of the last window's, behind it."""
+        """Address of a window's first element in the im2win tensor; windows behind the last read the last one's."""
         s = self.strides
         n, m, x, _ = self.output(T.min(self.first_window + window, self.windows - 1) - self.first_window)
         return n * s.n + m * s.m + x * s.x + self.group * (self.conv.in_channels // self.conv.groups) * s.c
 
     def offset(self, k: Expr) -> Expr:
-        """How far behind it term k of the sum is: a window is one run, column by column (Alg. 7, lines 8 to 13)."""
+        """Distance from a window's first element to term k of the sum: a window is one run, column by column (Alg. 7, lines 8 to 13)."""
         rows, cols = self.conv.kernel
         place = k % (rows * cols)
         return k // (rows * cols) * self.strides.c + place // rows * self.strides.v + place % rows * self.strides.u
 
     def filter(self, k: Expr, channel: Expr) -> Expr:
-        """Address of a packed filter's term."""
+        """Address of a term of a packed filter."""
         if self.rung.blocks:
             return (self.channels * self.depth + k) * self.sizes.block_m + channel
         per_group = self.conv.out_channels // self.conv.groups
         return (self.group * per_group + T.min(self.first_channel + channel, per_group - 1)) * self.depth + k
 
     def whole(self, k: Expr, value: Expr) -> Expr:
-        """A loaded value, or zero where the last step goes beyond the sum."""
+        """A loaded value, or zero where the last step reaches beyond the sum."""
         return T.if_then_else(k < self.depth, value, tirx.const(0, "float32")) if self.depth % self.sizes.block_k else value
 
     def if_more(self, step: Expr, body: Callable[[], None]) -> None:
-        """Where another step follows."""
+        """Emits `body` under the condition that another step follows."""
         if self.steps > 1:
             with T.If(step + 1 < self.steps), T.Then():
                 body()
 
 
 class Sums:
-    """The outputs of a thread [windows, channels] in registers, and a micro-kernel's operands, in one buffer or two."""
+    """The accumulators of a thread [windows, channels] in registers, and a micro-kernel's operands in one or two buffers."""
 
     def __init__(self, block: Block) -> None:
         self._block, sizes = block, block.sizes
@@ -147,14 +150,17 @@ class Sums:
             T.buffer_store(self._sums, self._sums[j, i] + self.filters[half, i] * self.windows[half, j], [j, i])
 
     def add_dots(self, operands: GlobalOperands | SharedOperands, step: Expr) -> None:
-        """Adds to every output its own dot product of a step. The loop over terms stays one, or the compiler would make a micro-kernel."""
+        """Adds to every output its own dot product of a step.
+
+        The loop over terms is not unrolled, or the compiler would make a micro-kernel.
+        """
         block, sizes = self._block, self._block.sizes
         terms = T.min(sizes.block_k, block.depth - step * sizes.block_k) if block.depth % sizes.block_k else sizes.block_k
         with T.unroll(sizes.thread_n) as j, T.unroll(sizes.thread_m) as i, T.serial(terms, annotations={"disable_unroll": True}) as k:
             T.buffer_store(self._sums, self._sums[j, i] + operands.filter(step, k, i) * operands.window(step, k, j), [j, i])
 
     def each_window(self, body: Callable[[Expr, Callable[[Run], None]], None]) -> None:
-        """Calls body(window, runs) for every run of windows that one store takes; runs(take) then calls `take` for their sums."""
+        """Calls body(window, runs) for every run of windows that one store takes; runs(take) calls `take` for their accumulators."""
         run, sizes = store_width(self._block), self._block.sizes
         with T.unroll(sizes.thread_n // run) as q:
 
@@ -166,7 +172,7 @@ class Sums:
 
 
 class GlobalOperands:
-    """Operands read where they lie, in global memory."""
+    """Operands that are read from global memory where they are used."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -175,13 +181,13 @@ class GlobalOperands:
             T.buffer_store(self._start, block.start(block.window(j)), [j])
 
     def begin(self) -> None:
-        """Before the first step: nothing."""
+        """Does nothing before the first step."""
 
     def before(self, step: Expr) -> None:
-        """Before the products of a step: nothing."""
+        """Does nothing before the products of a step."""
 
     def after(self, step: Expr) -> None:
-        """Behind them: nothing."""
+        """Does nothing behind the products of a step."""
 
     def _term(self, step: Expr, k: Expr) -> Expr:
         return step * self._block.sizes.block_k + k
@@ -206,9 +212,9 @@ class GlobalOperands:
 
 
 class SharedOperands:
-    """Operands of a step in shared memory, [K_B, M_B] and [K_B, N_B]: loaded to registers by all threads, put down, read by all.
+    """Operands of a step in shared memory, [K_B, M_B] and [K_B, N_B]: all threads load them through registers, and all read them.
 
-    K_B neighbouring terms of a window are loaded by neighbouring threads: they lie side by side in the im2win tensor.
+    Neighbouring threads load K_B neighbouring terms of a window, which are contiguous in the im2win tensor.
     """
 
     def __init__(self, block: Block) -> None:
@@ -227,7 +233,7 @@ class SharedOperands:
         self._fetched_windows = local("fetched_windows", (count, self._unit), "float32")
         self._fetched_filters = local("fetched_filters", (sizes.block_k * sizes.block_m // sizes.threads,), "float32")
         self._start, self._tap = local("start", (count,), "int32"), local("tap", (1,), "int32")
-        with T.unroll(count) as i:  # addresses of loads, counted in loads: what a vector load needs is then in plain sight
+        with T.unroll(count) as i:  # addresses in units of loads, so that their alignment is evident
             T.buffer_store(self._start, block.start(self._row + i * self._rows) // self._unit, [i])
 
     def begin(self) -> None:
@@ -238,7 +244,7 @@ class SharedOperands:
             barrier()
 
     def before(self, step: Expr) -> None:
-        """Before the products of a step: loads its operands, or, with two buffers, begins to load the next step's."""
+        """Before the products of a step: loads its operands, or with two buffers issues the loads of the next step's."""
         if self._buffers == 2:
             self._block.if_more(step, lambda: self._fetch(step + 1))
         else:
@@ -247,7 +253,7 @@ class SharedOperands:
             barrier()
 
     def after(self, step: Expr) -> None:
-        """Behind them: all have read this step's operands, and with two buffers the next step's lie in the other one."""
+        """Behind the products: waits until all have read this step's operands, and with two buffers stores the next step's in the other."""
         if self._buffers == 2:
             self._block.if_more(step, lambda: self._put((step + 1) % 2))
         barrier()
@@ -266,12 +272,12 @@ class SharedOperands:
             T.buffer_store(self._fetched_filters, block.whole(step * sizes.block_k + k, value), [q * block.width + e])
 
     def _filter_place(self, q: Expr) -> tuple[Expr, Expr]:
-        """(term, first channel) of this thread's q-th load of filters, of which neighbours are loaded by neighbouring threads."""
+        """(term, first channel) of this thread's q-th load of filters. Neighbouring threads load neighbours."""
         at = (q * self._block.sizes.threads + self._block.tid) * self._block.width
         return at // self._block.sizes.block_m, at % self._block.sizes.block_m
 
     def _put(self, slot: Expr) -> None:
-        """Puts down what was loaded."""
+        """Stores the loaded elements to shared memory."""
         with T.unroll(int(self._start.shape[0])) as i, T.unroll(self._unit) as e:
             T.buffer_store(self._windows, self._fetched_windows[i, e], [slot, self._k + e, self._row + i * self._rows])
         width = self._block.width
@@ -299,10 +305,10 @@ class SharedOperands:
 
 
 class Stores(Epilogue):
-    """The way out of a rung: stores along windows, as wide as `store_width` says, where the base class asks a tile of tensor cores."""
+    """The epilogue of a rung: stores along windows, as wide as `store_width` says. The base class derives widths from a tile."""
 
     def __init__(self, block: Block) -> None:
-        tile: Any = SimpleNamespace(block_m=block.sizes.block_m, sum_dtype="float32")  # what the base class reads of one
+        tile: Any = SimpleNamespace(block_m=block.sizes.block_m, sum_dtype="float32")  # what the base class reads of a tile
         self._conv, self._tile, self._tensors, self._operand = block.conv, tile, block.tensors, block
         self._first, self._group, self._run = block.first_channel, block.group, store_width(block)
         self._values = local("values", (self._run,), "float32")
@@ -314,7 +320,7 @@ def store_width(block: Block) -> int:
 
 
 def load_width(block: Block) -> int:
-    """Neighbouring terms of a window that one load takes, where all windows begin at, and all channels are, multiples of their number."""
+    """Neighbouring terms of a window that one load takes; every window and every channel begins at a multiple of their number."""
     conv, s = block.conv, block.strides
-    run = math.prod(conv.kernel) if conv.dilation[1] == 1 else conv.kernel[0]  # terms that lie side by side
+    run = math.prod(conv.kernel) if conv.dilation[1] == 1 else conv.kernel[0]  # contiguous terms
     return math.gcd(block.width, run, s.n, s.c, s.m, s.x, s.v if conv.dilation[1] > 1 else 0)

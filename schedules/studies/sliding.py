@@ -1,7 +1,7 @@
-"""Direct convolution as a window that slides over the image: one thread a pixel, which adds up every filter's terms one after the other.
+"""Direct convolution as a sliding window: one thread for every output pixel, which computes one filter after the other.
 
-Two forms of the sliding-window study: operands from global memory, or the input under a block's pixels, rim included, from shared memory.
-A block is `block` x `block` threads, threadIdx.x along a row. They are what a textbook writes, for comparison; no tuner chooses them.
+There are two forms: operands from global memory, or the halo tile of a thread block's pixels from shared memory. A block is `block` x
+`block` threads, threadIdx.x along a row. They are textbook kernels for comparison, and no tuner chooses them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from im2win.schedules.cuda.primitives import Arena, Expr, barrier, local, padded
 from im2win.spec.conv2d import Conv2d
 
 FORMS = ("global", "shared")
-MAX_THREADS = 1024  # of a block, on every CUDA device
+MAX_THREADS = 1024  # threads of a block, on every CUDA device
 MAX_GRID = 65535  # blocks along y and z
-PACK = FilterPack(1)  # filters as they are
+PACK = FilterPack(1)  # filters in their own order
 
 
 def patch_shape(conv: Conv2d, block: int) -> tuple[int, int, int]:
-    """Channels, rows and columns of the input under a block's pixels."""
+    """(channels, rows, columns) of the halo tile of a block's pixels."""
     rows, cols = ((block - 1) * conv.stride[axis] + conv.window[axis] for axis in (0, 1))
     return conv.in_channels, rows, cols
 
 
 def violations(conv: Conv2d, form: str, block: int, gpu: Gpu) -> list[str]:
-    """Every rule that a form with this block breaks; empty if it can be launched."""
+    """Every rule that a form with this block breaks, as a message; empty if it can be launched."""
     threads, held = block * block, math.prod(patch_shape(conv, block)) * conv.itemsize if form == "shared" else 0
     plain = conv.dtype == "float32" and conv.layout == "NCHW" and conv.groups == 1
     rows = -(-conv.output_size[0] // max(block, 1))
@@ -50,7 +50,7 @@ def violations(conv: Conv2d, form: str, block: int, gpu: Gpu) -> list[str]:
 
 
 def sliding_kernel(conv: Conv2d, form: str, block: int, name: str = "conv2d") -> Any:
-    """The kernel over (data, filter, output), filters as they are."""
+    """The kernel over (data, filter, output). Filters are not packed."""
     out_h, out_w = conv.output_size
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
@@ -81,7 +81,7 @@ Pixel = Callable[[Expr, Expr, Expr], Expr]
 
 
 def _filters(conv: Conv2d, tensors: dict[str, Any], image: Expr, row: Expr, col: Expr, pixel: Pixel) -> None:
-    """Every filter at one pixel of the output."""
+    """Emits the outputs of every filter at one pixel."""
     (out_h, out_w), (rows, cols) = conv.output_size, conv.kernel
     total = local("total", (1,), "float32")
     with T.serial(conv.out_channels) as j:
@@ -115,7 +115,7 @@ def _image(conv: Conv2d, data: Any, image: Expr, output: tuple[Expr, Expr]) -> P
 
 
 def _patch(conv: Conv2d, block: int, data: Any, image: Expr, where: tuple[Expr, Expr], thread: tuple[Expr, Expr]) -> Pixel:
-    """The thread's window in the block's patch, which all threads have loaded to shared memory: row by row, neighbours by neighbours."""
+    """The thread's window in the block's halo tile, which all threads load to shared memory row by row, neighbours by neighbours."""
     channels, rows, cols = shape = patch_shape(conv, block)
     patch = Arena(padded(shape, "float32"), "float32").take("patch", shape, "float32")
     top, left = (where[axis] * (block * conv.stride[axis]) - conv.padding[axis] for axis in (0, 1))

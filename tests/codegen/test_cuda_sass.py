@@ -39,11 +39,11 @@ CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
     ),
     "resident": ("n1-c64x56x56-k64x3x3-p1-float16-NHWC-bias", "direct/persistent", PersistentTile("wg_f16", 64, 4, 56, 1, 2, 2)),
     "resident, rearranged": ("n1-c64x64x64-k64x3x3-p1-float16", "direct/persistent", PersistentTile("wg_f16", 64, 4, 32, 1, 2, 2)),
-    "in steps": (
+    "warp-specialized": (
         "n32-c256x14x14-k256x3x3-p1-float16-NHWC-bias", "direct/warp_specialized",
         WarpSpecializedTile("wg_f16", 128, 14, 14, 2, 2, 2, taps=1, filter_stages=4),
     ),
-    "in steps, in turn": (
+    "warp-specialized, ping-pong": (
         "n32-c512x28x28-k256x1x1-float16-NHWC", "direct/warp_specialized",
         WarpSpecializedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
     ),

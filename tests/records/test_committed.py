@@ -79,7 +79,7 @@ def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:
 
 
 def best_streamed(key: str, **of_tile: str) -> dict[bool, float]:
-    """The best time of a layer's records: of filters in steps, or of such a tile, and of all else, or of all other such tiles."""
+    """The best time of a layer's records: of warp-specialized kernels, or of such a tile, and of all else, or of all other such tiles."""
     best = {True: math.inf, False: math.inf}
     last = {(one.method, str(one.tile)): one for one in LOG.read(Conv2d.parse(key), "nvidia-h200")}
     for record in last.values():
@@ -115,7 +115,7 @@ def test_what_filters_in_steps_gained() -> None:
 
 
 def streamed_records() -> dict[Conv2d, list[Record]]:
-    """Right records of filters in steps, of every tile the last."""
+    """Right records of warp-specialized kernels, of every tile the last."""
     found: dict[Conv2d, list[Record]] = {}
     for conv in LOG.convs("nvidia-h200"):
         records = (one for one in LOG.read(conv, "nvidia-h200") if one.method == "direct/warp_specialized" and one.seconds)

@@ -1,4 +1,4 @@
-"""Kernels to which filters and windows come in steps, made for tests."""
+"""Warp-specialized kernels, made for tests."""
 
 from __future__ import annotations
 

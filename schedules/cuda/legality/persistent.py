@@ -24,15 +24,15 @@ OPERANDS = 56  # registers of a thread for addresses and for outputs in the epil
 def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
     if conv.dtype not in PRODUCTS:
-        return f"blocks that stay multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
+        return f"persistent kernels multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
     if conv.groups != 1:
-        return f"blocks that stay are for one group, not {conv.groups}"
+        return f"persistent kernels are for one group, not {conv.groups}"
     if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
-        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
     if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
-        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+        return f"TMA boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
-        return f"an input row must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.width * conv.itemsize}"
+        return f"an input row must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
     needed = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:

@@ -23,15 +23,15 @@ SUM_CLUSTERS = (*CLUSTERS, 8)
 def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
     if conv.dtype not in PRODUCTS:
-        return f"filters in steps are multiplied in float16 or int8, not {conv.dtype}"
+        return f"warp-specialized kernels multiply float16 or int8, not {conv.dtype}"
     if conv.layout != "NHWC":
-        return f"filters and windows in steps are for channels last, not {conv.layout}"
+        return f"warp-specialized kernels are for channels last, not {conv.layout}"
     if conv.groups != 1:
-        return f"filters and windows in steps are for one group, not {conv.groups}"
+        return f"warp-specialized kernels are for one group, not {conv.groups}"
     if conv.in_channels * conv.itemsize % CHUNK:
-        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as copies of boxes need, not {conv.in_channels * conv.itemsize}"
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
     if max(conv.stride) > MAX_STEP:
-        return f"boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+        return f"TMA boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
     return None
 
 
@@ -75,7 +75,7 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
         (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
         (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
-        (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where boxes bring what one tap reads"),
+        (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"),
         (taps > 1 or not single, f"`boxes` (={tile.boxes}) must be patches for a kernel of one tap"),
         (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
         (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a patch"),

@@ -1,4 +1,4 @@
-"""Winograd's form on tensor cores as a CUDA schedule: its tiles, which are legal and worth a trial, and what they cost."""
+"""Winograd on tensor cores as a CUDA schedule: its tiles, their legality, search space and cost model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
 
 
 def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
-    """Why no tile computes a problem of int8 with 3x3 kernels and that accuracy; None if one does."""
+    """Why no tile computes an int8 problem with 3x3 kernels at that accuracy; None if one does."""
     if (reason := spread(conv)) is not None:
         return reason
     if not allows(accuracy, "winograd"):
@@ -38,20 +38,25 @@ def _quantised_refusal(conv: Conv2d, accuracy: Accuracy) -> str | None:
 
 @dataclass(frozen=True)
 class TensorCores(CudaSchedule):
-    """Transform, products and inverse transform as kernels that the reconstructor fuses."""
+    """Input transform, products and output transform as kernels that the reconstructor fuses."""
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of V with four outputs along a tile's side, of int8 two, t * t * Ci * tiles, wherever it is held."""
+        """Bytes of V with four outputs along a tile's side (two in int8): t * t * Ci * tiles elements, in whichever memory."""
         outputs = 2 if ELEMENT_TYPES[conv.dtype].integer else 4
         down, across = Tiles(conv, outputs, 1, 1).counts
         return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
     def workspace_bytes(self, conv: Conv2d, tile: TensorCoreTile) -> int:
+<<<<<<< HEAD
         """Bytes between the kernels: what is not in shared memory of V, and M."""
         return Sizes(conv, tile).workspace_bytes
+=======
+        """Bytes of workspace between the kernels: V unless it stays in shared memory, and M."""
+        return Sizes(conv, tile).made_bytes
+>>>>>>> text3
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
-        """Why no tile computes a convolution with that accuracy; None if one does."""
+        """Why no tile computes a problem with that accuracy; None if one does."""
         if conv.kernel != (3, 3):
             return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
         if conv.dtype not in NATIVE:
@@ -63,30 +68,34 @@ class TensorCores(CudaSchedule):
         return _quantised_refusal(conv, accuracy) if ELEMENT_TYPES[conv.dtype].integer else square_refusal(conv, accuracy)
 
     def tile(self, values: Mapping[str, Any]) -> TensorCoreTile:
-        """A tile from its plain values; ValueError if they are none."""
+        """The tile with these plain values.
+
+        Raises:
+            ValueError: the values are not those of a tile.
+        """
         return TensorCoreTile.from_dict(values)
 
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[TensorCoreTile]:
-        """Every tile worth a trial."""
+        """Every legal tile worth a trial, in a fixed order."""
         return space(conv, gpu)
 
     def violations(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
-        """Every rule that a tile breaks."""
+        """Every rule that a tile breaks, as a message; empty if the tile is legal."""
         reason = self.unsupported_reason(conv, "winograd")
         return violations(conv, tile, gpu) if reason is None else [reason]
 
     def estimate(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
-        """The model's estimate."""
+        """The cost model's estimate for a legal tile."""
         return estimate(conv, tile, gpu)
 
     def pack(self, conv: Conv2d, tile: TensorCoreTile) -> Pack:
-        """How filters are packed for a tile."""
+        """The packing of filters for a tile."""
         return tile.pack(conv)
 
     def reconstruction(self, tile: TensorCoreTile) -> Reconstruction:
-        """What the reconstructor makes of these kernels."""
+        """How the reconstructor rewrites these kernels."""
         return Reconstruction(tile.rules, tile.wave, PIPELINE)
 
     def kernels(self, conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> dict[str, Any]:
-        """The kernels of a legal tile by name, as they are before reconstruction."""
+        """The kernels of a legal tile by name, before reconstruction."""
         return kernel.functions(conv, tile, SYMBOL, TRANSFORM_PARTS)

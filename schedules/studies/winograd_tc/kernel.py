@@ -1,9 +1,9 @@
-"""Winograd's form on tensor cores as three kernels: inputs transformed, batched products, outputs transformed back.
+"""Winograd on tensor cores as three kernels: input transform, batched products, output transform.
 
     V = B^T d B        M[position] = V[position] U[position]        Y = A^T M A
 
-All three are launched once, whatever the sizes. Barriers are not written here: TVM inserts them where shared memory is written and read
-(`pipeline`), and the reconstructor takes away what warps do not need, and makes the first two kernels one (`TensorCoreTile.rules`).
+Each kernel is launched once, whatever the sizes. The schedule states no barriers: TVM inserts them where shared memory is written and read
+(`passes`). The reconstructor then removes those that warps do not need, and fuses the first two kernels (`TensorCoreTile.rules`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from im2win.spec.conv2d import Conv2d
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
+<<<<<<< HEAD
     """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for what `Sizes.workspace_bytes` counts, flat.
+=======
+    """The function of the whole convolution, over "input" and the tensors of `conv.arguments`.
+>>>>>>> text3
 
-    V and M are tensors of their own here: the reconstructor puts them into "data", as far as they are left.
+    "data" is the workspace of `Sizes.made_bytes` bytes, flat. V and M are tensors of their own here; the reconstructor places those that
+    remain in "data".
     """
     sizes = Sizes(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
@@ -42,7 +47,7 @@ def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
 
 
 def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
-    """The input transform by itself: (data, what `winograd_kernel` makes). For measuring what it takes."""
+    """The function (data, workspace) of the input transform by itself, to measure its time."""
     sizes = Sizes(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
         T.func_name(name)
@@ -56,7 +61,7 @@ def transform_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
 
 
 class _Fragments:
-    """The fragments that a warp holds, `across` of tiles and `along` of filters, and their products."""
+    """The WMMA fragments of a warp, `across` of tiles and `along` of filters, and their products."""
 
     def __init__(self, tile: TensorCoreTile, across: int, along: int) -> None:
         self.tile, self.across, self.along, self._shape = tile, across, along, tile.shape
@@ -67,12 +72,16 @@ class _Fragments:
         self._sums = named("sums", T.alloc_buffer((across * along * m * n,), self._sum_dtype, scope="wmma.accumulator"))
 
     def clear(self) -> None:
-        """Sums of nothing."""
+        """Clears the accumulators."""
         with T.unroll(self.across * self.along) as i:
             T.evaluate(T.tvm_fill_fragment(self._sums.data, *self._shape, i, tirx.const(0, self._sum_dtype)))
 
     def multiply(self, a: Callable[[Expr], Expr], b: Callable[[Expr], Expr], leading: tuple[int, int]) -> None:
-        """Adds products; `a` and `b` say where a fragment begins, `leading` how many elements their rows are apart."""
+        """Adds the products of a step.
+
+        Args:
+            a, b: first element of a fragment. leading: elements between rows of a fragment.
+        """
         with T.unroll(self.across) as i:
             T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
         order = "col_major" if self.tile.turned else "row_major"
@@ -83,7 +92,11 @@ class _Fragments:
             T.evaluate(T.tvm_mma_sync(self._sums.data, at, self._a.data, i, self._b.data, j, self._sums.data, at))
 
     def store(self, sizes: Sizes, products: Any, start: Expr, first: tuple[Expr, Expr] = (0, 0)) -> None:
-        """Writes the sums to M, where those of a block and position begin at `start`; first: which fragment of the block is the first."""
+        """Writes the accumulators to M.
+
+        Args:
+            start: first element of a block and position in M. first: index in the block of the warp's first fragment.
+        """
         (m, n, _), (down, right) = self._shape, sizes.product_strides
         order = "row_major" if right == 1 else "col_major"
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
@@ -96,12 +109,12 @@ def _staged(name: str, count: int, dtype: str) -> Any:
 
 
 def _inside(buffer: Any, start: Expr, extent: int) -> Expr:
-    """The address of a part of shared memory that is read: TVM inserts barriers by what such addresses say."""
+    """The address of a part of shared memory that is read. TVM inserts barriers according to such addresses."""
     return T.tvm_access_ptr(T.type_annotation(buffer.dtype), buffer.data, start, extent, 1)
 
 
 class _Rows(NamedTuple):
-    """Of a step's operand in shared memory: how many, elements of one, and from one to the next."""
+    """Layout of a step's operand in shared memory: number of rows, elements of a row, elements from a row to the next."""
 
     many: int
     row: int
@@ -109,14 +122,14 @@ class _Rows(NamedTuple):
 
 
 def _staged_rows(tile: TensorCoreTile) -> tuple[_Rows, _Rows]:
-    """Of tiles, a step's channels each, and of filters, by channel or turned."""
+    """Layouts of a step's transformed tiles, and of its filters (by channel, or transposed)."""
     filters = (tile.block_n, tile.block_k) if tile.turned else (tile.block_k, tile.block_n)
     found = [_Rows(many, row, row + tile.spare) for many, row in ((tile.block_m, tile.block_k), filters)]
     return found[0], found[1]
 
 
 def _copy(to: Any, start: Expr, source: Any, rows: _Rows, threads: int, thread: Expr, where: Callable[[Expr], Expr]) -> None:
-    """Copies rows to shared memory, 16 bytes a thread; where(element) is the place of one in the source."""
+    """Copies rows to shared memory, 16 bytes a thread. where(element) is the position of an element in the source."""
     width = CHUNK // np.dtype(str(to.dtype)).itemsize
 
     def chunk(number: Expr) -> None:
@@ -128,7 +141,8 @@ def _copy(to: Any, start: Expr, source: Any, rows: _Rows, threads: int, thread: 
 
 
 def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], Callable[[Expr], Expr]]:
-    """(block, position, step) -> the places of U that a step takes, as they lie in shared memory: by channel, turned by filter."""
+    """(block, position, step) -> positions in U of a step's filters in their order in shared memory: by channel, or transposed by filter.
+    """
     tile, depth, block_k, block_n = sizes.tile, sizes.depth, sizes.tile.block_k, sizes.tile.block_n
     if not tile.turned:
 
@@ -147,7 +161,11 @@ def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], C
 
 
 def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> None:
-    """Emits a launch: M of V and U. `filters`: U as `TensorCoreTile.pack` lays it out, flat."""
+    """Emits a launch that computes M from V and U.
+
+    Args:
+        filters: U in the order of `TensorCoreTile.pack`, flat.
+    """
     tile = sizes.tile
     bound = [("blockIdx.x", sizes.blocks), ("blockIdx.y", sizes.filter_blocks), ("threadIdx.x", WARP), ("threadIdx.y", tile.warps)]
     x, y, across, down = (T.launch_thread(*one) for one in bound)
@@ -160,7 +178,9 @@ def launch_products(sizes: Sizes, tiles: Any, filters: Any, products: Any) -> No
 
 
 def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, by: Expr, lane: Expr, warp: Expr) -> None:
-    """A warp has the positions of a column of the tile, in all rows or in every so many: what it multiplies, nobody else touches."""
+    """The "sync_free" mapping: a warp has the positions of a column of the tile, in all or some rows, and no other warp accesses its
+    operands.
+    """
     tile, depth = sizes.tile, sizes.depth
     (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
     given = _staged("tiles_shared", tile.warps * sizes.staged_tiles, tile.dtype) if tile.staged else None
@@ -193,13 +213,13 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
 
 
 def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr, int]:
-    """Where the fragment of the j-th filters begins among those of a step, `inner` channels on, and over how many elements it goes."""
+    """(first element of the fragment of the j-th filters in a step, `inner` channels on; elements that it extends over)."""
     _, n, k = tile.shape
     return (j * (n * pitch) + inner, (n - 1) * pitch + k) if tile.turned else (inner * pitch + j * n, (k - 1) * pitch + n)
 
 
 def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:
-    """A block has one position: all its warps copy both operands, wait, and multiply a fragment each."""
+    """The "bgemm" mapping: a block has one position. All its warps copy both operands, wait, and multiply a fragment each."""
     tile, depth, (bx, by, position) = sizes.tile, sizes.depth, block
     (m, _, k), block_m, block_n, block_k = tile.shape, tile.block_m, tile.block_n, tile.block_k
     given, used = _staged("tiles_shared", sizes.staged_tiles, tile.dtype), _staged("filter_shared", sizes.staged_filters, tile.dtype)
@@ -226,6 +246,6 @@ def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tupl
 
 
 def functions(conv: Conv2d, tile: TensorCoreTile, symbol: str, transform_symbol: str) -> dict[str, Any]:
-    """The functions of a library by name, before the reconstructor; the transform alone where it is a tensor's."""
+    """The functions of a library by name, before reconstruction; the input transform alone only where it stores a tensor."""
     made = {symbol: winograd_kernel(conv, tile, symbol)}
     return made if tile.fusion == "shmem" else {**made, transform_symbol: transform_kernel(conv, tile, transform_symbol)}

@@ -1,4 +1,4 @@
-"""The design space of the document, written once: which tiles are legal; sampler, user input, records and tests all ask here."""
+"""Legality of tiles in the design space of partial kernel fusion, stated once: sampler, user input, records and tests all use it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, FRAGMENTS, FUS
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-STATIC_BYTES = 49152  # of shared memory that a kernel may declare
-TICKET_BYTES = 16  # beside them, of kernels whose blocks take their work by number
-LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside what passes through it
+STATIC_BYTES = 49152  # of static shared memory that a kernel may declare
+TICKET_BYTES = 16  # more shared memory, in kernels whose blocks take their work from a counter
+LAST_LEVEL_BYTES = 40 << 20  # of level-2 cache, beside the data that streams through it
 
 
 def forms_of(conv: Conv2d) -> tuple[int, ...]:
-    """Outputs along a side of a tile, of the forms there are for a problem."""
+    """Outputs along a side of a tile, of the forms that a problem has."""
     return quantised_forms(conv) if ELEMENT_TYPES[conv.dtype].integer else forms(conv)
 
 
 def violations(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> list[str]:
-    """Every rule that this tile breaks; empty if it is legal."""
+    """Every rule that a tile breaks, as a message; empty if the tile is legal."""
     counts = ("block_m", "block_n", "block_k", "groups")
     words = (
         ("fragment", tuple(FRAGMENTS)),

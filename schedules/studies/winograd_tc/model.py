@@ -1,6 +1,7 @@
-"""How long a tile will take, from the machine's numbers: where the tuner begins.
+"""Cost model of Winograd on tensor cores; the tuner begins with the tiles that it ranks first.
 
-Constants named as in `schedules.cuda.model.multistage` are measured; those below fit kernels of 64 channels on an H200, or are reasoned.
+Constants imported from `schedules.cuda.model.multistage` are measured. Those below are fitted to kernels of 64 channels on an NVIDIA H200,
+or estimated.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from im2win.schedules.studies.winograd_tc.legality import LAST_LEVEL_BYTES
 from im2win.schedules.studies.winograd_tc.tile import THREADS, WARP, WORD, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
-PRODUCT = 16 * 8 * 16  # products of one number with another that `PRODUCT_CYCLES` are for
+PRODUCT = 16 * 8 * 16  # scalar products in an instruction of `PRODUCT_CYCLES`
 LOAD_CYCLES = 24.0  # of a scheduler, for a fragment from shared memory
 COPY_CYCLES = 12.0  # for 16 bytes of 32 threads from level-2 cache to shared memory
-WAIT_CYCLES = 90.0  # of a barrier of the block, and 0.2 of that of one of a warp
-STEP_CYCLES, CHUNK_CYCLES = 550.0, 200.0  # from the beginning of a step's copies to its products, and for every 16 bytes a thread copies
-TURN_CYCLES = 2300.0  # from the loads of a tile of the input to its transformed elements in shared memory
-CACHE_SHARE = 0.73  # of the level-2 cache's rate that these kernels reach
-FILTER_SHARE = 0.5  # of filters that come from there and not from the multiprocessor's own, where other blocks have just read them
-SPILLING, PRODUCT_REGISTERS, REGISTERS = 2.0, 68, 65536  # what it costs if a block's sums and what is beside them do not fit
-WAITS = 1.2  # how much longer a transform takes whose blocks others wait for
+WAIT_CYCLES = 90.0  # of a barrier of the block; one of a warp takes 0.2 of it
+STEP_CYCLES, CHUNK_CYCLES = 550.0, 200.0  # from the issue of a step's copies to its products, and for every 16 bytes that a thread copies
+TURN_CYCLES = 2300.0  # from the loads of an input tile to its transformed elements in shared memory
+CACHE_SHARE = 0.73  # share of level-2 cache's bandwidth that these kernels reach
+FILTER_SHARE = 0.5  # share of filters that level-1 cache misses; other blocks have just read the rest
+SPILLING, PRODUCT_REGISTERS, REGISTERS = 2.0, 68, 65536  # costs of a block whose registers exceed the register file
+WAITS = 1.2  # factor on a transform whose blocks others wait for
 TRANSFORM_CYCLES = 6.0  # for an element of a tile, in 32 threads, and its share of the transform
 
 
 def _step_cycles(tile: TensorCoreTile) -> float:
-    """Cycles that a warp holds its scheduler for a step of the sum."""
+    """Cycles that a warp occupies its scheduler for a step of the sum."""
     (across, along), (m, n, k) = (tile.fragments if tile.mapping == "sync_free" else (1, 1)), tile.shape
     depth = tile.block_k // k
     products = depth * across * along * (m * n * k / PRODUCT) * PRODUCT_CYCLES
@@ -40,7 +41,7 @@ def _step_cycles(tile: TensorCoreTile) -> float:
 
 
 def _at_once(sizes: Sizes, gpu: Gpu) -> int:
-    """Blocks of the products that a multiprocessor runs at once."""
+    """Thread blocks of the products that a multiprocessor runs at once."""
     tile = sizes.tile
     registers = 40 + (tile.block_m * tile.block_n // 32 if tile.mapping == "sync_free" else 24)
     shared = sizes.staged_bytes + (sizes.held_bytes if tile.fusion == "shmem" else 0)
@@ -48,12 +49,12 @@ def _at_once(sizes: Sizes, gpu: Gpu) -> int:
 
 
 def _tensor_bytes(conv: Conv2d) -> tuple[int, int]:
-    """Of the input and of the output."""
+    """(bytes of the input, bytes of the output)."""
     return math.prod(conv.input_shape) * conv.itemsize, conv.output_bytes
 
 
 def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
-    """The model's estimate of a legal tile: of the products and what is fused with them; other kernels are its `transform`."""
+    """The estimate for a legal tile: of the products and what is fused with them; other kernels count as its `transform`."""
     sizes = Sizes(conv, tile)
     at_once, cached, given, (made, output) = _at_once(sizes, gpu), gpu.l2_bytes_s * CACHE_SHARE, _windows_bytes(sizes), _kept_bytes(sizes)
     blocks = sizes.blocks * sizes.filter_blocks * (1 if tile.mapping == "sync_free" else tile.positions)
@@ -80,23 +81,23 @@ def estimate(conv: Conv2d, tile: TensorCoreTile, gpu: Gpu) -> Estimate:
 
 
 def _windows_bytes(sizes: Sizes) -> float:
-    """Of all tiles of the input, which overlap."""
+    """Bytes of all input tiles, which overlap."""
     return sizes.tiles * sizes.tile.positions * sizes.conv.in_channels * sizes.conv.itemsize
 
 
 def _kept_bytes(sizes: Sizes) -> tuple[int, int]:
-    """Of V, and of the output."""
+    """(bytes of V, bytes of the output)."""
     return sizes.tile.itemsize * sizes.transformed, _tensor_bytes(sizes.conv)[1]
 
 
 def _turns(sizes: Sizes, threads: int) -> int:
-    """Parts of a block's transform, one after the other."""
+    """Rounds of a block's transform, one after the other."""
     width = WORD // sizes.conv.itemsize if sizes.conv.layout == "NHWC" and sizes.conv.in_channels % 4 == 0 else 1
     return math.ceil(sizes.tile.block_m * sizes.depth / width / threads)
 
 
 def _products_cycles(sizes: Sizes, at_once: int) -> float:
-    """Cycles of a block's products, which waits for every step's copies."""
+    """Cycles of a block's products, which wait for the copies of every step."""
     tile = sizes.tile
     warps = 1 if tile.mapping == "sync_free" else tile.warps
     steps = (tile.positions // tile.warps if tile.mapping == "sync_free" else 1) * (sizes.depth // tile.block_k)

@@ -1,7 +1,7 @@
-"""TVM's passes for kernels whose barriers TVM inserts: `schedules.cuda.passes` with the two passes that see to shared memory and WMMA.
+"""TVM's lowering passes for kernels whose barriers TVM inserts: `schedules.cuda.passes` and those for shared memory and WMMA.
 
-A barrier stands wherever a thread block writes and reads the same shared memory, as behind TVM's own schedules; which of them a warp needs
-the reconstructor finds out.
+A barrier stands wherever a thread block writes and reads the same shared memory, as in TVM's default lowering. The reconstructor removes
+those that warps do not need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which tiles are worth a trial: the document's design space, legal all of them."""
+"""The search space of Winograd on tensor cores: the legal tiles of partial kernel fusion's design space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAVES = (0, 16, 32)
 FUSED = (("sync_free", "shmem", 0), *(("sync_free", "llc", wave) for wave in WAVES), ("sync_free", "none", 0), ("bgemm", "none", 0),
          *(("bgemm", "llc", wave) for wave in WAVES))  # fmt: skip
 GROUPS = {2: (1, 2, 4), 4: (1, 2)}  # rows of a tile at a time, by outputs along its side
-MAX_WASTE = 1.35  # of filters that blocks compute and nobody wants, beside the least there can be
+MAX_WASTE = 1.35  # most filters that blocks compute, over the fewest that any block size computes
 
 
 def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
@@ -27,7 +27,7 @@ def _tiles(conv: Conv2d) -> Iterator[TensorCoreTile]:
 
 
 def space(conv: Conv2d, gpu: Gpu) -> list[TensorCoreTile]:
-    """Every tile worth a trial, in a fixed order."""
+    """Every legal tile worth a trial, in a fixed order."""
 
     def wasteful(tile: TensorCoreTile) -> bool:
         filters = tile.pack(conv).blocks(conv) * tile.block_n

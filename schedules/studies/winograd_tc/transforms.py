@@ -1,4 +1,4 @@
-"""The transforms of Winograd's form on tensor cores: inputs before the products, outputs behind them, in float16 and in int8."""
+"""The input and output transforms of Winograd on tensor cores, in float16 and int8."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from im2win.schedules.studies.winograd_tc.tile import THREADS, WARP, WORD, Sizes
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-NEAR = 4  # neighbouring tiles of a warp that transforms inputs channels first
+NEAR = 4  # neighbouring tiles of a warp in the input transform, channels first
 
 
 def _run(steps: Program, given: list[Expr], dtype: str) -> list[Expr]:
-    """Emits a matrix times a vector, of float32, or of int32 for a matrix of integers; registers with the result."""
+    """Emits the product of a matrix and a vector in float32, or in int32 for a matrix of integers. Registers with the result."""
     values = local("steps", (max(len(steps.steps), 1),), dtype)
     known = list(given)
     for place, step in enumerate(steps.steps):
@@ -53,7 +53,7 @@ def both_ways(steps: Program, given: Any, name: str, dtype: str = "float32") -> 
 
 
 def each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -> None:
-    """body(number) for `count` numbers, neighbours by neighbouring threads."""
+    """Calls body(number) for `count` numbers; neighbouring threads have neighbouring numbers."""
     with T.serial(-(-count // threads)) as turn:
         at = turn * threads + thread
         if count % threads:
@@ -64,25 +64,28 @@ def each(count: int, threads: int, thread: Expr, body: Callable[[Expr], None]) -
 
 
 def quantised(value: Expr) -> Expr:
-    """An int32 in units of STEP, to the nearest, ties to even."""
+    """An int32 in units of STEP, rounded to nearest even."""
     bits = STEP.bit_length() - 1
     odd = T.bitwise_and(T.shift_right(value, bits), 1)
     return T.shift_right(value + (STEP // 2 - 1) + odd, bits)
 
 
 def _stored(value: Expr, dtype: str) -> Expr:
-    """A transformed input as products take it: int8 stands for units of STEP, at most LARGEST."""
+    """A transformed input as operand of products: int8 is in units of STEP, at most LARGEST."""
     return T.min(quantised(value), LARGEST).astype("int8") if dtype == "int8" else value.astype(dtype)
 
 
 def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
-    """Emits a launch: V, a block of tiles and all its channels by a thread block of the shape that products have if they are fused."""
+    """Emits the launch of the input transform, which computes V.
+
+    A thread block computes a block of tiles with all its channels, in the shape that the products have if both are fused.
+    """
     conv, tile = sizes.conv, sizes.tile
     m, t, depth = tile.outputs, tile.size, sizes.depth
     (rows, cols), (top, left, _, _) = sizes.counts, conv.padding
     warps = THREADS // WARP if tile.fusion == "none" else tile.warps
-    dtype = ELEMENT_TYPES[conv.dtype].sums  # in which transforms of either are exact, or nearly so
-    width = WORD // conv.itemsize  # channels of a thread, as many as it loads at once
+    dtype = ELEMENT_TYPES[conv.dtype].sums  # exact for int8, nearly exact for float16
+    width = WORD // conv.itemsize  # channels that a thread loads at once
     if conv.layout == "NCHW" or conv.in_channels % width:
         width = 1
     steps = program(transform(m, conv.kernel[0]).bt)
@@ -116,9 +119,9 @@ def launch_input_transform(sizes: Sizes, data: Any, out: Any) -> None:
 
 
 def _tile_and_channel(sizes: Sizes, at: Expr, width: int) -> tuple[Expr, Expr]:
-    """Which tile of the block and first of its channels the at-th part of a transform is: neighbours in the input are neighbouring threads.
+    """(tile of the block, first of its channels) of the at-th part of a transform: neighbouring threads read neighbouring inputs.
 
-    Channels first a warp has NEAR tiles of eight channels: as many sectors of 32 bytes as that are read, and half as many written.
+    Channels first, a warp has NEAR tiles of eight channels: it reads as many 32-byte sectors as that, and writes half as many.
     """
     if sizes.conv.layout == "NHWC":
         parts = sizes.depth // width
@@ -128,7 +131,7 @@ def _tile_and_channel(sizes: Sizes, at: Expr, width: int) -> tuple[Expr, Expr]:
 
 
 def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]) -> None:
-    """Emits a launch: outputs with bias, residual and activation, a tile of one channel by a thread.
+    """Emits the launch of the output transform: outputs with bias, residual and activation, one tile of one channel a thread.
 
     Neighbouring threads have neighbouring channels in NHWC, neighbouring tiles in NCHW.
     """
@@ -168,12 +171,12 @@ def launch_output_transform(sizes: Sizes, products: Any, tensors: dict[str, Any]
 
 
 def rounded(value: Expr, scale: Expr) -> Expr:
-    """An output of int8: a sum of quantised products times its scale, to the nearest, ties to even."""
+    """An int8 output: an accumulator of quantised products times its scale, rounded to nearest even."""
     return T.nearbyint(value.astype("float32") * scale).astype("int32")
 
 
 def scales_of(pack: QuantisedPack, conv: Conv2d, filters: Any) -> Callable[[Expr], Expr]:
-    """Output channel -> what sums of its products are multiplied by, from behind the filters of its block."""
+    """A function of the output channel: the scale of its accumulators, stored behind the filters of its block."""
     (blocks, size), values = pack.shape(conv), pack.values(conv)
-    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # one tensor by one name, as launches want
+    scales = named("filter", T.decl_buffer((blocks * size // 4,), "float32", data=filters.data))  # launches need one name for a tensor
     return lambda k: scales[k // pack.block * (size // 4) + values // 4 + k % pack.block]

@@ -144,8 +144,8 @@ def test_rules(key: str, change: dict[str, object], message: str) -> None:
     [
         ("n1-c64x9x9-k64x3x3", "multiply float16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
-        ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as copies of boxes need, not 24"),
-        ("n1-c16x64x64-k64x16x16-s16-float16-NHWC", "boxes bring every 8th pixel at the least, not every 16th"),
+        ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as TMA boxes need, not 24"),
+        ("n1-c16x64x64-k64x16x16-s16-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 16th"),
         ("n1-c64x9x9-k64x3x3-float16", "an input row must be a multiple of 16 bytes"),
         ("n1-c512x14x14-k64x3x3-p1-float16-NHWC", "bytes of shared memory, more than 232448"),
         ("n1-c64x8x8-k64x3x3-float16", "patches are at least 8 outputs wide, more than 6"),

@@ -1,4 +1,4 @@
-"""Kernels to which filters and windows come in steps: exact on the emulator, and wrong without any of their waits."""
+"""Warp-specialized kernels: exact on the emulator, and wrong without any of their waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of kernels to which filters and windows come in steps: what a patch is in memory, what is legal, and what is worth a trial."""
+"""Tiles of warp-specialized kernels: what a halo tile is in memory, what is legal, and what is worth a trial."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
         ({"shared": "sums", "cluster": 2, "turns": 2}, "`turns` (=2) must be 1 where blocks share sums"),
         ({"shared": "sums", "cluster": 2, "rows": 1, "cols": 6}, "`cluster` (=2) must be at most the 1 eights of outputs' columns"),
         ({"boxes": "rows"}, "`boxes` (=rows) must be one of patches, taps"),
-        ({"boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where boxes bring what one tap reads"),
+        ({"boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where TMA boxes bring what one tap reads"),
         ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
         ({"block_m": 192, "groups": 3, "cols": 16, "rows": 12}, "the 130 registers of a product must be at most the 128 that"),
         ({"turns": 5}, "the block's 768 threads must be at most 640"),
@@ -131,8 +131,8 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
         ("n1-c64x9x9-k64x3x3-NHWC", "are multiplied in float16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-float16", "are for channels last, not NCHW"),
         ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
-        ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as copies of boxes need, not 24"),
-        ("n1-c64x24x24-k64x9x9-s9-float16-NHWC", "boxes bring every 8th pixel at the least, not every 9th"),
+        ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as TMA boxes need, not 24"),
+        ("n1-c64x24x24-k64x9x9-s9-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 9th"),
     ],
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
