@@ -36,7 +36,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
     needed = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
-        return f"filters of {M} channels and the least patches take {needed} bytes of shared memory, more than {H200.block_shared}"
+        return f"filters of {M} channels and the least halo tiles take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
         return f"channels first, patches are at least {cols} outputs wide, more than {conv.output_size[1]}"
     return None

@@ -47,13 +47,8 @@ class TensorCores(CudaSchedule):
         return (outputs + 2) ** 2 * conv.batch * down * across * conv.in_channels * conv.itemsize
 
     def workspace_bytes(self, conv: Conv2d, tile: TensorCoreTile) -> int:
-<<<<<<< HEAD
-        """Bytes between the kernels: what is not in shared memory of V, and M."""
-        return Sizes(conv, tile).workspace_bytes
-=======
         """Bytes of workspace between the kernels: V unless it stays in shared memory, and M."""
-        return Sizes(conv, tile).made_bytes
->>>>>>> text3
+        return Sizes(conv, tile).workspace_bytes
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a problem with that accuracy; None if one does."""

@@ -24,14 +24,10 @@ from im2win.spec.conv2d import Conv2d
 
 
 def winograd_kernel(conv: Conv2d, tile: TensorCoreTile, name: str) -> Any:
-<<<<<<< HEAD
-    """The convolution: ("input", then the tensors of `conv.arguments`); "data" is for what `Sizes.workspace_bytes` counts, flat.
-=======
     """The function of the whole convolution, over "input" and the tensors of `conv.arguments`.
->>>>>>> text3
 
-    "data" is the workspace of `Sizes.made_bytes` bytes, flat. V and M are tensors of their own here; the reconstructor places those that
-    remain in "data".
+    "data" is the workspace of `Sizes.workspace_bytes` bytes, flat. V and M are tensors of their own here; the reconstructor places those
+    that remain in "data".
     """
     sizes = Sizes(conv, tile)
     with IRBuilder() as builder, T.prim_func(s_tir=False):
