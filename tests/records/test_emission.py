@@ -92,9 +92,9 @@ def emitted_by(package: Path, records: list[Record]) -> list[str]:
     return subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout.split()
 
 
-def recorded(target: str, algorithm: str) -> Record:
+def recorded(target: str, method: str) -> Record:
     """A committed record whose kernel has a register tile that does not divide its loop, on a CPU."""
-    found = (one for one in Log(PACKAGED) if (one.target, one.algorithm) == (target, algorithm) and one.tvm == tvm.__version__)
+    found = (one for one in Log(PACKAGED) if (one.target, one.method) == (target, method) and one.tvm == tvm.__version__)
     return next(one for one in found if target == "cuda" or one.conv2d.output_size[1] % int(one.tile["cols"]))
 
 
