@@ -140,11 +140,11 @@ def library(direct: None) -> Iterator[None]:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls that pass through Python: of sites, and of bound operators."""
     from im2win.frontends.torch.bound import Bound
-    from im2win.frontends.torch.site import Site
+    from im2win.frontends.torch.call_site import CallSite
 
     seen: list[str] = []
-    general, run = Site.general, Bound.__call__
-    monkeypatch.setattr(Site, "general", lambda self, *given: seen.append("site") or general(self, *given))
+    general, run = CallSite.general, Bound.__call__
+    monkeypatch.setattr(CallSite, "general", lambda self, *given: seen.append("site") or general(self, *given))
     monkeypatch.setattr(Bound, "__call__", lambda self, *given: seen.append("bound") or run(self, *given))
     return seen
 

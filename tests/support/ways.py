@@ -9,7 +9,7 @@ from networks import with_integers
 from optimizing import X, optimized
 from torch import nn
 
-from im2win.frontends.torch.site import Site
+from im2win.frontends.torch.call_site import CallSite
 
 
 class Ways:
@@ -21,7 +21,7 @@ class Ways:
         self.module = with_integers(nn.Sequential(one) if plain else _Added(one)).to(memory_format=order)
         self.x = X.contiguous(memory_format=order)
         self.fast = optimized(self.module, self.x)
-        self.site: Site = self.fast._im2win.site_0
+        self.site: CallSite = self.fast._im2win.site_0
 
     def operator(self, x: Any) -> Any:
         source, (weight, bias, *norm) = self.site.source, self.site.source.parameters()

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import im2win.torch  # noqa: E402
 from im2win.frontends.torch import bound, native  # noqa: E402
-from im2win.frontends.torch.site import Site  # noqa: E402
+from im2win.frontends.torch.call_site import CallSite  # noqa: E402
 from im2win.spec.captured_layers import read_layers  # noqa: E402
 from im2win.spec.conv2d import Conv2d  # noqa: E402
 
@@ -185,7 +185,7 @@ def by_library(way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.skip("about the compiled library")
 
     def only() -> None:
-        monkeypatch.setattr(Site, "general", None)
+        monkeypatch.setattr(CallSite, "general", None)
         monkeypatch.setattr(bound.Bound, "__call__", None)
 
     return only

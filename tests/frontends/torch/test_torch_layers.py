@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 import im2win.torch  # noqa: E402
 from im2win.builder.cache import Artefacts  # noqa: E402
 from im2win.device.gpu import H200, NoGpuError  # noqa: E402
-from im2win.frontends.torch import conv_op, site  # noqa: E402
+from im2win.frontends.torch import call_site, conv_op  # noqa: E402
 from im2win.frontends.torch.bound import Bound  # noqa: E402
 from im2win.frontends.torch.planning import Planner  # noqa: E402
 from im2win.records.log import Log  # noqa: E402
@@ -123,7 +123,7 @@ def test_a_call_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Non
     place = fast._im2win.site_0
     monkeypatch.setattr(conv_op, "conv2d", None)
     monkeypatch.setattr(Bound, "_bind", None)
-    monkeypatch.setattr(site.Site, "_route", None)
+    monkeypatch.setattr(call_site.CallSite, "_route", None)
     count = 0
 
     def counted(frame: Any, event: str, argument: Any) -> None:

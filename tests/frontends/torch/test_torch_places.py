@@ -14,7 +14,7 @@ from networks import integers  # noqa: E402
 from ways import Ways, right  # noqa: E402
 
 from im2win.frontends.torch import conv_op, native  # noqa: E402
-from im2win.frontends.torch.site import Site  # noqa: E402
+from im2win.frontends.torch.call_site import CallSite  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("library")
 def test_compiled_programs_call_places_without_python(layout: str, passes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second call on; parameters that change, another input, training and a module that goes away are seen."""
     ways, seen = Ways(layout), []
-    now = Site.now
-    monkeypatch.setattr(Site, "now", lambda self, *given: seen.append("now") or now(self, *given))
+    now = CallSite.now
+    monkeypatch.setattr(CallSite, "now", lambda self, *given: seen.append("now") or now(self, *given))
 
     place = ways.site.place
 

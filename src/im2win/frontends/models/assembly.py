@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from im2win.frontends.models import driver, half, kernels
-from im2win.frontends.models.forms import HALF, Forms, HalfForms, in_half, without_views
 from im2win.frontends.models.host import Chosen, Kernels
 from im2win.frontends.models.memory import Plan, plan
 from im2win.frontends.models.parts import Convolution, Join, Parts, take_apart
 from im2win.frontends.models.precision import Precision
 from im2win.frontends.models.program import Call, Copy, Program
-from im2win.frontends.models.rest import add_rest
+from im2win.frontends.models.relax_fallback import add_fallback
 from im2win.frontends.models.source import Array, Source, Tensor
+from im2win.frontends.models.tensor_layouts import HALF, HalfLayouts, TensorLayouts, in_half, without_views
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.runtime.model import ALIGNMENT
 from im2win.runtime.model_manifest import Bucket, ModelLayer, Port
@@ -57,7 +57,7 @@ class Assembly:
     """What the functions of all batches share.
 
     Attributes:
-        dtype: "float32", or "float16" if values are stored as `forms.HalfForms` stores them.
+        dtype: "float32", or "float16" if values are stored as `layouts.HalfLayouts` stores them.
         runs: number of tensors and steps of each function.
         skipped: convolutions that are left to TVM (an ordered set).
     """
@@ -126,24 +126,24 @@ class Assembly:
         if not narrow:
             for name in _read_and_made(source, parts):
                 self._declare(source, program, name)
-        forms = (HalfForms if narrow else Forms)(source, parts, program)
+        layouts = (HalfLayouts if narrow else TensorLayouts)(source, parts, program)
         for one in layers:
-            self._convolution(program, forms, one)
+            self._convolution(program, layouts, one)
         for view in parts.views:
-            program.views[forms.makes(view.output)] = forms.reads(view.source)
+            program.views[layouts.makes(view.output)] = layouts.reads(view.source)
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
-            shape, last = forms.shape(response.source), forms.last(response.output)
+            shape, last = layouts.shape(response.source), layouts.last(response.output)
             function = half.response(shape, response, last) if narrow else kernels.response(shape, response)
             functions[f"response_{number}"] = function
-            program.calls.append(Call(f"response_{number}", (forms.reads(response.source, last),), (forms.makes(response.output),)))
+            program.calls.append(Call(f"response_{number}", (layouts.reads(response.source, last),), (layouts.makes(response.output),)))
         for number, pool in enumerate(parts.pools):
-            shape, made, last = forms.shape(pool.source), forms.shape(pool.output), forms.last(pool.output)
+            shape, made, last = layouts.shape(pool.source), layouts.shape(pool.output), layouts.last(pool.output)
             functions[f"pool_{number}"] = (half if narrow else kernels).pool(shape, made, pool)
-            program.calls.append(Call(f"pool_{number}", (forms.reads(pool.source, last),), (forms.makes(pool.output),)))
-        joins = forms.joins()
-        functions |= add_rest(source, parts, program, forms, {name for join in joins for name in join.sources}, self.label)
-        functions |= forms.functions
+            program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
+        joins = layouts.joins()
+        functions |= add_fallback(source, parts, program, layouts, {name for join in joins for name in join.sources}, self.label)
+        functions |= layouts.functions
         renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
         program.calls = [
             Call(renamed.get(call.kernel, call.kernel), call.inputs, call.outputs) if isinstance(call, Call) else call
@@ -163,16 +163,16 @@ class Assembly:
         dtype = str(import_onnx().helper.tensor_dtype_to_np_dtype(code))
         program.declare(name, tuple(int(extent) for extent in shape), dtype)
 
-    def _convolution(self, program: Program, forms: Forms, one: Convolution) -> None:
+    def _convolution(self, program: Program, layouts: TensorLayouts, one: Convolution) -> None:
         """Adds the calls of a convolution, with its packed filters."""
         chosen = self.chosen[one.conv]
         made = self.kernels.convolution(one.conv, chosen)
         packed = [program.constant(f"{one.output}/filter", made.pack_filter(one.filter))]
         if one.bias is not None:
             packed.append(program.constant(f"{one.output}/bias", made.pack_bias(one.bias)))
-        last = forms.last(one.output)
-        residual = [forms.reads(one.residual, last)] if one.residual else []
-        made.call(program, forms.reads(one.data, last), packed, residual, forms.makes(one.output))
+        last = layouts.last(one.output)
+        residual = [layouts.reads(one.residual, last)] if one.residual else []
+        made.call(program, layouts.reads(one.data, last), packed, residual, layouts.makes(one.output))
         layer = ModelLayer(one.name, str(one.conv), chosen.algorithm, chosen.tile.as_dict(), chosen.tier)
         self.layers.setdefault((one.name, one.conv), layer)
 

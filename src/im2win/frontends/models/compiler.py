@@ -21,10 +21,10 @@ from im2win.device.gpu import Gpu
 from im2win.frontends.models import driver
 from im2win.frontends.models.assembly import Assembly
 from im2win.frontends.models.cuda import CudaKernels
-from im2win.frontends.models.forms import HALF
 from im2win.frontends.models.host import CpuKernels, Kernels
 from im2win.frontends.models.precision import chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
+from im2win.frontends.models.tensor_layouts import HALF
 from im2win.registry.backends import Device, device_for
 from im2win.runtime.load import load_model
 from im2win.runtime.model import Model, write_manifest

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from im2win.device.gpu import Gpu
-from im2win.frontends.models.forms import HALF
 from im2win.frontends.models.source import Source
+from im2win.frontends.models.tensor_layouts import HALF
 from im2win.frontends.onnx.graph import Graph, subgraphs
 from im2win.frontends.onnx.layers import import_onnx
 from im2win.frontends.onnx.shapes import infer
@@ -50,7 +50,7 @@ def _is_half(graph: GraphProto) -> bool:
 def widened(model: ModelProto) -> tuple[ModelProto, frozenset[str]]:
     """A float16 model converted to float32 with the same values, and the names of the inputs and outputs that were float16.
 
-    Its kernels sum in float32 and round what they write; see `forms`.
+    Its kernels sum in float32 and round what they write; see `layouts`.
     """
     onnx = import_onnx()
     copy: ModelProto = onnx.ModelProto()

@@ -43,7 +43,7 @@ SCHEMA = (
 SITE_SCHEMA = "site(Tensor x, Tensor? residual, str place) -> Tensor"
 
 SITES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""What is at a `Place` of this process, see `site.Site`: where no gradient is needed, compiled programs name it in place of parameters."""
+"""What is at a `Place` of this process, see `CallSite`: where no gradient is needed, compiled programs name it in place of parameters."""
 
 _CALLS: weakref.WeakValueDictionary[Any, Bound] = weakref.WeakValueDictionary()  # the bound operator by a call's tensors and their layout
 

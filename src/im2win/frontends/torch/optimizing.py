@@ -13,10 +13,10 @@ from torch import nn
 from im2win.builder.batch import LEAST
 from im2win.frontends.torch import conv_op, tracing
 from im2win.frontends.torch.bound import log, note
+from im2win.frontends.torch.call_site import CallSite, by_place
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Planner
 from im2win.frontends.torch.report import LayerReport, Report
-from im2win.frontends.torch.site import Site, by_place
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
@@ -34,7 +34,7 @@ class Holder:
         by_place: as `forward`, but names the call sites by number, so that compiled programs have nothing to check at a call.
     """
 
-    def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, Site] | None = None) -> None:
+    def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, CallSite] | None = None) -> None:
         self.report, self.given, self.sites, self._graph = report, given, dict(sites or {}), graph
         vars(self).update(self.sites)
         self.forward = None if graph is None else graph({name: ("call_module", f"{HOLDER}.{name}", ()) for name in self.sites})
@@ -79,7 +79,7 @@ class Optimized(nn.Module):
 class OptimizedConv2d(nn.Conv2d):
     """Replaces one convolution of a module tree, and shares the parameters of the one that it replaces."""
 
-    _im2win_site: Site
+    _im2win_site: CallSite
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """As `Conv2d.forward`."""
@@ -193,7 +193,7 @@ def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, site
 
 def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any:
     patterns = {f"site_{i}": pattern for i, pattern in enumerate(patterns_of(traced))}
-    sites = {name: Site(pattern.name, pattern.source, planner, preparing=True) for name, pattern in patterns.items()}
+    sites = {name: CallSite(pattern.name, pattern.source, planner, preparing=True) for name, pattern in patterns.items()}
     _prepare(_with_sites(traced, patterns, sites), example, planner, len(sites))
     ready = {name: site for name, site in sites.items() if site.ready}
     for site in sites.values():
@@ -203,7 +203,7 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
     return result
 
 
-def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, Site]) -> Any:
+def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, CallSite]) -> Any:
     """A module like the traced one whose forward runs its graph with these conv call sites."""
 
     def graph(calls: Mapping[str, Call]) -> Callable[..., Any]:
@@ -233,14 +233,14 @@ def _like(module: nn.Module, held: Holder) -> Any:
 
 
 def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, note: str) -> Any:
-    sites: dict[int, Site] = {}
+    sites: dict[int, CallSite] = {}
     left: list[LayerReport] = []
     for name, one in module.named_modules():
         source = source_of(one)
         if isinstance(source, str):
             left += [LayerReport(name, None, "", source)] if source else []
         else:
-            sites[id(one)] = Site(name, source, planner, preparing=True)
+            sites[id(one)] = CallSite(name, source, planner, preparing=True)
     held = Holder(Report("modules"))
     _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
     for site in sites.values():
@@ -251,7 +251,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
     return result
 
 
-def _swapped(module: nn.Module, sites: dict[int, Site], done: dict[int, nn.Module], held: Holder | None = None) -> nn.Module:
+def _swapped(module: nn.Module, sites: dict[int, CallSite], done: dict[int, nn.Module], held: Holder | None = None) -> nn.Module:
     """A module tree with these convolutions replaced.
 
     A submodule without any of them is shared; one with some is a copy that shares the rest.
@@ -283,7 +283,7 @@ def _report(module: nn.Module | None, sites: Any, planner: Planner, mode: str, n
     return Report(mode, note, planner.artefacts.built, layers)
 
 
-def _rows(site: Site) -> Iterator[LayerReport]:
+def _rows(site: CallSite) -> Iterator[LayerReport]:
     if not site.prepared:
         yield LayerReport(site.name, None, "", "the example did not reach it")
     for conv, prepared in site.prepared.items():

@@ -9,9 +9,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from im2win.frontends.models.forms import Forms, Stored
 from im2win.frontends.models.parts import Parts, scaling
 from im2win.frontends.models.program import Call, Program
+from im2win.frontends.models.tensor_layouts import Stored, TensorLayouts
 from im2win.frontends.onnx.epilogues import scales
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 Node = tuple[str, dict[str, Any]]  # operator and attributes
 
 
-def add_rest(source: Source, parts: Parts, program: Program, forms: Forms, joined: set[str], label: str) -> dict[str, Any]:
+def add_fallback(source: Source, parts: Parts, program: Program, layouts: TensorLayouts, joined: set[str], label: str) -> dict[str, Any]:
     """Adds the calls of all nodes that TVM compiles to a program. Returns their loops by name, unscheduled.
 
     Args:
-        forms: how values are stored; all other parts are in the program already.
+        layouts: how values are stored; all other parts are in the program already.
         joined: values of the program that concatenations read.
 
     Raises:
@@ -42,13 +42,13 @@ def add_rest(source: Source, parts: Parts, program: Program, forms: Forms, joine
     for call in program.calls:
         elsewhere.update(call.inputs if isinstance(call, Call) else (call.source,))
     elsewhere.update(program.views.values())
-    inputs = [forms.read_by_rest(name) for name in sorted(read - made) if name not in source.constants]
-    outputs = forms.made_by_rest(sorted(made & {forms.origin(name) for name in elsewhere}))
-    module = _lowered(_model(source, nodes, inputs, outputs, forms), label)
+    inputs = [layouts.read_by_rest(name) for name in sorted(read - made) if name not in source.constants]
+    outputs = layouts.made_by_rest(sorted(made & {layouts.origin(name) for name in elsewhere}))
+    module = _lowered(_model(source, nodes, inputs, outputs, layouts), label)
     return _calls(module, program, [one.name for one in inputs], [one.name for one in outputs])
 
 
-def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs: list[Stored], forms: Forms) -> ModelProto:
+def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs: list[Stored], layouts: TensorLayouts) -> ModelProto:
     """The nodes as a separate ONNX model, which reads and writes values as they are stored and computes in the original types.
 
     Values are renamed to plain names, since the importer changes others.
@@ -74,7 +74,7 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs
         copy.input[:], copy.output[:] = [plain(name) for name in node.input], [plain(name) for name in node.output]
         copies.append(copy)
 
-    before, after = _Borders(onnx, forms), _Borders(onnx, forms)
+    before, after = _Borders(onnx, layouts), _Borders(onnx, layouts)
     taken = [before.read(one, plain(one.origin)) for one in inputs]
     given = [after.write(one, plain(one.origin)) for one in outputs]
     graph = onnx.helper.make_graph(
@@ -88,9 +88,9 @@ def _model(source: Source, nodes: list[NodeProto], inputs: list[Stored], outputs
 class _Borders:
     """Nodes that convert values from their stored form to the form that the model computes with, or back; none where both are the same."""
 
-    def __init__(self, onnx: Any, forms: Forms) -> None:
+    def __init__(self, onnx: Any, layouts: TensorLayouts) -> None:
         self.nodes: list[NodeProto] = []
-        self._onnx, self._forms = onnx, forms
+        self._onnx, self._forms = onnx, layouts
 
     def read(self, stored: Stored, name: str) -> Any:
         """Adds nodes that compute the value `name` from a stored value. Returns the stored value as a graph input."""

@@ -103,7 +103,7 @@ class Prepared:
 
 
 @dataclass(eq=False)
-class Site:
+class CallSite:
     """A conv call site, which replaces a convolution and its epilogue: ``site(x)``, ``site(x, residual)``.
 
     A plain call in eager mode that needs no gradient goes directly to the bound operator, and from the second call on without Python

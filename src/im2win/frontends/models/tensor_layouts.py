@@ -33,7 +33,7 @@ class Stored:
     last: bool
 
 
-class Forms:
+class TensorLayouts:
     """Stores every value as ONNX does."""
 
     def __init__(self, source: Source, parts: Parts, program: Program) -> None:
@@ -88,7 +88,7 @@ class Forms:
         return self.parts.joins
 
 
-class HalfForms(Forms):
+class HalfLayouts(TensorLayouts):
     """Stores floating-point values in float16, and those that convolutions, pooling and response normalisation use with channels last."""
 
     def __init__(self, source: Source, parts: Parts, program: Program) -> None:
@@ -185,18 +185,18 @@ class HalfForms(Forms):
         self.program.calls.append(Call(kernel, (source.name,), (target.name,)))
 
 
-def _channels_last(forms: HalfForms) -> tuple[frozenset[str], frozenset[str]]:
+def _channels_last(layouts: HalfLayouts) -> tuple[frozenset[str], frozenset[str]]:
     """The values that are written with channels last, and those of them that concatenations write.
 
     TVM's part writes either order at no cost, so it writes what its readers need.
     """
-    source, parts = forms.source, forms.parts
+    source, parts = layouts.source, layouts.parts
     last, wanted = _of_images(source, parts)
     made = {name for index in parts.rest for name in source.graph.nodes[index].output}
     last |= wanted & (made | {one.name for one in source.inputs})
     joins = set()
     for join in parts.joins:
-        channels = join.axis == 1 and len(forms.shape(join.output)) == 4 and forms.narrow(join.output)
+        channels = join.axis == 1 and len(layouts.shape(join.output)) == 4 and layouts.narrow(join.output)
         if channels and (join.output in wanted or any(name in last for name in join.sources)):
             joins.add(join.output)
             last |= {join.output, *(made & set(join.sources))}
