@@ -13,7 +13,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_bytes
 from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
-from im2win.bench.results import Result, Row, Spread
+from im2win.bench.results import Result, Row, Spread, roofline_fraction
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import error as error_of
 from im2win.numerics.tolerance import tolerance
@@ -211,7 +211,7 @@ def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limit
     row.best_peer = min(medians, key=lambda name: medians[name], default=None)
     if row.ours_ms is not None:
         row.gflops = conv.flops / row.ours_ms / 1e6
-        row.roofline_fraction = limits.floor_ms(conv) / row.ours_ms
+        row.roofline_fraction = roofline_fraction(row, ["exact"], asdict(limits))
     if row.best_peer is not None:
         best = medians[row.best_peer]
         row.ratio = best / row.ours_ms if row.ours_ms is not None else None

@@ -141,7 +141,8 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
         if row.failed or row.ours_ms is None:
             console.print(f"{head}  failed: {escape(row.failed or 'not timed')}", soft_wrap=True)
             return
-        ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {100 * (row.roofline_fraction or 0):4.0f} % of roofline"
+        fraction = "   -" if row.roofline_fraction is None else f"{100 * row.roofline_fraction:4.0f}"
+        ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {fraction} % of roofline"
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
         how = f"{methods.shown(row.algorithm)}{'' if row.tuned else ' (untuned)'}"
         how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""

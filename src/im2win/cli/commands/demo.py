@@ -115,7 +115,7 @@ def _report(console: Console, result: Result, chosen: list[Layer]) -> None:
         if row.failed or row.ours_ms is None:
             console.print(f"{row.layer} failed: {row.failed}", markup=False, soft_wrap=True)
             continue
-        fraction = f"{100 * (row.roofline_fraction or 0):.0f}"
+        fraction = "-" if row.roofline_fraction is None else f"{100 * row.roofline_fraction:.0f}"
         numbers = [f"{row.ours_ms:.3f}", f"{row.gflops:.0f}", fraction, tables.bytes_text(row.extra_bytes)]
         baseline = ["-"] * 2 if row.ratio is None else [f"{row.peers['numpy']:.3f}", f"{row.ratio:.1f}x"]
         rows.append([row.layer, methods.shown(row.algorithm), *numbers, f"{row.error:.1e}", *baseline])
