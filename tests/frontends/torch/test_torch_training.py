@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import im2win.torch  # noqa: E402
 from im2win.spec.activations import ACTIVATIONS  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("direct/tiled", "way")
+pytestmark = pytest.mark.usefixtures("direct", "way")
 
 # --- parameters
 
