@@ -17,7 +17,7 @@ from im2win.spec.conv2d import Conv2d
 PAD = "pad"
 
 
-def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     at = nest.image(conv, inputs["data"])

@@ -39,7 +39,7 @@ def transform(conv: Conv2d, data: te.Tensor) -> te.Tensor:
     )
 
 
-def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     windows = transform(conv, inputs["data"])

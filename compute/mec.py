@@ -1,10 +1,10 @@
 """Memory-efficient convolution, MEC (Cho and Brand 2017, arXiv 1706.06873).
 
-The input is lowered along its width only. Column strip x holds the Wf input columns of output column x, over all rows:
+The input is lowered along its width only. Column partition x holds the Wf input columns of output column x, over all rows:
 
     L[n, c, x, y, v] = I[n, c, y, x*s + v*d]              y over the padded height
 
-The product for output row m multiplies rows m*s ... m*s + Hf of every strip. These slices overlap for neighbouring output rows, so that
+The product for output row m multiplies rows m*s ... m*s + Hf of every partition. These slices overlap for neighbouring output rows, so that
 rows are stored once. Memory: N*Ci*Wo*Hi*Wf elements, about Hf/s times less than im2col.
 """
 
@@ -26,7 +26,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
     return conv.batch, conv.in_channels, conv.output_size[1], conv.padded_size[0], conv.kernel[1]
 
 
-def define(conv: Conv2d, pack: FilterPack, strip: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups

@@ -18,7 +18,7 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
-CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/strip, strip*Wo, block] for algorithms with a matrix
+CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/row_block, row_block*Wo, block] for algorithms with a matrix
 ROWS = "rows"  # the product with bias and activation, same shape
 TURNED = "turned"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
@@ -94,20 +94,20 @@ def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], opera
     return _finish(conv, pack, inputs, product, lambda m, x: (m, x))
 
 
-def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, strip: int) -> list[te.Tensor]:
+def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, row_block: int) -> list[te.Tensor]:
     """The product of filters by a matrix [N, groups, K, Ho*Wo] of windows; returns the kernel's arguments.
 
-    Windows are processed in lines of `strip` output rows (a divisor of Ho), so that a register tile may cross the end of an output row.
+    Windows are processed in lines of `row_block` output rows (a divisor of Ho), so that a register tile may cross the end of an output row.
     """
     out_h, out_w = conv.output_size
-    per_group, line = pack.blocks_per_group(conv), strip * out_w
+    per_group, line = pack.blocks_per_group(conv), row_block * out_w
     k = te.reduce_axis((0, pack.shape(conv)[1]), "k")
     product = te.compute(
-        (conv.batch, pack.blocks(conv), out_h // strip, line, pack.block),
+        (conv.batch, pack.blocks(conv), out_h // row_block, line, pack.block),
         lambda n, jo, m, p, ji: te.sum(matrix[n, jo // per_group, k, m * line + p] * inputs["filter"][jo, k, ji], axis=[k]),
         name=CONV,
     )
-    return _finish(conv, pack, inputs, product, lambda m, x: (m // strip, m % strip * out_w + x))
+    return _finish(conv, pack, inputs, product, lambda m, x: (m // row_block, m % row_block * out_w + x))
 
 
 def _finish(

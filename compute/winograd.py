@@ -15,7 +15,7 @@ The product is the same sum in two forms:
     EWMM     V ncyxij, M nbyxijk: element by element, tile by tile
     BGEMM    V ijcnyx, M ijbnyxk: t_h * t_w matrix products of channels and all tiles
 
-`define`, for CPUs, is BGEMM on strips: V and M of a few rows of tiles, or of a few small images, with channels in vectors. Tiles at the
+`define`, for CPUs, is BGEMM on row blocks: V and M of a few rows of tiles, or of a few small images, with channels in vectors. Tiles at the
 border read zeros beyond the input and its padding, and their outputs beyond the output are dropped. Transforms are matvec programs
 (`numerics.matvec_program`), written as one expression for each row: a compiler that unrolls the rows finds the common subexpressions.
 """
@@ -35,8 +35,8 @@ from im2win.numerics.winograd_matrices import Matrix, Transform, transform
 from im2win.packing.winograd import WinogradPack
 from im2win.spec.conv2d import Conv2d
 
-TURNED_IN = "winograd_turned"  # input rows of a strip with channels innermost, where the layout has them outermost
-PADDED = "winograd_padded"  # the strip with its zeros
+TURNED_IN = "winograd_turned"  # input rows of a row block with channels innermost, where the layout has them outermost
+PADDED = "winograd_padded"  # the row block with its zeros
 DOWN = "winograd_down"  # B^T d
 INPUT = "winograd_input"  # V
 BACK = "winograd_back"  # A^T M
@@ -136,7 +136,7 @@ def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
         e = {"n": n, "b": b, "y": tile // cols, "x": tile % cols, "i": i, "j": j, "k": k}
         return sums(*(e[axis] for axis in order))
 
-    return _leave(conv, pack, inputs, tiles(conv, pack.outputs)[0], 1, lambda n, strip, b, tile, i, j, k: at(n, b, tile, i, j, k))
+    return _leave(conv, pack, inputs, tiles(conv, pack.outputs)[0], 1, lambda n, row_block, b, tile, i, j, k: at(n, b, tile, i, j, k))
 
 
 def ewmm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
@@ -150,37 +150,37 @@ def bgemm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
 
 
 def _leave(
-    conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], strip: int, images: int, product: Callable[..., Expr]
+    conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], row_block: int, images: int, product: Callable[..., Expr]
 ) -> list[te.Tensor]:
     """The output transform, and the epilogue and write-back of all algorithms.
 
     Args:
-        product: called with (group of images, strip, b, tile in the strip, i, j, k).
+        product: called with (group of images, row block, b, tile in the row block, i, j, k).
     """
     m, (down, across), (rows, cols) = pack.outputs, forms(conv, pack.outputs), tiles(conv, pack.outputs)
 
     def columns(n: Expr, s: Expr, b: Expr, tile: Expr, i: Expr, j: Expr, k: Expr) -> Expr:
         return applied(down.at, i, lambda u: product(n, s, b, tile, u, j, k), conv.dtype)
 
-    extents = (conv.batch // images, rows // strip, pack.blocks(conv), images * strip * cols)
+    extents = (conv.batch // images, rows // row_block, pack.blocks(conv), images * row_block * cols)
     back = te.compute((*extents, m, across.size, pack.block), columns, name=BACK)
 
     def rows_(n: Expr, b: Expr, h: Expr, w: Expr, k: Expr) -> Expr:
-        s, line = h // (strip * m), h % (strip * m)
-        tile = (n % images * strip + line // m) * cols + w // m
+        s, line = h // (row_block * m), h % (row_block * m)
+        tile = (n % images * row_block + line // m) * cols + w // m
         return applied(across.at, w % m, lambda v: back[n // images, s, b, tile, line % m, v, k], conv.dtype)
 
     output = te.compute((conv.batch, pack.blocks(conv), rows * m, cols * m, pack.block), rows_, name=OUTPUT)
     return nest._finish(conv, pack, inputs, output, lambda m, x: (m, x))  # type: ignore[arg-type]
 
 
-def _strips(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strip: int, images: int) -> te.Tensor:
-    """The padded input as strips, [group of images, strip, channel block, image, row, column, channel in its vector]."""
+def _row_blocks(conv: Conv2d, pack: WinogradPack, data: te.Tensor, row_block: int, images: int) -> te.Tensor:
+    """The padded input as row blocks, [group of images, row block, channel block, image, row, column, channel in its vector]."""
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
     share, blocks = conv.in_channels // conv.groups, pack.depth(conv) // lanes
-    step, (top, left, _, _), zero = strip * m, conv.padding, tirx.const(0, conv.dtype)
+    step, (top, left, _, _), zero = row_block * m, conv.padding, tirx.const(0, conv.dtype)
     height, width = step - m + down.size, (cols - 1) * m + across.size
-    extents = (conv.batch // images, rows // strip, conv.groups * blocks, images)
+    extents = (conv.batch // images, rows // row_block, conv.groups * blocks, images)
 
     def channel(b: Expr, lane: Expr) -> tuple[Expr, Expr]:
         inside = b % blocks * lanes + lane
@@ -210,21 +210,23 @@ def _strips(conv: Conv2d, pack: WinogradPack, data: te.Tensor, strip: int, image
     return te.compute((*extents, height, width, lanes), nchw, name=PADDED)
 
 
-def define(conv: Conv2d, pack: WinogradPack, strip: int = 1, images: int = 1) -> list[te.Tensor]:
+def define(conv: Conv2d, pack: WinogradPack, row_block: int = 1, images: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`.
 
     Args:
-        strip: rows of tiles that are transformed and multiplied together, a divisor of an image's rows of tiles.
+        row_block: rows of tiles that are transformed and multiplied together, a divisor of an image's rows of tiles.
         images: images that are transformed and multiplied together, a divisor of the batch.
     """
     m, lanes, (down, across), (rows, cols) = pack.outputs, pack.channels, forms(conv, pack.outputs), tiles(conv, pack.outputs)
-    blocks, per_group, line = pack.depth(conv) // lanes, pack.blocks_per_group(conv), images * strip * cols
+    blocks, per_group, line = pack.depth(conv) // lanes, pack.blocks_per_group(conv), images * row_block * cols
     inputs = nest.placeholders(conv, pack)  # type: ignore[arg-type]
-    padded = _strips(conv, pack, inputs["data"], strip, images)
-    extents, (_, _, channel_blocks, _, _, width, _) = (conv.batch // images, rows // strip), padded.shape
+    padded = _row_blocks(conv, pack, inputs["data"], row_block, images)
+    extents, (_, _, channel_blocks, _, _, width, _) = (conv.batch // images, rows // row_block), padded.shape
     half = te.compute(
-        (*extents, channel_blocks, images * strip, down.size, width, lanes),
-        lambda n, s, b, y, i, w, lane: applied(down.bt, i, lambda u: padded[n, s, b, y // strip, y % strip * m + u, w, lane], conv.dtype),
+        (*extents, channel_blocks, images * row_block, down.size, width, lanes),
+        lambda n, s, b, y, i, w, lane: applied(
+            down.bt, i, lambda u: padded[n, s, b, y // row_block, y % row_block * m + u, w, lane], conv.dtype
+        ),
         name=DOWN,
     )
     given = te.compute(
@@ -241,4 +243,4 @@ def define(conv: Conv2d, pack: WinogradPack, strip: int = 1, images: int = 1) ->
         ),
         name=nest.CONV,
     )
-    return _leave(conv, pack, inputs, strip, images, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])
+    return _leave(conv, pack, inputs, row_block, images, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])

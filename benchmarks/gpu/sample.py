@@ -35,8 +35,8 @@ ACCURACY: Accuracy = "winograd"  # all there are
 CHANGES: dict[str, dict[str, Any]] = {
     "in clusters": {"cluster": 2},
     "in clusters with their filters": {"cluster": 2, "shared": "filters"},
-    "in clusters with their sums": {"cluster": 2, "shared": "sums", "turns": 1},
-    "with boxes of single taps": {"boxes": "taps", "taps": 1},
+    "in clusters with their sums": {"cluster": 2, "shared": "accumulators", "pingpong": 1},
+    "with boxes of single taps": {"tma_boxes": "taps", "taps": 1},
 }
 LADDER, SLIDING = "n2-c5x13x14-k70x3x3-p1", "n1-c3x31x33-k3x3x3-s2-p1"
 

@@ -28,10 +28,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.compute import nest
 from im2win.schedules.cpu.tile import Tile
-from im2win.schedules.cpu.transpose import turn_intrin
+from im2win.schedules.cpu.transpose import transpose_intrin
 from im2win.spec.conv2d import Conv2d
 
-Where = Literal["root", "strip", "inline"]
+Where = Literal["root", "row_block", "inline"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Plan:
     """What the schedule must know of an algorithm.
 
     stage: name of the block that transforms the input; None if there is none.
-    where: "root" stores the whole transformed tensor, "strip" that of one block of output rows beside the product, "inline" none of it.
+    where: "root" stores the whole transformed tensor, "row block" that of one block of output rows beside the product, "inline" none of it.
     matrix: whether the product takes windows as columns of a matrix, without rows of the output.
     fused: axes of the stage that fuse several axes: (axis, letters of the inner ones), u kernel row, v kernel column, x output column.
         Splitting them leaves plain rows to copy instead of a division for every element.
@@ -83,7 +83,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
 def _holds_back(conv: Conv2d, tile: Tile, plan: Plan) -> bool:
     """Whether a block of output rows is buffered as [window][channel]: where vectors of channels cannot be stored to the output directly.
     """
-    leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.strip > 1)
+    leaves = conv.layout == "NHWC" and _whole_blocks(conv, tile) and not (plan.matrix and tile.row_block > 1)
     return tile.axis == "channels" and not leaves
 
 
@@ -101,10 +101,10 @@ def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, Loop
     n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
     inside = [tile.vectors, tile.lanes] if tile.axis == "channels" else [tile.block]
     passes, block, *channels = sch.split(j, [None, tile.pass_blocks, *inside])
-    strips, row = sch.split(m, [None, tile.strip])
+    row_blocks, row = sch.split(m, [None, tile.row_block])
     order = [*channels, row, x] if conv.layout == "NCHW" else [row, x, *channels]
-    sch.reorder(passes, n, strips, block, *order)
-    step = sch.fuse(passes, n, strips)
+    sch.reorder(passes, n, row_blocks, block, *order)
+    step = sch.fuse(passes, n, row_blocks)
     sch.parallel(step)
     return step, block, channels, [row, x]
 
@@ -126,7 +126,7 @@ def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: l
     rows = sch.get_sblock(nest.ROWS)
     row, col, channel = sch.get_loops(rows)[-3:]
     _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
-    line = conv.output_size[1] * (tile.strip if plan.matrix else 1)
+    line = conv.output_size[1] * (tile.row_block if plan.matrix else 1)
     sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
     if conv.layout == "NCHW" and _whole_blocks(conv, tile):
         _turn(sch, conv, tile, channels, windows)
@@ -173,7 +173,7 @@ def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, ta
 
 def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
     """Writes rows of [window][channel] back as NCHW, transposed by shuffles. A residual is added to the transposed rows."""
-    intrin = turn_intrin(tile.strip, conv.output_size[1], tile.lanes)
+    intrin = transpose_intrin(tile.row_block, conv.output_size[1], tile.lanes)
     if not conv.residual:
         sch.tensorize(channels[1], intrin)
         return
@@ -212,7 +212,7 @@ def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) ->
             M[k, p] = I[k // 9, p // Wo + ..., ...]        M[...] = I[c, m*s + u, x*s + v]
     """
     block = sch.get_sblock(plan.stage)
-    if plan.where == "strip":
+    if plan.where == "row_block":
         sch.compute_at(block, step, preserve_unit_loops=True)
     rank = len(sch.get(block).iter_vars)
     loops = sch.get_loops(block)[-rank:]

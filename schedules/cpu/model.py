@@ -21,7 +21,7 @@ RUN = 20.0  # cycles that a run of output rows costs at its start
 SPILL = 0.04  # share of a K step that each missing register costs
 AHEAD = 3  # registers with inputs that LLVM loads ahead
 TURN = 10.0  # cycles of a vector of outputs for the buffer and the transpose
-STAGED = {"strip": 0.5, "root": 1.8}  # cycles of an element that is transformed
+STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     out_h, out_w = conv.output_size
     blocks = tile.pack.blocks(conv)
     depth = math.prod(conv.filter_shape[1:])
-    line = out_w * (tile.strip if matrix else 1)
-    lines = 1 if matrix else tile.strip // tile.rows  # rows of register tiles in a block of output rows
+    line = out_w * (tile.row_block if matrix else 1)
+    lines = 1 if matrix else tile.row_block // tile.rows  # rows of register tiles in a block of output rows
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
     sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
     sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
-    strips = conv.batch * out_h // tile.strip
+    row_blocks = conv.batch * out_h // tile.row_block
     passes = blocks // tile.pass_blocks
 
     filter_bytes = 4.0 * depth * tile.block
-    input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.strip - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
+    input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.row_block - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
     tiles = lines * (whole + bool(rest))
     cache = 0.0
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
@@ -122,15 +122,15 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         cache += input_bytes / L3_BYTES
     moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
 
-    steps = passes * strips
-    outputs = tile.strip * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
-    private = conv.itemsize * min(machine.threads, steps) * (outputs + (staged if where == "strip" else 0))
+    steps = passes * row_blocks
+    outputs = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
+    private = conv.itemsize * min(machine.threads, steps) * (outputs + (staged if where == "row_block" else 0))
     return Estimate(
         conv=conv,
-        product=strips * blocks * sweep,
+        product=row_blocks * blocks * sweep,
         write_back=_write_back(conv, tile),
-        stage=STAGED.get(where, 0.0) * staged * (steps if where == "strip" else 1),
-        cache=strips * blocks * cache,
+        stage=STAGED.get(where, 0.0) * staged * (steps if where == "row_block" else 1),
+        cache=row_blocks * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
         threads=machine.threads,
@@ -140,7 +140,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
 def _write_back(conv: Conv2d, tile: Tile) -> float:
     """Cycles of the write-back, and of the start of each channel's run of rows: a new page, and nothing prefetched."""
-    runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.strip)
+    runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.row_block)
     return _vectors_out(conv, tile) + RUN * runs
 
 

@@ -9,7 +9,7 @@ from im2win.schedules.cpu.legality import violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
 
-MAX_STRIP = 16  # output rows; more were never faster and stage more
+MAX_ROW_BLOCK = 16  # output rows; more were never faster and stage more
 MAX_PASS = 16  # channel blocks
 
 
@@ -18,9 +18,9 @@ def divisors(number: int, most: int) -> list[int]:
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
-def strips(conv: Conv2d) -> list[int]:
+def row_blocks(conv: Conv2d) -> list[int]:
     """Heights of blocks of output rows: divisors of the output's rows."""
-    return divisors(conv.output_size[0], MAX_STRIP)
+    return divisors(conv.output_size[0], MAX_ROW_BLOCK)
 
 
 def even_tiles(line: int, most: int) -> list[int]:
@@ -45,32 +45,32 @@ def _sums(conv: Conv2d) -> list[tuple[str, int]]:
 
 
 def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """(lanes, vectors, rows, cols, strip) with axis "channels"."""
+    """(lanes, vectors, rows, cols, row block) with axis "channels"."""
     out_w = conv.output_size[1]
     channels = conv.out_channels // conv.groups
     least = max(machine.outputs_in_flight[0] // machine.lanes, 1)
     for lanes in _lanes(conv, machine):
         for vectors in range(1, min(-(-channels // lanes), 6) + 1):
             room = machine.registers // vectors - 1  # most windows whose accumulators fit the registers beside one K step of filters
-            for strip in strips(conv):
-                line = out_w * (strip if matrix else 1)
-                for rows in [1] if matrix else divisors(strip, 4):
+            for row_block in row_blocks(conv):
+                line = out_w * (row_block if matrix else 1)
+                for rows in [1] if matrix else divisors(row_block, 4):
                     for cols in even_tiles(line, max(room // rows, 1)):
                         # enough outputs in flight (thesis eq. 3-1), unless the line itself is shorter
                         if rows * cols * vectors >= min(least, rows * line * vectors):
-                            yield lanes, vectors, rows, cols, strip
+                            yield lanes, vectors, rows, cols, row_block
 
 
 def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
-    """(lanes, vectors, rows, cols, strip) with axis "windows", where cols counts channels."""
+    """(lanes, vectors, rows, cols, row block) with axis "windows", where cols counts channels."""
     out_w = conv.output_size[1]
     lanes = next((w for w in VECTORS if w >= max(min(out_w, machine.lanes), 4)), machine.lanes)
     for cols in divisors(conv.out_channels // conv.groups, 16):
         for vectors in range(1, min(-(-out_w // lanes), 4) + 1):
-            for strip in [1] if matrix else strips(conv):
-                for rows in [1] if matrix else divisors(strip, 8):
+            for row_block in [1] if matrix else row_blocks(conv):
+                for rows in [1] if matrix else divisors(row_block, 8):
                     if rows * cols * vectors + vectors <= machine.registers:
-                        yield lanes, vectors, rows, cols, strip
+                        yield lanes, vectors, rows, cols, row_block
 
 
 def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
@@ -79,7 +79,7 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
     shapes = [("channels", shape) for shape in _channel_tiles(conv, machine, matrix)]
     if conv.layout == "NCHW":
         shapes += [("windows", shape) for shape in _window_tiles(conv, machine, matrix)]
-    for axis, (lanes, vectors, rows, cols, strip) in shapes:
+    for axis, (lanes, vectors, rows, cols, row_block) in shapes:
         block = lanes * vectors if axis == "channels" else cols
         blocks = conv.groups * -(-(conv.out_channels // conv.groups) // block)
         passes = sorted({*divisors(blocks, MAX_PASS), blocks})
@@ -87,6 +87,6 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
             passes = [blocks]  # in several passes, the smaller last block would be peeled off the parallel loop and run on one thread
         for pass_blocks in passes:
             tiles += [
-                Tile(axis, lanes, vectors, rows, cols, strip, pass_blocks, order, unroll) for order, unroll in _sums(conv)
+                Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll) for order, unroll in _sums(conv)
             ]
     return [tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix)]

@@ -23,7 +23,7 @@ class Tile(PlainTile):
     vectors: with axis "channels", vectors of channels in the register tile; with "windows", vectors of windows.
     rows, cols: with axis "channels", rows and columns of the register tile's windows; with "windows" `rows` output rows and `cols`
         channels.
-    strip: output rows of one parallel step, for every channel block of its pass. Staging is done once for them.
+    row_block: output rows of one parallel step, for every channel block of its pass. Staging is done once for them.
     pass_blocks: channel blocks that a parallel step computes. More reuse the input of a step more often, fewer reuse a filter block more
         often.
     order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
@@ -35,7 +35,7 @@ class Tile(PlainTile):
     vectors: int
     rows: int
     cols: int
-    strip: int
+    row_block: int
     pass_blocks: int
     order: str
     unroll: int
@@ -64,5 +64,5 @@ class Tile(PlainTile):
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
             "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
-            "strip": self.strip, "cvu": self.order == "cvu", "unroll": self.unroll,
+            "row_block": self.row_block, "cvu": self.order == "cvu", "unroll": self.unroll,
         }  # fmt: skip

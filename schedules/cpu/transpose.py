@@ -139,7 +139,7 @@ def turned(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
 
 
 @functools.cache
-def turn_intrin(rows: int, cols: int, lanes: int) -> str:
+def transpose_intrin(rows: int, cols: int, lanes: int) -> str:
     """Registers the intrinsic that transposes [rows * cols windows][lanes channels] to [lanes][rows][cols]; returns its name."""
     name = f"im2win.turn.{rows}x{cols}x{lanes}"
     header = _HEADER.format(name="turn", windows=rows * cols, rows=rows, cols=cols, lanes=lanes)

@@ -5,7 +5,7 @@ block to vectors of channels and transforms them. For every channel block it mul
 Winograd tiles x `vectors` vectors of output channels, with `vectors` loads of filters and `cols` broadcasts a step, as in `cpu.kernel`.
 Vectors of output channels are then transformed back and written, transposed to rows again where the layout is NCHW.
 
-    parallel (channel pass, images, strip)                # strip: a block of tile rows
+    parallel (channel pass, images, row block)            # row block: some rows of tiles
         for channel vector
             turned, padded                                # input rows, transposed
             for tile row: down; input = down across       # V[channel vector][i][j][tile][channel]
@@ -17,7 +17,7 @@ Vectors of output channels are then transformed back and written, transposed to 
             for tile: back (registers); rows = act(back across + bias)
             out = transposed rows (+ residual)
 
-Every strip has the same size. A predicate for each row leaves out the output rows beyond the last. The tiles of a strip that the register
+Every row block has the same size. A predicate for each row leaves out output rows beyond the last. Tiles of a row block that the register
 tile does not divide are peeled by LoopPartition (`schedules.cpu.loop_peeling`).
 """
 
@@ -43,7 +43,7 @@ _SUMS = (nest.CONV, f"{nest.CONV}_init", f"{nest.CONV}_update", f"{nest.CONV}_lo
 
 def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: WinogradTile) -> Schedule:
     """Schedules `compute.winograd.define` with a legal tile."""
-    # TVM's own check cannot see that a strip covers the rows that a predicate leaves, and refuses to transpose them.
+    # TVM's own check cannot see that a row block covers the rows that a predicate leaves, and refuses to transpose them.
     sch = Schedule(te.create_prim_func(list(arguments)), enable_check=False)
     sch.compute_inline(sch.get_sblock(winograd.OUTPUT))
     step, block = _output_transform(sch, tile)
@@ -54,14 +54,14 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: WinogradTile) -
 
 
 def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV]:
-    """Splits rows into parallel steps and each strip into tiles; returns the step and the channel block of its pass."""
+    """Splits rows into parallel steps and each row block into tiles; returns the step and the channel block of its pass."""
     rows = sch.get_sblock(nest.ROWS)
     n, b, h, w, k = sch.get_loops(rows)
     passes, block = sch.split(b, [None, tile.pass_blocks])
     n, image = sch.split(n, [None, tile.images])
-    strips, h = sch.split(h, [None, tile.strip * tile.outputs])
-    sch.reorder(passes, n, strips, block, image, h, w, k)
-    step = sch.fuse(passes, n, strips)
+    row_blocks, h = sch.split(h, [None, tile.row_block * tile.outputs])
+    sch.reorder(passes, n, row_blocks, block, image, h, w, k)
+    step = sch.fuse(passes, n, row_blocks)
     sch.parallel(step)
     (row, i), (col, j) = sch.split(h, [None, tile.outputs]), sch.split(w, [None, tile.outputs])
     vector, lane = sch.split(k, [None, tile.lanes])
@@ -79,7 +79,7 @@ def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV
 
 
 def _leave(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> None:
-    """Writes a strip's rows back in the output's layout: transposed by shuffles, or as vectors where channels fill the block."""
+    """Writes a row block's rows back in the output's layout: transposed by shuffles, or as vectors where channels fill the block."""
     whole = (conv.out_channels // conv.groups) % tile.block == 0
     turned = whole and conv.layout == "NCHW" and conv.output_size[1] > 1
     out = sch.get_sblock(nest.OUT)
@@ -101,7 +101,7 @@ def _leave(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> No
 
 
 def _turn_rows(sch: Schedule, conv: Conv2d, tile: WinogradTile, name: str) -> LoopRV:
-    """Transposes each row of a strip, a vector of channels at a time; returns the loop over rows."""
+    """Transposes each row of a row block, a vector of channels at a time; returns the loop over rows."""
     channel, row, col = sch.get_loops(sch.get_sblock(name))[-3:]
     vector, lane = sch.split(channel, [None, tile.lanes])
     sch.reorder(vector, row, lane, col)
@@ -111,7 +111,7 @@ def _turn_rows(sch: Schedule, conv: Conv2d, tile: WinogradTile, name: str) -> Lo
 
 
 def _product(sch: Schedule, tile: WinogradTile, block: LoopRV) -> None:
-    """M of a strip and channel block: for every position, register tiles over the strip's tiles."""
+    """M of a row block and channel block: for every position, register tiles over the row block's tiles."""
     product = sch.get_sblock(nest.CONV)
     sch.compute_at(product, block, preserve_unit_loops=True)
     stored = sch.cache_write(product, 0, "local")
@@ -133,7 +133,7 @@ def _product(sch: Schedule, tile: WinogradTile, block: LoopRV) -> None:
 
 
 def _input_transform(sch: Schedule, conv: Conv2d, tile: WinogradTile, step: LoopRV) -> None:
-    """V of a strip, a vector of channels at a time: the padded rows, then one row of tiles after the other."""
+    """V of a row block, a vector of channels at a time: the padded rows, then one row of tiles after the other."""
     given = sch.get_sblock(winograd.INPUT)
     sch.compute_at(given, step, preserve_unit_loops=True)
     channel, i, j, p, lane = sch.get_loops(given)[-5:]

@@ -67,7 +67,7 @@ def _form(conv: Conv2d, tile: WinogradTile) -> list[tuple[bool, str]]:
 def _fits(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[tuple[bool, str]]:
     rows, cols = tiles(conv, tile.outputs)
     share, filters = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-    blocks, per_group, line = tile.pack.blocks(conv), tile.pack.blocks_per_group(conv), tile.images * tile.strip * cols
+    blocks, per_group, line = tile.pack.blocks(conv), tile.pack.blocks_per_group(conv), tile.images * tile.row_block * cols
     return [
         (tile.lanes >= 4, f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can turn to NCHW"),
         (tile.depth <= machine.lanes, f"`depth` (={tile.depth}) must be at most the machine's {machine.lanes} lanes"),
@@ -76,10 +76,13 @@ def _fits(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[tuple[bool
         (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
         # accumulators, one step of filters, and one broadcast input
         (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
-        (rows % tile.strip == 0, f"`strip` (={tile.strip}) must divide the rows of tiles (={rows})"),
+        (rows % tile.row_block == 0, f"`row_block` (={tile.row_block}) must divide the rows of tiles (={rows})"),
         (conv.batch % tile.images == 0, f"`images` (={tile.images}) must divide `batch` (={conv.batch})"),
-        (tile.images == 1 or tile.strip == rows, f"`images` (={tile.images}) must be 1, or `strip` (={tile.strip}) whole images of {rows}"),
-        (tile.cols <= line, f"`cols` (={tile.cols}) must fit the strip's tiles (={line})"),
+        (
+            tile.images == 1 or tile.row_block == rows,
+            f"`images` (={tile.images}) must be 1, or `row_block` (={tile.row_block}) whole images of {rows}",
+        ),
+        (tile.cols <= line, f"`cols` (={tile.cols}) must fit the row block's tiles (={line})"),
         (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),
         (
             tile.pass_blocks % per_group == 0 or per_group % tile.pass_blocks == 0,

@@ -21,7 +21,7 @@ from im2win.spec.conv2d import Conv2d
 
 TURN_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shuffles, a load and a store
 SCALAR = 1.5  # cycles of an element that is copied without shuffles
-PAD = 2.0  # cycles of a vector that is copied to the padded strip: load, store, and the test of the padding
+PAD = 2.0  # cycles of a vector that is copied to the padded row block: load, store, and the test of the padding
 MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
 
 
@@ -50,31 +50,31 @@ def _work(operations: int, stores: int) -> float:
 
 
 def _register_tile(tile: WinogradTile, cols: int, depth: int, machine: Machine) -> float:
-    """Cycles of the product of one position for `cols` tiles of the strip."""
+    """Cycles of the product of one position for `cols` tiles of the row block."""
     step = max(cols * tile.vectors / FMA_UNITS, (cols + tile.vectors) / LOADS, FMA_LATENCY) + 1.0 / tile.unroll
     spilled = max(tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers, 0)
     return depth * step * (1 + SPILL * spilled) + cols * tile.vectors + FMA_LATENCY
 
 
-def _into(conv: Conv2d, tile: WinogradTile, form: _Form, strip_cols: int) -> float:
-    """Cycles to transform a strip's input of one image, for one vector of channels."""
-    rows = (tile.strip - 1) * tile.outputs + form.rows
-    width = (strip_cols - 1) * tile.outputs + form.cols
+def _into(conv: Conv2d, tile: WinogradTile, form: _Form, row_block_cols: int) -> float:
+    """Cycles to transform a row block's input of one image, for one vector of channels."""
+    rows = (tile.row_block - 1) * tile.outputs + form.rows
+    width = (row_block_cols - 1) * tile.outputs + form.cols
     whole = (conv.in_channels // conv.groups) % tile.depth == 0
     if conv.layout == "NHWC":
         turn = 0.0 if whole else SCALAR * tile.depth
     else:
         turn = TURN_IN * tile.depth / 16 + 1 if whole and tile.depth >= 4 else SCALAR * tile.depth
-    down = tile.strip * width * _work(form.into_rows, form.rows)
-    across = tile.strip * strip_cols * form.rows * _work(form.into_cols, form.cols)
+    down = tile.row_block * width * _work(form.into_rows, form.rows)
+    across = tile.row_block * row_block_cols * form.rows * _work(form.into_cols, form.cols)
     return rows * conv.width * turn + rows * width * PAD + down + across
 
 
 def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
-    """Cycles to transform a strip's products back and to write them, for one channel block."""
+    """Cycles to transform a row block's products back and to write them, for one channel block."""
     operations = form.cols * form.back_rows + tile.outputs * form.back_cols
     back = line * tile.vectors * (_work(operations, tile.outputs**2) + form.rows * form.cols / LOADS)
-    rows, width = tile.images * tile.strip * tile.outputs, conv.output_size[1]
+    rows, width = tile.images * tile.row_block * tile.outputs, conv.output_size[1]
     whole = (conv.out_channels // conv.groups) % tile.block == 0
     if conv.layout == "NHWC":
         return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
@@ -87,8 +87,8 @@ def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
 def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
     """Bytes of the buffers of a parallel step, by block: V of all its channels, M and outputs of one channel block, input rows."""
     form, (_, cols), pack = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs), tile.pack
-    line, positions = tile.images * tile.strip * cols, form.rows * form.cols
-    rows, width = (tile.strip - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
+    line, positions = tile.images * tile.row_block * cols, form.rows * form.cols
+    rows, width = (tile.row_block - 1) * tile.outputs + form.rows, (cols - 1) * tile.outputs + form.cols
     groups = max(tile.pass_blocks // pack.blocks_per_group(conv), 1)
     elements = {
         winograd.INPUT: groups * pack.depth(conv) * positions * line,
@@ -101,20 +101,20 @@ def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
     return {name: conv.itemsize * count for name, count in elements.items()}
 
 
-def strip_bytes(conv: Conv2d, tile: WinogradTile) -> int:
+def row_block_bytes(conv: Conv2d, tile: WinogradTile) -> int:
     """Most bytes that a parallel step needs at once: M and outputs reuse the memory of the input rows."""
     held = buffers(conv, tile)
-    strip = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
-    return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], strip)
+    row_block = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
+    return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], row_block)
 
 
 def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
     """The estimate for a legal tile."""
     form, (tile_rows, tile_cols) = _form(conv.kernel, tile.outputs), winograd.tiles(conv, tile.outputs)
-    pack, line, positions = tile.pack, tile.images * tile.strip * tile_cols, form.rows * form.cols
+    pack, line, positions = tile.pack, tile.images * tile.row_block * tile_cols, form.rows * form.cols
     depth, blocks = pack.depth(conv), pack.blocks(conv)
-    strips, passes = conv.batch // tile.images * tile_rows // tile.strip, blocks // tile.pass_blocks
-    steps = strips * passes
+    row_blocks, passes = conv.batch // tile.images * tile_rows // tile.row_block, blocks // tile.pass_blocks
+    steps = row_blocks * passes
 
     whole, rest = divmod(line, tile.cols)
     per_position = whole * _register_tile(tile, tile.cols, depth, machine)
@@ -147,5 +147,5 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
         memory=memory,
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
         threads=machine.threads,
-        held=min(machine.threads, steps) * strip_bytes(conv, tile) + held_bytes(conv, tile),
+        held=min(machine.threads, steps) * row_block_bytes(conv, tile) + held_bytes(conv, tile),
     )

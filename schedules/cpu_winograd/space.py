@@ -13,7 +13,7 @@ from im2win.schedules.cpu_winograd.legality import LARGEST, violations
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
-MAX_STRIP = 8  # rows of tiles
+MAX_ROW_BLOCK = 8  # rows of tiles
 MAX_IMAGES, MAX_TILES = 16, 128  # images together, where they have at most so many tiles
 MAX_VECTORS = 6
 
@@ -35,7 +35,7 @@ def widths(channels: int, machine: Machine, least: int) -> list[int]:
 
 
 def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> Iterator[tuple[int, int]]:
-    """(vectors, cols) with enough accumulators to occupy the FMA units (thesis eq. 3-1), unless the strip (`line` tiles) has fewer."""
+    """(vectors, cols) with enough accumulators to occupy the FMA units (thesis eq. 3-1), unless the row block (`line` tiles) has fewer."""
     least = max(machine.outputs_in_flight[0] // machine.lanes, 1)
     for vectors in range(1, min(-(-filters // lanes), MAX_VECTORS) + 1):
         for cols in even_tiles(line, max(machine.registers // vectors - 1, 1)):
@@ -43,10 +43,10 @@ def _register_tiles(line: int, filters: int, lanes: int, machine: Machine) -> It
                 yield vectors, cols
 
 
-def _strips(conv: Conv2d, rows: int, cols: int) -> Iterator[tuple[int, int]]:
+def _row_blocks(conv: Conv2d, rows: int, cols: int) -> Iterator[tuple[int, int]]:
     """(rows of tiles, images): parts of an image, or several small images."""
-    for strip in divisors(rows, MAX_STRIP):
-        yield strip, 1
+    for row_block in divisors(rows, MAX_ROW_BLOCK):
+        yield row_block, 1
     for images in divisors(conv.batch, MAX_IMAGES):
         if images > 1 and images * rows * cols <= MAX_TILES:
             yield rows, images
@@ -58,12 +58,12 @@ def _candidates(conv: Conv2d, machine: Machine) -> Iterator[WinogradTile]:
         rows, cols_of_tiles = tiles(conv, outputs)
         for depth in widths(share, machine, 1):
             for lanes in widths(filters, machine, 4):
-                for strip, images in _strips(conv, rows, cols_of_tiles):
-                    for vectors, cols in _register_tiles(strip * images * cols_of_tiles, filters, lanes, machine):
+                for row_block, images in _row_blocks(conv, rows, cols_of_tiles):
+                    for vectors, cols in _register_tiles(row_block * images * cols_of_tiles, filters, lanes, machine):
                         blocks = conv.groups * -(-filters // (lanes * vectors))
                         for pass_blocks in sorted({*divisors(blocks, MAX_PASS), blocks}):
                             for unroll in sorted({1, min(depth, 4)}):
-                                yield WinogradTile(outputs, depth, lanes, vectors, cols, strip, images, pass_blocks, unroll)
+                                yield WinogradTile(outputs, depth, lanes, vectors, cols, row_block, images, pass_blocks, unroll)
 
 
 def space(conv: Conv2d, machine: Machine) -> list[WinogradTile]:

@@ -11,14 +11,14 @@ from im2win.schedules.plain import PlainTile
 
 @dataclass(frozen=True)
 class WinogradTile(PlainTile):
-    """The form F(m x m, kernel), the strip of Winograd tiles that a parallel step transforms, and the register tile.
+    """The form F(m x m, kernel), the row block of Winograd tiles that a parallel step transforms, and the register tile.
 
     outputs: m.
     depth: input channels in a vector of the input transform; a group's channels are padded with zeros to whole vectors.
     lanes: output channels in a vector of the product and of the output transform.
-    vectors, cols: of the register tile: vectors of output channels, and Winograd tiles of the strip.
-    strip: rows of Winograd tiles of a parallel step.
-    images: images of a parallel step; more than one only if a strip is a whole image.
+    vectors, cols: of the register tile: vectors of output channels, and Winograd tiles of the row block.
+    row_block: rows of Winograd tiles of a parallel step.
+    images: images of a parallel step; more than one only if a row block is a whole image.
     pass_blocks: channel blocks that a parallel step computes; each pass transforms the input once more.
     unroll: input channels unrolled in the micro-kernel.
     """
@@ -28,7 +28,7 @@ class WinogradTile(PlainTile):
     lanes: int
     vectors: int
     cols: int
-    strip: int
+    row_block: int
     images: int
     pass_blocks: int
     unroll: int
@@ -56,6 +56,6 @@ class WinogradTile(PlainTile):
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
-            "lanes": self.lanes, "vectors": self.vectors, "rows": 1, "cols": self.cols, "strip": self.strip, "unroll": self.unroll,
+            "lanes": self.lanes, "vectors": self.vectors, "rows": 1, "cols": self.cols, "row_block": self.row_block, "unroll": self.unroll,
             "outputs": self.outputs,
         }  # fmt: skip

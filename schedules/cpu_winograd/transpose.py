@@ -38,7 +38,7 @@ _INTO_COPY = """
                 B[vx, vc] = A[vc, 0, vx]
 """
 
-# Like `transpose.turn_intrin` for one row, but without a loop over rows: a row may have a predicate, which must stay outside.
+# Like `transpose.transpose_intrin` for one row, but without a loop over rows: a row may have a predicate, which must stay outside.
 _OUT_COPY = """
         for j, x in T.grid({lanes}, {cols}):
             with T.sblock("turn"):

@@ -50,7 +50,7 @@ __device__ __forceinline__ void product_s8(int* c, const unsigned* a, const unsi
 // Bulk copies: one thread issues the copy of `bytes` (a multiple of 16), and the data arrives at a full barrier (mbarrier) in shared
 // memory. Phases of a barrier alternate; a phase ends when all bytes expected in it have arrived. Only `wgmma`, which reads shared memory
 // itself, needs no fence then.
-__device__ __forceinline__ void start_phases(void* phases) {
+__device__ __forceinline__ void init_full_barrier(void* phases) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(phases)) : "memory");
 }
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes, void* phases) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, int bytes,
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes), "r"(shared_address(phases)) : "memory");
 }
-__device__ __forceinline__ void wait_bulk(void* phases, int phase) {
+__device__ __forceinline__ void wait_full_barrier(void* phases, int phase) {
   unsigned done;
   do {
     asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
@@ -215,13 +215,13 @@ template <int columns>
 void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
   warpgroup_product<Int8Word, columns>(c, upper, lower, b, leading);
 }
-inline void start_phases(void* phases) { emulator::start_phases(phases); }
+inline void init_full_barrier(void* phases) { emulator::init_full_barrier(phases); }
 inline void copy_bulk(void* to, const void* from, int bytes, void* phases) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16)
     emulator::fail("a bulk copy that is not aligned to 16 bytes");
   emulator::copy_bulk(to, from, size_t(bytes), phases);
 }
-inline void wait_bulk(void* phases, int phase) { emulator::wait_bulk(phases, phase); }
+inline void wait_full_barrier(void* phases, int phase) { emulator::wait_full_barrier(phases, phase); }
 inline void begin_products() {}
 inline void commit_products() { emulator::commit_products(); }
 template <int left>

@@ -25,7 +25,7 @@ class WindowSource:
     staged: Staged = "taps"
 
     @property
-    def patched(self) -> bool:
+    def halo(self) -> bool:
         """Whether a thread block computes a tile of outputs (rows x cols) and stages its halo tile."""
         return self.staged != "taps"
 

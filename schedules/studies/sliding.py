@@ -26,7 +26,7 @@ MAX_GRID = 65535  # blocks along y and z
 PACK = FilterPack(1)  # filters in their own order
 
 
-def patch_shape(conv: Conv2d, block: int) -> tuple[int, int, int]:
+def halo_shape(conv: Conv2d, block: int) -> tuple[int, int, int]:
     """(channels, rows, columns) of the halo tile of a block's pixels."""
     rows, cols = ((block - 1) * conv.stride[axis] + conv.window[axis] for axis in (0, 1))
     return conv.in_channels, rows, cols
@@ -34,7 +34,7 @@ def patch_shape(conv: Conv2d, block: int) -> tuple[int, int, int]:
 
 def violations(conv: Conv2d, form: str, block: int, gpu: Gpu) -> list[str]:
     """Every rule that a form with this block breaks, as a message; empty if it can be launched."""
-    threads, held = block * block, math.prod(patch_shape(conv, block)) * conv.itemsize if form == "shared" else 0
+    threads, held = block * block, math.prod(halo_shape(conv, block)) * conv.itemsize if form == "shared" else 0
     plain = conv.dtype == "float32" and conv.layout == "NCHW" and conv.groups == 1
     rows = -(-conv.output_size[0] // max(block, 1))
     rules = [
@@ -63,7 +63,7 @@ def sliding_kernel(conv: Conv2d, form: str, block: int, name: str = "conv2d") ->
             T.launch_thread("threadIdx.y", block) as ty,
         ):
             if form == "shared":
-                pixel = _patch(conv, block, tensors["data"], image, (by, bx), (ty, tx))
+                pixel = _halo(conv, block, tensors["data"], image, (by, bx), (ty, tx))
             else:
                 pixel = _image(conv, tensors["data"], image, (by * block + ty, bx * block + tx))
             row, col = by * block + ty, bx * block + tx
@@ -114,16 +114,16 @@ def _image(conv: Conv2d, data: Any, image: Expr, output: tuple[Expr, Expr]) -> P
     return pixel
 
 
-def _patch(conv: Conv2d, block: int, data: Any, image: Expr, where: tuple[Expr, Expr], thread: tuple[Expr, Expr]) -> Pixel:
+def _halo(conv: Conv2d, block: int, data: Any, image: Expr, where: tuple[Expr, Expr], thread: tuple[Expr, Expr]) -> Pixel:
     """The thread's window in the block's halo tile, which all threads load to shared memory row by row, neighbours by neighbours."""
-    channels, rows, cols = shape = patch_shape(conv, block)
-    patch = Arena(padded(shape, "float32"), "float32").take("patch", shape, "float32")
+    channels, rows, cols = shape = halo_shape(conv, block)
+    halo = Arena(padded(shape, "float32"), "float32").take("halo", shape, "float32")
     top, left = (where[axis] * (block * conv.stride[axis]) - conv.padding[axis] for axis in (0, 1))
     with T.serial(channels) as c, T.serial(-(-rows // block)) as i, T.serial(-(-cols // block)) as k:
         y, x = i * block + thread[0], k * block + thread[1]
         with T.If(tirx.all(y < rows, x < cols)), T.Then():
             value = _input(conv, data, image, c, top + y, left + x)
-            T.buffer_store(patch, _or_zero(conv, top + y, left + x, value), [c, y, x])  # the last block's reaches beyond the input
+            T.buffer_store(halo, _or_zero(conv, top + y, left + x, value), [c, y, x])  # the last block's reaches beyond the input
     barrier()
     first = [thread[axis] * conv.stride[axis] for axis in (0, 1)]
-    return lambda c, u, v: patch[c, first[0] + u * conv.dilation[0], first[1] + v * conv.dilation[1]]
+    return lambda c, u, v: halo[c, first[0] + u * conv.dilation[0], first[1] + v * conv.dilation[1]]

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
     "fetched, two rows": (
         "n128-c3x227x227-k96x11x11-s4-float16", "implicit_gemm/tiled", MultistageTile("wg_f16", 96, 128, 96, 128, 1, 3, "cuv"),
     ),
-    "patch fetched": (
+    "halo tile fetched": (
         "n128-c64x112x112-k128x3x3-float16", "direct/tiled", MultistageTile("wg_f16", 128, 128, 64, 64, 1, 3, "Cuvc", 1, 11, 11),
     ),
     "copied": ("n128-c64x112x112-k128x3x3-float16-NHWC", "implicit_gemm/tiled", MultistageTile("wg_f16", 128, 128, 128, 64, 1, 4, "uvc")),
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, str, MultistageTile | PersistentTile]] = {
     ),
     "warp-specialized, ping-pong": (
         "n32-c512x28x28-k256x1x1-float16-NHWC", "direct/warp_specialized",
-        WarpSpecializedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, turns=2),
+        WarpSpecializedTile("wg_f16", 64, 1, 256, 2, 4, 1, 4, filter_stages=4, pingpong=2),
     ),
     "integers": ("n8-c64x56x56-k64x3x3-int8", "implicit_gemm/tiled", MultistageTile("wg_s8", 64, 64, 64, 64, 1, 3, "uvc")),
 }

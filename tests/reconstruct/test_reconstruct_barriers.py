@@ -203,4 +203,4 @@ def test_our_own_kernels_need_all_their_barriers(kind: str) -> None:
     outcome = "not shown" if tile.product.startswith("wg_") else "needed"
     assert [verdict.outcome for verdict in found] == [outcome] * len(barriers), found
     if outcome == "not shown":
-        assert all("what im2win::start_phases waits for or does to memory is not known" in verdict.why for verdict in found)
+        assert all("what im2win::init_full_barrier waits for or does to memory is not known" in verdict.why for verdict in found)

@@ -94,7 +94,7 @@ def sources() -> dict[str, Unit]:
     whole = fusable.together(parts)
     return {
         "gather": ours("n1-c20x5x6-k32x3x3-p1", "implicit_gemm/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "uvc")),
-        "patch": ours("n1-c60x5x6-k32x3x3-p1", "direct/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
+        "halo tile": ours("n1-c60x5x6-k32x3x3-p1", "direct/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)),
         "fused": replace(whole, source=llc.SIGNALS + whole.source.replace(llc.SIGNALS, "")),
     }
 

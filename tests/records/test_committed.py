@@ -46,6 +46,13 @@ def test_every_record_applies(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_device_covers_a_whole_suite(device: str) -> None:
+    """Records of a few layers would mislead the look-up of others, which takes the nearest layer's tile."""
+    found = {conv.with_(batch=1) for conv in LOG.convs(device)}
+    assert {layer.conv for layer in suite("papers12", 1)} <= found
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_every_record_is_proven(device: str) -> None:
     """By a proof of today's source: nobody's look-up has to emit a shipped record's kernel. If not: `im2win logs restamp tuning_logs`."""
     proof = current_proof(PACKAGED / device)
@@ -97,7 +104,7 @@ def test_what_filters_in_steps_gained() -> None:
     summed = []
     for conv in LOG.convs("nvidia-h200"):
         if conv.layout == "NHWC" and conv.dtype == "float16":
-            best, sums = best_streamed(str(conv)), best_streamed(str(conv), shared="sums")
+            best, sums = best_streamed(str(conv)), best_streamed(str(conv), shared="accumulators")
             if math.isfinite(best[True]):
                 gained[conv.batch].append(best[True] / best[False])
                 summed += [sums[True] / sums[False]] if conv.batch == 1 and math.isfinite(sums[True]) else []
@@ -108,7 +115,7 @@ def test_what_filters_in_steps_gained() -> None:
     assert f"tiles that share sums take {geometric_mean(summed):.2f} of the time of the best that do not ({len(summed)} layers)" in text
     taps = []
     for key in ("n128-c512x7x7-k512x3x3", "n128-c256x12x12-k512x3x3", "n128-c256x14x14-k256x3x3", "n32-c256x14x14-k256x3x3-p1"):
-        best = best_streamed(f"{key}-float16-NHWC", boxes="taps")
+        best = best_streamed(f"{key}-float16-NHWC", tma_boxes="taps")
         taps.append(f"{best[True] / best[False]:.2f}")
     assert f"take {taps[0]} of the time of others on conv12" in text and f"; {taps[1]} and {taps[2]} on conv6 and conv11" in text
     assert f"but {taps[3]} on the 3x3 of 14x14 outputs with padding" in text

@@ -17,7 +17,7 @@ from im2win.records.record import OUTCOMES, Record, RecordError, utc_now
 from im2win.spec.conv2d import Conv2d
 
 GOOD: dict[str, Any] = {
-    "schema": 2,
+    "schema": 3,
     "conv": "n1-c64x56x56-k64x3x3-p1",
     "algorithm": "im2win",
     "schedule": "stored",
@@ -57,7 +57,7 @@ def test_a_line_is_one_readable_line_with_the_fields_in_order() -> None:
     text = good(message="two\nlines, \u2028 and ü").to_line()
     assert text.isascii() and len(text.splitlines()) == 1
     assert list(json.loads(text)) == list(GOOD) == [field.name for field in dataclasses.fields(Record)]
-    assert text.startswith('{"schema": 2, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
+    assert text.startswith('{"schema": 3, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
 
 
 UNKNOWN = {"error": None, "tolerance": None, "extra_bytes": None}
@@ -92,7 +92,7 @@ def test_memory_has_a_price() -> None:
 def test_defaults_are_those_of_a_candidate_that_was_not_timed() -> None:
     needed = ("conv", "algorithm", "schedule", "tile", "device", "threads", "target", "tvm", "im2win", "fingerprint", "seed", "trial")
     record = Record(outcome="illegal", **{name: GOOD[name] for name in needed})
-    assert (record.schema, record.message, record.samples_s) == (2, "", ())
+    assert (record.schema, record.message, record.samples_s) == (3, "", ())
     assert record.error is record.tolerance is record.extra_bytes is None
     assert record.date <= utc_now()
 
@@ -119,7 +119,7 @@ def test_an_error_that_is_no_number_never_passes_for_ok(error: float) -> None:
 
 
 RULES = {
-    "schema": ([3, 0, "2", True, None, 2.0], "2, the only schema this version reads"),
+    "schema": ([4, 0, "3", True, None, 3.0], "3, the only schema this version reads"),
     "conv": ([3, None], "a string, the key of a Conv2d"),
     "algorithm": (["", 1, None], "a string that is not empty"),
     "schedule": (["", 1, None], "a string that is not empty"),
@@ -190,8 +190,8 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 def test_another_schema_is_named_before_its_other_fields() -> None:
-    with pytest.raises(RecordError, match=r"`schema` \(=3\) must be 2, the only schema this version reads"):
-        Record.from_line('{"schema": 3, "layer": "conv1"}')
+    with pytest.raises(RecordError, match=r"`schema` \(=4\) must be 3, the only schema this version reads"):
+        Record.from_line('{"schema": 4, "layer": "conv1"}')
 
 
 @pytest.mark.parametrize("text", ["", "{", line()[:-9], line() + line(), "nonsense", "[" * 100_000, "1" * 5000, "\x00"])
@@ -215,6 +215,17 @@ def test_a_record_of_the_first_schema_is_read() -> None:
         assert read == good(algorithm=algorithm, schedule=schedule, generator="") and read.method == f"{algorithm}/{schedule}"
     with pytest.raises(RecordError, match="`tile` is missing"):
         Record.from_line(json.dumps({name: value for name, value in old.items() if name != "tile"}))
+
+
+def test_a_record_of_the_second_schema_is_read() -> None:
+    """Its tile under the names of before."""
+    old = {"strip": 2, "turns": 2, "shared": "sums", "boxes": "patches", "rows": 7}
+    new = {"row_block": 2, "pingpong": 2, "shared": "accumulators", "tma_boxes": "halo", "rows": 7}
+    for schema, generator in ((1, ""), (2, GOOD["generator"])):
+        values = {**GOOD, "schema": schema, "tile": old, **({"algorithm": "im2win"} if schema == 1 else {})}
+        assert Record.from_line(json.dumps(values)) == good(tile=new, generator=generator)
+    with pytest.raises(RecordError, match="`tile` "):
+        Record.from_line(json.dumps({**GOOD, "schema": 2, "tile": [1]}))
 
 
 WORDS = st.text(min_size=1, max_size=20)

@@ -87,7 +87,7 @@ def test_a_stored_tensor_is_staged_at_the_root_and_nothing_else_is(name: str) ->
         plan = row.plan(conv)
         assert (plan.where == "root") == bool(row.transform_bytes(conv)), str(conv)
         assert (plan.stage is not None) or plan.where == "inline"
-        assert (plan.where == "strip") == bool(WINDOWS[name].strip_elements(conv, 1)), str(conv)
+        assert (plan.where == "row_block") == bool(WINDOWS[name].row_block_elements(conv, 1)), str(conv)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -27,6 +27,7 @@ def area(width, *, height=1.5):
     [
         CODE.replace("A module.", "Another text, longer."),
         CODE.replace('"""Of a rectangle."""', "# no docstring"),
+        CODE.replace("int = 4\n", 'int = 4\n"""Of the attribute."""\n'),
         CODE.replace("height=1.5", "height = 1.50"),
         CODE.replace('f"{total[0] * height:.1f}"', "(\n        f'{(total[0] * height):.1f}'\n    )"),
     ],

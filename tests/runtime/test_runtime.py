@@ -21,7 +21,7 @@ from oracle import Array, assert_equal, exact_tensors, oracle
 import im2win
 from im2win import Conv2d
 from im2win.packing.cpu_blocked import FilterPack
-from im2win.runtime.manifest import manifest_path
+from im2win.runtime.manifest import ArtefactError, manifest_path
 from im2win.runtime.op import Op
 
 CONV = Conv2d.parse("n2-c5x11x13-k16x3x3-p1")
@@ -316,15 +316,22 @@ def test_a_library_may_move_with_its_manifest(tmp_path: Path) -> None:
 
 
 def test_libraries_of_an_older_schema_load(tmp_path: Path) -> None:
-    """Schema 3 named an algorithm and its schedule in one word."""
+    """Schema 4 had other names for fields of tiles; schema 3 also named an algorithm and its schedule in one word."""
     path = default(CONV).export(tmp_path / "layer.so")
     values = json.loads(manifest_path(path).read_text())
-    del values["schedule"]
-    manifest_path(path).write_text(json.dumps({**values, "schema": 3, "algorithm": "direct"}))
+    tile = {"strip" if name == "row_block" else name: value for name, value in values["tile"].items()}
+    fourth = {**values, "schema": 4, "tile": tile}
+    third = {name: value for name, value in fourth.items() if name != "schedule"} | {"schema": 3, "algorithm": "direct"}
     x, w, expected = integers(CONV)
-    op = im2win.load(path)
-    assert op.method == "direct/tiled"
-    assert_equal(CONV, op(x, w), expected)
+    for older in (third, fourth):
+        manifest_path(path).write_text(json.dumps(older))
+        op = im2win.load(path)
+        assert op.method == "direct/tiled" and op.tile == values["tile"]
+        assert_equal(CONV, op(x, w), expected)
+    for wrong in ({"algorithm": 7}, {"algorithm": "fft"}, {"algorithm": ["direct"]}):
+        manifest_path(path).write_text(json.dumps({**third, **wrong}))
+        with pytest.raises(ArtefactError, match="schema 3 is not"):
+            im2win.load(path)
 
 
 def test_manifest_is_readable(tmp_path: Path) -> None:

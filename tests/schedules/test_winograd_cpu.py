@@ -1,4 +1,4 @@
-"""Winograd on the CPU: its definitions by themselves, its tiles over strips, passes and borders, what it allocates, and what it refuses."""
+"""Winograd on the CPU: its definitions alone, its tiles over row blocks, passes and borders, what it allocates and what it refuses."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.schedules.cpu_winograd.legality import violations
-from im2win.schedules.cpu_winograd.model import buffers, strip_bytes
+from im2win.schedules.cpu_winograd.model import buffers, row_block_bytes
 from im2win.schedules.cpu_winograd.space import forms, space
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
 ROW = schedule_of("winograd")
 PLAIN = Conv2d.parse("n2-c5x11x13-k7x3x3-p1")
-TILE = WinogradTile(outputs=2, depth=4, lanes=4, vectors=1, cols=4, strip=1, images=1, pass_blocks=1, unroll=4)
+TILE = WinogradTile(outputs=2, depth=4, lanes=4, vectors=1, cols=4, row_block=1, images=1, pass_blocks=1, unroll=4)
 
 
 def judge(conv: Conv2d, outputs: int, y: Array, tensors: Tensors) -> None:
@@ -74,15 +74,15 @@ DEFINED = [
 
 @pytest.mark.parametrize(("key", "outputs"), DEFINED)
 def test_definitions(key: str, outputs: int) -> None:
-    """Element-wise, as matrix products, and by strips: the same convolution."""
+    """Element-wise, as matrix products, and by row blocks: the same convolution."""
     conv = Conv2d.parse(key)
     tensors, rows = exact_tensors(conv), winograd.tiles(conv, outputs)[0]
     small, whole = WinogradPack(outputs, 3, "ijbck"), WinogradPack(outputs, conv.out_channels // conv.groups, "bkcij")
-    strips = WinogradPack(outputs, 4, "bijck", 4)
+    row_blocks = WinogradPack(outputs, 4, "bijck", 4)
     last = max(d for d in range(1, rows) if rows % d == 0)
-    split = winograd.define(conv, strips, *((last, 1) if conv.batch == 1 else (rows, 2)))
+    split = winograd.define(conv, row_blocks, *((last, 1) if conv.batch == 1 else (rows, 2)))
     for pack, arguments in (
-        (whole, winograd.ewmm(conv, whole)), (small, winograd.bgemm(conv, small)), (strips, split),
+        (whole, winograd.ewmm(conv, whole)), (small, winograd.bgemm(conv, small)), (row_blocks, split),
     ):  # fmt: skip
         judge(conv, outputs, defined(conv, pack, arguments, tensors), tensors)
 
@@ -110,20 +110,20 @@ def test_input_transform(axes: str, layout: str) -> None:
 # --- tiles
 
 KERNELS = [
-    ("n1-c32x14x14-k32x3x3-p1-bias-relu", {"outputs": 4, "lanes": 8, "vectors": 2, "cols": 3, "strip": 2}, "a last strip cut short"),
-    ("n3-c8x12x20-k32x3x3", {"strip": 5, "cols": 7, "lanes": 8, "pass_blocks": 2}, "passes, and a strip that register tiles do not fill"),
+    ("n1-c32x14x14-k32x3x3-p1-bias-relu", {"outputs": 4, "lanes": 8, "vectors": 2, "cols": 3, "row_block": 2}, "a last block cut short"),
+    ("n3-c8x12x20-k32x3x3", {"row_block": 5, "cols": 7, "lanes": 8, "pass_blocks": 2}, "passes, blocks that register tiles do not fill"),
     ("n2-c5x11x13-k17x3x3-p1-add-relu6", {"cols": 5, "pass_blocks": 5, "unroll": 1}, "channels that fill neither block nor vector"),
-    ("n2-c5x11x13-k17x3x3-p1-NHWC-add", {"depth": 1, "unroll": 1, "lanes": 8, "vectors": 2, "strip": 3}, "the same, channels last"),
-    ("n1-c8x10x18-k24x3x3-p1-add", {"lanes": 8, "vectors": 3, "strip": 5, "outputs": 2, "depth": 8}, "a residual on turned rows"),
+    ("n2-c5x11x13-k17x3x3-p1-NHWC-add", {"depth": 1, "unroll": 1, "lanes": 8, "vectors": 2, "row_block": 3}, "the same, channels last"),
+    ("n1-c8x10x18-k24x3x3-p1-add", {"lanes": 8, "vectors": 3, "row_block": 5, "outputs": 2, "depth": 8}, "a residual on turned rows"),
     ("n1-c8x9x18-k24x3x3-p1-bias-add-relu", {"outputs": 4, "lanes": 8, "vectors": 3, "depth": 8}, "the same, rows left out"),
     ("n1-c16x9x20-k32x5x5-p2", {"outputs": 2, "depth": 8, "lanes": 8, "vectors": 4, "cols": 5}, "5x5"),
-    ("n1-c16x9x17-k32x5x5-p2-NHWC", {"outputs": 4, "depth": 8, "lanes": 8, "vectors": 2, "strip": 3}, "5x5 in tiles of 4x4, channels last"),
-    ("n1-c12x9x10-k24x3x3-p1-g3-bias", {"vectors": 2, "strip": 5, "pass_blocks": 3}, "groups, each pass of one"),
-    ("n1-c12x9x10-k24x3x3-p1-g3", {"outputs": 3, "vectors": 2, "strip": 3, "pass_blocks": 1}, "groups of one block each"),
+    ("n1-c16x9x17-k32x5x5-p2-NHWC", {"outputs": 4, "depth": 8, "lanes": 8, "vectors": 2, "row_block": 3}, "5x5 in 4x4, channels last"),
+    ("n1-c12x9x10-k24x3x3-p1-g3-bias", {"vectors": 2, "row_block": 5, "pass_blocks": 3}, "groups, each pass of one"),
+    ("n1-c12x9x10-k24x3x3-p1-g3", {"outputs": 3, "vectors": 2, "row_block": 3, "pass_blocks": 1}, "groups of one block each"),
     ("n2-c6x7x1-k8x3x3-p1-add", {"cols": 1, "depth": 2, "unroll": 1}, "a single column, which no shuffle turns"),
     ("n2-c6x1x7-k8x3x3-p1", {"outputs": 3, "cols": 3, "depth": 2, "unroll": 2}, "a single row"),
-    ("n6-c8x7x7-k16x3x3-p1-bias-add", {"outputs": 4, "lanes": 8, "strip": 2, "images": 3, "cols": 5}, "three images, rows left out"),
-    ("n4-c5x6x6-k7x3x3-NHWC", {"strip": 2, "images": 4, "cols": 16}, "a whole batch at once, channels last"),
+    ("n6-c8x7x7-k16x3x3-p1-bias-add", {"outputs": 4, "lanes": 8, "row_block": 2, "images": 3, "cols": 5}, "three images, rows left out"),
+    ("n4-c5x6x6-k7x3x3-NHWC", {"row_block": 2, "images": 4, "cols": 16}, "a whole batch at once, channels last"),
     ("n1-c8x4x33-k8x4x4-p2x1", {"outputs": 2, "cols": 16, "depth": 8}, "an even kernel"),
 ]  # fmt: skip
 
@@ -151,12 +151,12 @@ def test_a_zero_beyond_the_border_is_a_zero() -> None:
     conv = Conv2d.parse("n1-c4x16x16-k4x3x3-p1")
     tensors = exact_tensors(conv)
     tensors["data"][0, 0, 15, 15] = np.inf
-    y = run(tiled(conv, "winograd/tiled", replace(TILE, strip=4)), tensors)
+    y = run(tiled(conv, "winograd/tiled", replace(TILE, row_block=4)), tensors)
     assert np.isfinite(y[:, :, :14, :]).all() and np.isfinite(y[:, :, :, :14]).all() and not np.isfinite(y[:, :, 15, 15]).any()
 
 
 def test_the_product_lives_in_registers() -> None:
-    """Sums of the register tile are SSA values: nothing in memory behind them, whether tiles divide the strip or not."""
+    """Sums of the register tile are SSA values: nothing in memory behind them, whether tiles divide the row block or not."""
     machine = host()
     conv = Conv2d(1, 16, 30, 30, 2 * machine.lanes, 3)
     tile = WinogradTile(2, min(16, machine.lanes), machine.lanes, 2, machine.registers // 2 - 2, 2, 1, 1, 4)
@@ -177,12 +177,12 @@ def test_buffers_are_those_of_the_formula(key: str) -> None:
     for tile in (found[len(found) // 2], found[-1]):
         named, total = allocated(conv, "winograd/tiled", tile)
         assert named == {name: count for name, count in buffers(conv, tile).items() if count}, tile
-        strips = conv.batch // tile.images * winograd.tiles(conv, tile.outputs)[0] // tile.strip
-        held = min(host().threads, strips * tile.pack.blocks(conv) // tile.pass_blocks)
+        row_blocks = conv.batch // tile.images * winograd.tiles(conv, tile.outputs)[0] // tile.row_block
+        held = min(host().threads, row_blocks * tile.pack.blocks(conv) // tile.pass_blocks)
         least = held * (named[winograd.INPUT] + named["conv"])
-        # TVM puts no buffer in the place of one more than sixteen times as large: the smallest of the strip may lie beside M.
+        # TVM puts no buffer in the place of one more than sixteen times as large: the smallest of the row block may lie beside M.
         beside = sum(size for size in (named[winograd.PADDED], named[winograd.DOWN]) if size * 16 < named["conv"])
-        assert least <= total <= held * (strip_bytes(conv, tile) * 1.01 + beside), tile
+        assert least <= total <= held * (row_block_bytes(conv, tile) * 1.01 + beside), tile
 
 
 def test_larger_filters_count() -> None:
@@ -205,11 +205,11 @@ RULES = [
     ({"depth": 16, "unroll": 3}, "`unroll` (=3) must divide `depth` (=16)"),
     ({"depth": 16}, "`depth` (=16) must not be half zeros beyond 5 channels"),
     ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can turn to NCHW"),
-    ({"cols": 40, "strip": 6}, "sums and operands must fit the"),
-    ({"cols": 8}, "`cols` (=8) must fit the strip's tiles (=7)"),
-    ({"strip": 4}, "`strip` (=4) must divide the rows of tiles (=6)"),
+    ({"cols": 40, "row_block": 6}, "sums and operands must fit the"),
+    ({"cols": 8}, "`cols` (=8) must fit the row block's tiles (=7)"),
+    ({"row_block": 4}, "`row_block` (=4) must divide the rows of tiles (=6)"),
     ({"images": 3}, "`images` (=3) must divide `batch` (=2)"),
-    ({"images": 2}, "`images` (=2) must be 1, or `strip` (=1) whole images of 6"),
+    ({"images": 2}, "`images` (=2) must be 1, or `row_block` (=1) whole images of 6"),
     ({"pass_blocks": 3}, "`pass_blocks` (=3) must divide the channel blocks (=2)"),
     ({"vectors": 3}, "the block (=12) must not hold a whole vector of padding beyond 7 channels"),
 ]

@@ -206,7 +206,7 @@ def test_out_overlaps(name: str, shift: int) -> None:
 
 # --- building
 
-TILE = Tile("channels", lanes=4, vectors=2, rows=1, cols=7, strip=2, pass_blocks=1, order="cuv", unroll=1).as_dict()  # legal
+TILE = Tile("channels", lanes=4, vectors=2, rows=1, cols=7, row_block=2, pass_blocks=1, order="cuv", unroll=1).as_dict()  # legal
 BUILDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("target", {"target": "vulkan"}, ValueError, "`target` (='vulkan') must be one of cpu"),
     ("algorithm", {"algorithm": "fft"}, ValueError, "`algorithm` (='fft') must be auto, one of direct, im2win"),
@@ -231,12 +231,12 @@ TILES: list[tuple[dict[str, Any], str]] = [
     ({"lanes": 5}, "`lanes` (=5) must be one of (1, 2, 4, 8, 16)"),
     ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can turn to NCHW"),
     ({"vectors": 0}, "`vectors` (=0) must be at least 1"),
-    ({"strip": 0}, "`strip` (=0) must be at least 1"),
-    ({"strip": -1}, "`strip` (=-1) must be at least 1"),
+    ({"row_block": 0}, "`row_block` (=0) must be at least 1"),
+    ({"row_block": -1}, "`row_block` (=-1) must be at least 1"),
     ({"pass_blocks": 0}, "`pass_blocks` (=0) must be at least 1"),
-    ({"strip": 4, "rows": 1}, "`strip` (=4) must divide the output's rows (=6)"),
-    ({"strip": 3, "rows": 2}, "`rows` (=2) must divide `strip` (=3)"),
-    ({"rows": 6, "strip": 6}, f"sums and operands must fit the {host().registers} registers"),
+    ({"row_block": 4, "rows": 1}, "`row_block` (=4) must divide the output's rows (=6)"),
+    ({"row_block": 3, "rows": 2}, "`rows` (=2) must divide `row_block` (=3)"),
+    ({"rows": 6, "row_block": 6}, f"sums and operands must fit the {host().registers} registers"),
     ({"cols": 8}, "the tile's windows (=8) must fit the line (=7)"),
     ({"vectors": 3}, "the block (=12) must not hold a whole vector of padding beyond 6 channels"),
     ({"vectors": 1, "pass_blocks": 3}, "`pass_blocks` (=3) must divide the channel blocks (=2)"),

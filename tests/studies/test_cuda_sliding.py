@@ -80,7 +80,7 @@ def test_the_barrier_is_needed() -> None:
 
 
 def test_forms_are_what_they_are_called() -> None:
-    """One thread a pixel, block x block of them; the patch with its rim in shared memory, or none."""
+    """One thread a pixel, block x block of them; the halo tile with its rim in shared memory, or none."""
     conv = Conv2d.parse("n1-c3x64x64-k3x3x3-s2-p1")
     for one, (form, block) in zip(kernels(conv, (8, 16)), [(f, b) for f in sliding.FORMS for b in (8, 16)], strict=True):
         [launch] = one.generated.launches

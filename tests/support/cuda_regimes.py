@@ -1,7 +1,7 @@
 """Problems for CUDA kernels on the emulator, each with the reason it is here; each key is as `Conv2d` prints it."""
 
 REGIMES = (
-    ("n1-c12x15x17-k20x3x3-s2-p1", "stride 2: a patch's pixels lie column by stride, the last input column is never read"),
+    ("n1-c12x15x17-k20x3x3-s2-p1", "stride 2: a halo tile's pixels lie column by stride, the last input column is never read"),
     ("n1-c9x23x20-k16x3x3-s3-p2-d2", "stride 3 with dilation 2: taps fall between the strides"),
     ("n2-c10x11x13-k12x4x3-s2x1-p0.1.2.0-NHWC", "four sides, all different, an even kernel, unequal strides"),
     ("n2-c36x7x9-k40x1x1", "1x1: every unit of the sum is a channel"),
@@ -21,7 +21,7 @@ REGIMES = (
     ("n1-c67x6x7-k18x3x3-p1-int8-NHWC", "the same, channels last"),
     ("n1-c128x5x6-k16x3x3-p1-int8-NHWC", "whole slabs of bytes: 16 bytes a copy"),
     ("n1-c32x6x9-k16x3x3-p1-float16-NHWC", "whole slabs of halves: 16 bytes a copy"),
-    ("n7-c12x4x5-k16x3x3-p1", "more small images than a patch holds"),
+    ("n7-c12x4x5-k16x3x3-p1", "more small images than a halo tile holds"),
     ("n1-c9x5x5-k24x5x5", "1x1 output"),
     ("n1-c10x3x40-k16x2x11-p0x3", "one row of windows, kernel rows longer than high"),
     ("n2-c12x9x11-k32x3x3-p1-bias-add-relu", "the whole epilogue"),

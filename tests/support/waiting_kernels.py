@@ -6,7 +6,7 @@ from emulated import Kernel
 
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 
-# One kernel of each kind: two warps down and two across, more steps than stages, and patches of more chunks than are held at a time.
+# One kernel of each kind: two warps down and two across, more steps than stages, and halo tiles of more chunks than are held at a time.
 # In order: what each barrier is for.
 TABLE, OFFSETS, STEP, PIXELS, OUTPUTS = (
     "the table of taps is filled by all",
@@ -28,13 +28,13 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "gather fetched": (
         "n1-c20x5x6-k32x3x3-p1-float16", ("implicit_gemm/tiled", MultistageTile("f16", 32, 32, 16, 16, 1, 3, "uvc")), (TABLE, STEP),
     ),
-    "patch, fma": (
+    "halo tile, fma": (
         "n1-c60x5x6-k32x3x3-p1", ("direct/tiled", MultistageTile("fma", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
-    "patch, tensor cores": (
+    "halo tile, tensor cores": (
         "n1-c60x5x6-k32x3x3-p1-NHWC", ("im2win/fused", MultistageTile("tf32x3", 32, 32, 16, 16, 1, 2, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
-    "patch fetched": (
+    "halo tile fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct/tiled", MultistageTile("f16", 32, 32, 16, 16, 1, 3, "Cuvc", 1, 5, 6)), (OFFSETS, STEP),
     ),
     "warpgroups, gather": (
@@ -43,11 +43,11 @@ KERNELS: dict[str, tuple[str, Kernel, tuple[str, ...]]] = {
     "warpgroups, slabs in turn": (
         "n1-c64x5x6-k32x3x3-p1-float16-NHWC", ("implicit_gemm/tiled", MultistageTile("wg_f16", 32, 64, 16, 64, 1, 4, "uvc")), (STEP, STEP),
     ),
-    "warpgroups, patch": (
+    "warpgroups, halo tile": (
         "n1-c60x5x6-k32x3x3-p1", ("direct/tiled", MultistageTile("wg_tf32x3", 32, 64, 16, 64, 1, 3, "Cuvc", 1, 5, 6)),
         (OFFSETS, STEP, STEP),
     ),
-    "warpgroups, patch fetched": (
+    "warpgroups, halo tile fetched": (
         "n1-c100x5x6-k32x3x3-p1-float16", ("direct/tiled", MultistageTile("wg_f16", 32, 64, 32, 64, 2, 3, "Cuvc", 1, 5, 6)),
         (OFFSETS, STEP),
     ),

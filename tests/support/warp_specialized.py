@@ -20,10 +20,10 @@ SMALL = replace(H200, multiprocessors=2, threads=384)  # so few that blocks of s
 
 def tile(
     block_m: int, images: int, rows: int, cols: int, *, slabs: int = 1, stages: int = 2, taps: int = 1, filter_stages: int = 2,
-    groups: int = 1, turns: int = 1, cluster: int = 1, product: str = "wg_f16", shared: str = "windows",
-    boxes: str = "patches",
+    groups: int = 1, pingpong: int = 1, cluster: int = 1, product: str = "wg_f16", shared: str = "windows",
+    tma_boxes: str = "halo",
 ) -> WarpSpecializedTile:  # fmt: skip
-    more = {"images": images, "taps": taps, "filter_stages": filter_stages, "turns": turns, "boxes": boxes}
+    more = {"images": images, "taps": taps, "filter_stages": filter_stages, "pingpong": pingpong, "tma_boxes": tma_boxes}
     return WarpSpecializedTile(product, block_m, rows, cols, slabs, stages, groups, cluster, shared=shared, **more)
 
 

@@ -26,9 +26,9 @@ def two_outputs(conv: Conv2d, pair: list[Expr]) -> Expr:
     return T.call_extern("uint32", f"im2win::{ELEMENT_TYPES[conv.out_dtype].pair or 'two_f16'}", *pair)
 
 
-def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> PatchEpilogue:
+def tile_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> TileEpilogue:
     """The epilogue of a tile of outputs, for channels from `first` on, with the widest stores that the layout and alignment allow."""
-    kind = PatchEpilogue
+    kind = TileEpilogue
     if conv.residual or conv.out_itemsize > 2:
         pass
     elif conv.layout == "NHWC":
@@ -40,11 +40,11 @@ def patch_epilogue(conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], 
     return kind(conv, tile, tensors, operand, first)
 
 
-class PatchEpilogue(Epilogue):
+class TileEpilogue(Epilogue):
     """Writes the accumulators of a tile of outputs.
 
     A thread holds two channels of two neighbouring columns. These are two neighbours in memory, which as int8 or float16 are less than a
-    store of 4 bytes. Where alignment allows it, lanes exchange accumulators before they store; see `patch_epilogue`.
+    store of 4 bytes. Where alignment allows it, lanes exchange accumulators before they store; see `tile_epilogue`.
     """
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
@@ -57,25 +57,25 @@ class PatchEpilogue(Epilogue):
         """The condition under which a channel exists; empty if it always does."""
         return [channel < self._conv.out_channels] if self._conv.out_channels % self._tile.block_m else []
 
-    def _finished(self, product: SharedProduct, held: dict[str, Any], i: int, half: int, j: int, e: int) -> Expr:
-        return finished(self._conv, self._tile.sum_dtype, held, product.sum(i, half, j, e), i * 2 + half, 0)
+    def _finished(self, product: SharedProduct, vectors: dict[str, Any], i: int, half: int, j: int, e: int) -> Expr:
+        return finished(self._conv, self._tile.sum_dtype, vectors, product.sum(i, half, j, e), i * 2 + half, 0)
 
-    def _held(self, product: SharedProduct) -> dict[str, Any]:
+    def _vectors(self, product: SharedProduct) -> dict[str, Any]:
         """Bias and scale of a thread's channels in registers, by name, two for every product.
 
         Channels beyond the last read the last one's.
         """
-        held: dict[str, Any] = {}
+        vectors: dict[str, Any] = {}
         for name in ("bias", "scale"):
             if name in self._tensors:
-                held[name] = local(f"held_{name}", (2 * product.rows,), self._conv.dtypes[name])
+                vectors[name] = local(f"vector_{name}", (2 * product.rows,), self._conv.dtypes[name])
                 for i, half in itertools.product(range(product.rows), range(2)):
                     channel = T.min(self._first + product.channel(i, half), self._conv.out_channels - 1)
-                    T.buffer_store(held[name], self._tensors[name][channel], [i * 2 + half])
-        return held
+                    T.buffer_store(vectors[name], self._tensors[name][channel], [i * 2 + half])
+        return vectors
 
 
-class _Channels(PatchEpilogue):
+class _Channels(TileEpilogue):
     """int8, channels last: lanes 4*g + t with g and g + 1, g even, exchange their values of columns 2*t and 2*t + 1.
 
     Each then stores four channels of one column.
@@ -83,12 +83,12 @@ class _Channels(PatchEpilogue):
 
     def write(self, product: SharedProduct) -> None:
         """Emits the stores."""
-        conv, (out_h, out_w), held = self._conv, self._conv.output_size, self._held(product)
+        conv, (out_h, out_w), vectors = self._conv, self._conv.output_size, self._vectors(product)
         column, channel = product.fours()
         words = local("words", (product.rows,), "uint32")
         for j in product.kept:
             for i in range(product.rows):
-                pairs = [[self._finished(product, held, i, half, j, e) for half in range(2)] for e in range(2)]
+                pairs = [[self._finished(product, vectors, i, half, j, e) for half in range(2)] for e in range(2)]
                 T.buffer_store(words, exchanged(pairs, LANE_OF_NEXT), [i])
             n, m, x, conditions = self._operand.output((j * EIGHT, column))
             start = ((n * out_h + m) * out_w + x) * conv.out_channels
@@ -101,7 +101,7 @@ class _Channels(PatchEpilogue):
             self._guarded(conditions, store)
 
 
-class _Columns(PatchEpilogue):
+class _Columns(TileEpilogue):
     """Channels first: lanes with the same channels exchange neighbouring columns, and each stores eight bytes of one channel.
 
     Four lanes hold a run of eight columns. All four exchange int8 values of four such runs; pairs of lanes exchange float16 values of two
@@ -114,13 +114,13 @@ class _Columns(PatchEpilogue):
 
     def write(self, product: SharedProduct) -> None:
         """Emits the stores."""
-        conv, tile, held, eights = self._conv, self._tile, self._held(product), self._tile.cols // EIGHT
+        conv, tile, vectors, eights = self._conv, self._tile, self._vectors(product), self._tile.cols // EIGHT
         lanes = BYTES // (2 * conv.out_itemsize)  # lanes that exchange
         pieces = local("pieces", (2, eights + 1), "uint32")  # words of two outputs, for each of two channels and each run
         for row_, i in itertools.product(range(tile.rows), range(product.rows)):
             first, shift = divmod(row_ * self._operand.pitch, EIGHT)
             for half, k in itertools.product(range(2), range(eights + (shift > 0))):
-                pair = [self._finished(product, held, i, half, first + k, e) for e in range(2)]
+                pair = [self._finished(product, vectors, i, half, first + k, e) for e in range(2)]
                 T.buffer_store(pieces, two_outputs(conv, pair), [half, k])
             for at in range(0, eights, lanes):
                 many = min(lanes, eights - at)

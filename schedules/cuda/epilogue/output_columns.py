@@ -10,11 +10,12 @@ from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile
 
 
 class Outputs:
-    """Maps the columns of a product to the output, for the tile of outputs with index `patch`."""
+    """Maps the columns of a product to the output, for the tile of outputs with index `output_tile`."""
 
-    def __init__(self, field: HaloTile, patch: Expr) -> None:
+    def __init__(self, field: HaloTile, output_tile: Expr) -> None:
         self._field, (down, across) = field, field.counts
-        self._corner = patch // (down * across), patch // across % down * field.tile.rows, patch % across * field.tile.cols
+        row, col = output_tile // across % down, output_tile % across
+        self._corner = output_tile // (down * across), row * field.tile.rows, col * field.tile.cols
 
     @property
     def pitch(self) -> int:
@@ -53,8 +54,8 @@ class StagedOutputs(Outputs):
 
     _field: StagedHaloTile
 
-    def __init__(self, field: StagedHaloTile, patch: Expr) -> None:
-        super().__init__(field, patch)
+    def __init__(self, field: StagedHaloTile, output_tile: Expr) -> None:
+        super().__init__(field, output_tile)
         n, top, left = self._corner
         self._corner = n * field.tile.images, top, left
 

@@ -57,7 +57,7 @@ class Multistage(MultistageTiles):
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
         """Why no tile computes a problem with that accuracy; None if one does."""
-        if self.windows.patched and math.prod(conv.kernel) == 1:
+        if self.windows.halo and math.prod(conv.kernel) == 1:
             return "the windows of a 1x1 kernel share no taps: implicit_gemm copies them as well"
         return None
 

@@ -17,7 +17,7 @@ from im2win.schedules.cuda.epilogue.store import Epilogue, run_length
 from im2win.schedules.cuda.loaders import channel_planes, filters, halo_tile, im2col_taps
 from im2win.schedules.cuda.loaders.channel_planes import Planes
 from im2win.schedules.cuda.loaders.filters import BulkFilters, Filters
-from im2win.schedules.cuda.loaders.halo_tile import Patch
+from im2win.schedules.cuda.loaders.halo_tile import HaloLoader
 from im2win.schedules.cuda.loaders.im2col_taps import Gather
 from im2win.schedules.cuda.mma.fma import FmaProduct
 from im2win.schedules.cuda.mma.mma_sync import MatrixProduct
@@ -37,11 +37,11 @@ def filters_of(tile: MultistageTile) -> type[Filters]:
     return BulkFilters if tile.warpgroup else Filters
 
 
-def operand_of(tile: MultistageTile) -> type[Gather] | type[Patch] | type[Planes]:
+def operand_of(tile: MultistageTile) -> type[Gather] | type[HaloLoader] | type[Planes]:
     """The loader of windows for a tile."""
     if tile.in_rows:
         return TileRows
-    return Planes if tile.planes else Patch if tile.patch else Gather
+    return Planes if tile.planes else HaloLoader if tile.halo else Gather
 
 
 def windows_of(conv: Conv2d, tile: MultistageTile) -> Conv2d:
@@ -77,8 +77,8 @@ def pack_of(conv: Conv2d, tile: MultistageTile) -> CudaPack | FilterPack:
 
 def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Bytes of shared memory that a block takes. `conv` is the problem of `windows_of`."""
-    patch = halo_tile.shared_bytes
-    parts = {Gather: im2col_taps.shared_bytes, Patch: patch, TileRows: patch, Planes: channel_planes.shared_bytes}
+    halo = halo_tile.shared_bytes
+    parts = {Gather: im2col_taps.shared_bytes, HaloLoader: halo, TileRows: halo, Planes: channel_planes.shared_bytes}
     return parts[operand_of(tile)](conv, tile, plan) + filters.shared_bytes(tile, step_filters(conv, tile))
 
 
@@ -168,34 +168,34 @@ def _pipeline(tile: MultistageTile, steps: int, filter_: Filters, operand: Any, 
     for _ in range(steps, ahead):
         commit()
 
-    def one(step: Expr, turn: int) -> None:
+    def one(step: Expr, register_set: int) -> None:
         if copies:
             call(f"wait_copies<{max(ahead - 1, 0)}>")
         barrier()
-        slot = (step + ahead) % tile.stages
+        stage = (step + ahead) % tile.stages
         more = step + ahead < steps
         if steps > ahead:
             with T.If(more), T.Then():
-                filter_.renew(step + ahead, slot)
-                if not tile.patch:
-                    operand.advance(step, ahead, slot)
-        if tile.patch:
-            operand.advance(step, ahead, slot)
+                filter_.renew(step + ahead, stage)
+                if not tile.halo:
+                    operand.advance(step, ahead, stage)
+        if tile.halo:
+            operand.advance(step, ahead, stage)
         commit()
         filter_.wait(step)
-        product.multiply(filter_.shared, step, turn)
-        if tile.patch:
-            operand.settle(step, slot)
+        product.multiply(filter_.shared, step, register_set)
+        if tile.halo:
+            operand.settle(step, stage)
         elif steps > ahead:
             with T.If(more), T.Then():
-                operand.settle(step, slot)
+                operand.settle(step, stage)
 
-    turns = 2 if tile.warpgroup and tile.slabs % 2 else 1  # its register set alternates with every slab: indices must be constants
-    with T.serial(-(-steps // turns)) as step:
-        for turn in range(turns):
-            if turn and steps % turns:
-                with T.If(step * turns + turn < steps), T.Then():
-                    one(step * turns + turn, turn)
+    unrolled = 2 if tile.warpgroup and tile.slabs % 2 else 1  # its register set alternates with every slab: indices must be constants
+    with T.serial(-(-steps // unrolled)) as step:
+        for register_set in range(unrolled):
+            if register_set and steps % unrolled:
+                with T.If(step * unrolled + register_set < steps), T.Then():
+                    one(step * unrolled + register_set, register_set)
             else:
-                one(step * turns + turn, turn)
+                one(step * unrolled + register_set, register_set)
     product.finish()

@@ -14,7 +14,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.epilogue.cluster_reduce import SharedSums
-from im2win.schedules.cuda.epilogue.lane_exchange import patch_epilogue
+from im2win.schedules.cuda.epilogue.lane_exchange import tile_epilogue
 from im2win.schedules.cuda.epilogue.output_columns import StagedOutputs
 from im2win.schedules.cuda.kernels.multistage import arguments
 from im2win.schedules.cuda.loaders.tma_boxes import TmaBoxes
@@ -49,13 +49,13 @@ class _Kernel:
         self._blocks, self._block, self._field = blocks, block, field
         self._steps, self._channel_blocks = steps // tile.sum_blocks, tile.pack(conv).blocks(conv)  # steps that this block computes
         self._parts = math.prod(conv.kernel) // tile.taps  # copies of filters in a step
-        work = self._field.patches * self._channel_blocks * tile.sum_blocks
+        work = self._field.output_tiles * self._channel_blocks * tile.sum_blocks
         self._count = (work - block + blocks - 1) // blocks
         warps = LANES // WARP * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
-        self._windows = Pipeline(arena, "windows", f.ring, tile.dtype, warps, tile.window_blocks)
-        self._filters = Pipeline(arena, "filters", f.filter_ring, tile.dtype, warps, tile.filter_blocks)
-        self._turns = arena.take("turns", (tile.turns,), PHASES)
+        self._windows = Pipeline(arena, "windows", f.window_buffer, tile.dtype, warps, tile.window_blocks)
+        self._filters = Pipeline(arena, "filters", f.filter_buffer, tile.dtype, warps, tile.filter_blocks)
+        self._order = arena.take("order", (tile.pingpong,), PHASES)
         self._warps, self._rank = warps, block % tile.cluster
         self._sums = SharedSums(arena, f, tid, self._rank, again=work > blocks) if tile.sum_blocks > 1 else None
 
@@ -80,9 +80,9 @@ class _Kernel:
         with T.If(self._tid == 0), T.Then():
             self._windows.start()
             self._filters.start()
-            if self._tile.turns > 1:
-                with T.unroll(self._tile.turns) as i:
-                    call(f"start_slot<{self._warps}>", pointer(self._turns, i))
+            if self._tile.pingpong > 1:
+                with T.unroll(self._tile.pingpong) as i:
+                    call(f"init_empty_barrier<{self._warps}>", pointer(self._order, i))
             if self._sums is not None:
                 self._sums.start()
         self._clear()
@@ -105,57 +105,58 @@ class _Kernel:
         if tile.cluster > 1:  # a cluster barrier does not order these stores
             barrier()
 
-    def _tile_of(self, turn: Expr) -> tuple[Expr, Expr]:
-        """(block of channels, tile of outputs) of a thread block's `turn`-th work item.
+    def _tile_of(self, item: Expr) -> tuple[Expr, Expr]:
+        """(block of channels, tile of outputs) of a thread block's `item`-th work item.
 
         Neighbouring thread blocks compute channels of the same tile; blocks that share filters compute neighbouring tiles.
         """
-        patches = self._tile.filter_blocks  # tiles that the blocks of a cluster compute side by side
-        together = patches * self._tile.sum_blocks
-        work = self._block // together + turn * (self._blocks // together)
-        return work % self._channel_blocks, work // self._channel_blocks * patches + self._block % patches
+        neighbours = self._tile.filter_blocks  # tiles that the blocks of a cluster compute side by side
+        together = neighbours * self._tile.sum_blocks
+        work = self._block // together + item * (self._blocks // together)
+        return work % self._channel_blocks, work // self._channel_blocks * neighbours + self._block % neighbours
 
     def _part(self, part: Expr, many: int = 1) -> Expr:
         """Index of this block's step, or of one of `many` parts of it, among those of the whole sum."""
         return part if self._sums is None else self._rank * (self._steps * many) + part
 
     def _copy_windows(self) -> None:
-        steps, ring = self._steps, self._windows
-        with T.serial(self._count) as turn, T.serial(steps) as part:
-            step = turn * steps + part
-            ring.producer_acquire(step)
-            _, patch = self._tile_of(turn)
-            self._boxes.copy((ring.data, step % ring.stages), patch, self._part(part), ring.full_barrier(step), self._rank)
-        ring.drain(self._count * steps)
+        steps, pipeline = self._steps, self._windows
+        with T.serial(self._count) as item, T.serial(steps) as part:
+            step = item * steps + part
+            pipeline.producer_acquire(step)
+            _, output_tile = self._tile_of(item)
+            stage = pipeline.data, step % pipeline.stages
+            self._boxes.copy(stage, output_tile, self._part(part), pipeline.full_barrier(step), self._rank)
+        pipeline.drain(self._count * steps)
 
     def _copy_filters(self) -> None:
-        ring, per_tile, size, blocks = self._filters, self._steps * self._parts, self._field.filter_ring[1], self._tile.filter_blocks
+        pipeline, per_tile, size, blocks = self._filters, self._steps * self._parts, self._field.filter_buffer[1], self._tile.filter_blocks
         copy = "copy_bulk" if blocks == 1 else f"copy_shared<{blocks}>"
-        with T.serial(self._count) as turn, T.serial(per_tile) as part:
-            step = turn * per_tile + part
-            ring.producer_acquire(step)
-            channels, _ = self._tile_of(turn)
+        with T.serial(self._count) as item, T.serial(per_tile) as part:
+            step = item * per_tile + part
+            pipeline.producer_acquire(step)
+            channels, _ = self._tile_of(item)
             place = channels * (per_tile * self._tile.sum_blocks) + self._part(part, self._parts)
             from_ = pointer(self._tensors["filter"], place * size)
-            call(copy, pointer(ring.data, step % ring.stages, 0), from_, size * self._conv.itemsize, ring.full_barrier(step))
-        ring.drain(self._count * per_tile)
+            call(copy, pointer(pipeline.data, step % pipeline.stages, 0), from_, size * self._conv.itemsize, pipeline.full_barrier(step))
+        pipeline.drain(self._count * per_tile)
 
     def _multiply(self) -> None:
         conv, tile, windows, filters = self._conv, self._tile, self._windows, self._filters
         product = StagedProduct(conv, tile, filters.data, windows.data, self._tid)
         which = self._tid // (LANES * tile.groups)  # the team of ping-pong consumer warpgroups
-        with T.serial((self._count - which + tile.turns - 1) // tile.turns) as round_:
-            turn = round_ * tile.turns + which
+        with T.serial((self._count - which + tile.pingpong - 1) // tile.pingpong) as round_:
+            item = round_ * tile.pingpong + which
             product.clear()
-            self._await_turn(turn)
+            self._order_wait(item)
             with T.serial(self._steps) as part:
-                step = turn * self._steps + part
+                step = item * self._steps + part
                 windows.consumer_wait(step)
                 for number in range(self._parts):
                     copy = step * self._parts + number
                     filters.consumer_wait(copy)
                     if number == self._parts - 1:
-                        self._pass_turn(turn, part)
+                        self._order_arrive(item, part)
                     product.multiply_taps(number * tile.taps, step % windows.stages, copy % filters.stages)
                     call("wait_products<1>")
                     if number:
@@ -164,13 +165,13 @@ class _Kernel:
                         with T.If(part > 0), T.Then():
                             self._release(step - 1)
             product.finish()
-            self._release(turn * self._steps + self._steps - 1)
-            channels, patch = self._tile_of(turn)
-            epilogue = patch_epilogue(conv, tile, self._tensors, StagedOutputs(self._field, patch), channels * tile.block_m)
+            self._release(item * self._steps + self._steps - 1)
+            channels, output_tile = self._tile_of(item)
+            epilogue = tile_epilogue(conv, tile, self._tensors, StagedOutputs(self._field, output_tile), channels * tile.block_m)
             if self._sums is None:
                 epilogue.write(product)
             else:
-                self._sums.write(product, epilogue, turn)
+                self._sums.write(product, epilogue, item)
         if self._sums is not None:
             self._sums.end(self._count)
 
@@ -179,15 +180,15 @@ class _Kernel:
         self._filters.consumer_release(step * self._parts + self._parts - 1)
         self._windows.consumer_release(step)
 
-    def _await_turn(self, turn: Expr) -> None:
+    def _order_wait(self, item: Expr) -> None:
         """Waits until the team before has passed its last full barriers: a waiting thread can tell only two phases of a barrier apart."""
-        turns = self._tile.turns
-        if turns > 1:
-            with T.If(turn > 0), T.Then():
-                call("wait_slot", pointer(self._turns, (turn - 1) % turns), (turn - 1) // turns % 2)
+        teams = self._tile.pingpong
+        if teams > 1:
+            with T.If(item > 0), T.Then():
+                call("wait_empty_barrier", pointer(self._order, (item - 1) % teams), (item - 1) // teams % 2)
 
-    def _pass_turn(self, turn: Expr, part: Expr) -> None:
-        turns = self._tile.turns
-        if turns > 1:
+    def _order_arrive(self, item: Expr, part: Expr) -> None:
+        teams = self._tile.pingpong
+        if teams > 1:
             with T.If(part == self._steps - 1), T.Then():
-                call("release_slot<1>", pointer(self._turns, turn % turns))
+                call("arrive_empty_barrier<1>", pointer(self._order, item % teams))

@@ -6,7 +6,7 @@ from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
-from im2win.schedules.cuda.loaders.halo_tile import Patch
+from im2win.schedules.cuda.loaders.halo_tile import HaloLoader
 from im2win.schedules.cuda.mma.fma import fma_lanes
 from im2win.schedules.cuda.tiles.multistage import MAX_HELD, ORDERS, MultistageTile, promoted
 from im2win.schedules.cuda.windows import WindowSource
@@ -87,9 +87,9 @@ def _shapes(conv: Conv2d, tile: MultistageTile, windows: WindowSource) -> list[t
         (tile.block_n % tile.warp_n == 0, f"`warp_n` (={tile.warp_n}) must divide `block_n` (={tile.block_n})"),
         (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
         ((tile.images > 0) == (tile.rows > 0) == (tile.cols > 0), "`images`, `rows` and `cols` must all be 0 or none"),
-        (tile.patch == windows.patched, f"windows staged by {windows.staged} {'need a' if windows.patched else 'have no'} patch"),
-        ((tile.order == "Cuvc") <= tile.patch, "`order` Cuvc is for patches"),
-        ((tile.order == "uvc") <= (not tile.patch), "`order` uvc is not for patches"),
+        (tile.halo == windows.halo, f"windows staged by {windows.staged} {'need a' if windows.halo else 'have no'} halo tile"),
+        ((tile.order == "Cuvc") <= tile.halo, "`order` Cuvc is for halo tiles"),
+        ((tile.order == "uvc") <= (not tile.halo), "`order` uvc is not for halo tiles"),
     ]
 
 
@@ -102,19 +102,19 @@ def _fits(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -
             f"`block_m` (={tile.block_m}) must not hold 16 channels or more beyond a group's {conv.out_channels // conv.groups}",
         ),
     ]
-    if not tile.patch:
+    if not tile.halo:
         lanes = im2col_taps.lanes_along_sum(conv, tile, windows)
         even = tile.block_n * lanes % tile.threads == 0
         return [*rules, (even, f"`block_n` (={tile.block_n}) must be a multiple of the {tile.threads // lanes} windows copied at a time")]
     sizes = zip(("images", "rows", "cols"), (tile.images, tile.rows, tile.cols), (conv.batch, *conv.output_size), strict=True)
     many = tile.images * tile.rows * tile.cols
     rules += [(size <= most, f"`{name}` (={size}) must be at most the output's {most}") for name, size, most in sizes]
-    rules += [(many <= tile.block_n, f"the patch's {many} windows must be at most `block_n` (={tile.block_n})")]
+    rules += [(many <= tile.block_n, f"the halo tile's {many} windows must be at most `block_n` (={tile.block_n})")]
     if tile.planes:
         return [
             *rules,
-            (tile.product == "fma", "patches in `order` cuv are for `product` fma"),
+            (tile.product == "fma", "halo tiles in `order` cuv are for `product` fma"),
             (rows % tile.slabs == 0, f"`slabs` (={tile.slabs}) must divide the {rows} rows that the kernel has in all channels"),
         ]
-    taps = (TileRows if tile.in_rows else Patch).taps(conv)
+    taps = (TileRows if tile.in_rows else HaloLoader).taps(conv)
     return [*rules, (taps >= tile.ahead, f"the {tile.ahead} steps that copies run ahead must be at most the {taps} that share channels")]

@@ -38,7 +38,7 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     if needed > H200.block_shared:
         return f"filters of {M} channels and the least halo tiles take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
-        return f"channels first, patches are at least {cols} outputs wide, more than {conv.output_size[1]}"
+        return f"channels first, tiles of outputs are at least {cols} outputs wide, more than {conv.output_size[1]}"
     return None
 
 
@@ -79,7 +79,7 @@ def _fits(field: HaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
         ),
         (field.boxed or tile.stages == 2, f"`stages` (={tile.stages}) must be 2, channels first"),
         (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
-        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"),
         (
             field.shared_bytes <= gpu.block_shared,
             f"the block's {field.shared_bytes} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}",

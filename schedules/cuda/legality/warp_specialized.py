@@ -14,8 +14,8 @@ from im2win.spec.conv2d import Conv2d
 
 MAX_THREADS = 640  # four consumer warpgroups and the producers
 MAX_PRODUCTS = 512  # most products of a step, whose code is unrolled
-SHARED = ("windows", "filters", "sums")
-BOXES = ("patches", "taps")
+SHARED = ("windows", "filters", "accumulators")
+TMA_BOXES = ("halo", "taps")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
 
@@ -40,15 +40,15 @@ def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
-    clusters = SUM_CLUSTERS if tile.shared == "sums" else CLUSTERS
-    least = {"groups": 1, "turns": 1, "stages": 2, "filter_stages": 2}
+    clusters = SUM_CLUSTERS if tile.shared == "accumulators" else CLUSTERS
+    least = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
     rules = [
         (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
         (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
         *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
         (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
         (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
-        (tile.boxes in BOXES, f"`boxes` (={tile.boxes}) must be one of {', '.join(BOXES)}"),
+        (tile.tma_boxes in TMA_BOXES, f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"),
         (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
     ]
     broken = [text for holds, text in rules if not holds]
@@ -57,7 +57,7 @@ def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
 
 
 def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
-    one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.boxes == "taps"
+    one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.tma_boxes == "taps"
     (height, width), share = one.output_size, M * tile.groups
     blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
     whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
@@ -73,20 +73,20 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
         (1 <= tile.images <= one.batch, f"`images` (={tile.images}) must be 1 to the {one.batch} there are"),
         (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
         (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
-        (whole, f"`images` (={tile.images}) must be 1 where a patch has less than all {height} x {width} outputs of one"),
+        (whole, f"`images` (={tile.images}) must be 1 where a tile has less than all {height} x {width} outputs of one"),
         (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
         (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"),
-        (taps > 1 or not single, f"`boxes` (={tile.boxes}) must be patches for a kernel of one tap"),
+        (taps > 1 or not single, f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"),
         (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
-        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a patch"),
-        (tile.turns == 1 or tile.sum_blocks == 1, f"`turns` (={tile.turns}) must be 1 where blocks share sums"),
+        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a tile"),
+        (tile.pingpong == 1 or tile.sum_blocks == 1, f"`pingpong` (={tile.pingpong}) must be 1 where blocks share sums"),
     ]
 
 
 def _fits(field: StagedHaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
     tile, conv = field.tile, field.conv
     if field.shared_part is None:
-        return [(False, f"`cluster` (={tile.cluster}) must cut patches in parts of whole images, rows or 8 pixels")]
+        return [(False, f"`cluster` (={tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels")]
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
     (held, alone), (images, lines, pitch) = needed(field), field.part
@@ -101,8 +101,11 @@ def _fits(field: StagedHaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
             len(field.kept) >= tile.sum_blocks,
             f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns",
         ),
-        (field.patches % tile.filter_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {field.patches} patches"),
-        (box <= MAX_BOX, f"the {box} elements along an axis of a patch's box must be at most {MAX_BOX}"),
+        (
+            field.output_tiles % tile.filter_blocks == 0,
+            f"`cluster` (={tile.cluster}) must divide the {field.output_tiles} tiles of outputs",
+        ),
+        (box <= MAX_BOX, f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"),
         (
             field.shared_bytes <= gpu.block_shared,
             f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}",

@@ -16,7 +16,7 @@ ROWS = WindowSource(staged="rows")
 
 def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
     """Every rule that a tile breaks, as a message; empty if the tile is legal."""
-    if tile.patch:
+    if tile.halo:
         return _row_form(conv, tile) or multistage.product_violations(windows_of(conv, tile), tile, gpu, ROWS)
     known = forms(conv)
     if tile.outputs not in known:

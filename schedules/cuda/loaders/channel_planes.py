@@ -15,7 +15,7 @@ from typing import Any
 from tvm.tirx.script import builder as T
 
 from im2win.schedules.cuda.loaders.halo_geometry import Geometry
-from im2win.schedules.cuda.loaders.halo_tile import PatchWindows
+from im2win.schedules.cuda.loaders.halo_tile import HaloWindows
 from im2win.schedules.cuda.primitives import WORD, Arena, Expr, call, padded, pointer
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
@@ -31,7 +31,7 @@ def shared_bytes(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     return padded(_shape(conv, tile, plan), tile.dtype)
 
 
-class Planes(PatchWindows):
+class Planes(HaloWindows):
     """The halo tile of a thread block's tile of outputs, with all channels of a group."""
 
     width = 1
@@ -62,10 +62,10 @@ class Planes(PatchWindows):
                     source = pointer(self._source, offset + (self._group * channels + c) * stride)
                     call(f"copy_async<{WORD}>", pointer(self.shared, c, to), source, inside)
 
-    def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
+    def advance(self, step: Expr, ahead: int, stage: Expr) -> None:
         """Does nothing: the prologue has copied everything."""
 
-    def settle(self, step: Expr, slot: Expr) -> None:
+    def settle(self, step: Expr, stage: Expr) -> None:
         """Does nothing: all copies are asynchronous."""
 
     # --- consumer side ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Filters:
         self._tile, self._packed, self._block, self._steps, self._run, self._tid = tile, packed, block, steps, run, tid
         self.shared = arena.take("filters", (tile.stages, run), tile.dtype)
 
-    def begin(self, step: Expr, slot: Expr) -> None:
+    def begin(self, step: Expr, stage: Expr) -> None:
         """Issues the copies of a step's filters to a stage."""
         tile, run = self._tile, self._run
         vector = CHUNK * tile.slab // SLAB
@@ -35,7 +35,7 @@ class Filters:
             at = (done + self._tid) * vector
 
             def one(at: Expr = at) -> None:
-                call(f"copy_async<{CHUNK}>", pointer(self.shared, slot, at), pointer(self._packed, start + at))
+                call(f"copy_async<{CHUNK}>", pointer(self.shared, stage, at), pointer(self._packed, start + at))
 
             if done + tile.threads <= copies:
                 one()
@@ -43,9 +43,9 @@ class Filters:
                 with T.If(done + self._tid < copies), T.Then():
                     one()
 
-    def renew(self, step: Expr, slot: Expr) -> None:
+    def renew(self, step: Expr, stage: Expr) -> None:
         """Issues the copies of a step's filters to a stage that was in use. All threads must have passed a barrier after reading it."""
-        self.begin(step, slot)
+        self.begin(step, stage)
 
     def wait(self, step: Expr) -> None:
         """Does nothing: the barrier of the step has completed the copies."""
@@ -58,19 +58,19 @@ class BulkFilters(Filters):
         super().__init__(tile, arena, packed, block, steps, run, tid)
         self._phases = arena.take("phases", (tile.stages,), PHASES)
         with T.If(tid == 0), T.Then(), T.unroll(tile.stages) as stage:
-            call("start_phases", pointer(self._phases, stage))
+            call("init_full_barrier", pointer(self._phases, stage))
 
-    def begin(self, step: Expr, slot: Expr) -> None:
+    def begin(self, step: Expr, stage: Expr) -> None:
         """One thread issues the copy of a step's filters to a stage."""
         with T.If(self._tid == 0), T.Then():
-            call("copy_bulk", *self._copy(step, slot))
+            call("copy_bulk", *self._copy(step, stage))
 
-    def _copy(self, step: Expr, slot: Expr) -> tuple[Expr, Expr, int, Expr]:
+    def _copy(self, step: Expr, stage: Expr) -> tuple[Expr, Expr, int, Expr]:
         """(destination, source, bytes, full barrier) of a step's copy."""
         size = self._run * np.dtype(self._tile.dtype).itemsize
         from_ = pointer(self._packed, (self._block * self._steps + step) * self._run)
-        return pointer(self.shared, slot, 0), from_, size, pointer(self._phases, slot)
+        return pointer(self.shared, stage, 0), from_, size, pointer(self._phases, stage)
 
     def wait(self, step: Expr) -> None:
         """Waits at the full barrier of the step's stage."""
-        call("wait_bulk", pointer(self._phases, step % self._tile.stages), step // self._tile.stages % 2)
+        call("wait_full_barrier", pointer(self._phases, step % self._tile.stages), step // self._tile.stages % 2)

@@ -52,7 +52,7 @@ def unit_elements(conv: Conv2d) -> int:
     return 1 if conv.itemsize == WORD else 0
 
 
-class PatchWindows:
+class HaloWindows:
     """Maps the windows of a tile of outputs to the output."""
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, plan: WindowSource, block: Expr) -> None:
@@ -104,7 +104,7 @@ class PatchWindows:
         return n * size + (y * conv.width + x) * per_pixel, tirx.all(n < conv.batch, y >= 0, y < conv.height, x >= 0, x < conv.width)
 
 
-class Patch(PatchWindows):
+class HaloLoader(HaloWindows):
     """The halo tile of a thread block, one block of channels after the other. Copies for the next channels overlap the product."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Patch(PatchWindows):
         super().__init__(conv, tile, plan, block)
         self._source, self._tid, self._group = source, tid, group
         self._pitch = _shape(conv, tile, plan)[2] // self._geometry.pixels
-        self.shared = arena.take("patch", _shape(conv, tile, plan), tile.dtype)
+        self.shared = arena.take("halo", _shape(conv, tile, plan), tile.dtype)
         self._unit = unit_elements(conv)
         size = CHUNK if self._unit > 1 else WORD  # bytes that a thread copies or stores at a time
         self._stored = size // conv.itemsize
@@ -227,11 +227,11 @@ class Patch(PatchWindows):
             with T.If(chunk < chunks(self._conv, self._tile)), T.Then():
                 body(chunk, rounds)
 
-    def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
+    def advance(self, step: Expr, ahead: int, stage: Expr) -> None:
         """Before the product of `step`: issues this step's share of the copies of the next channels."""
         self._more(step, self._copy if self._unit else self._fetch)
 
-    def settle(self, step: Expr, slot: Expr) -> None:
+    def settle(self, step: Expr, stage: Expr) -> None:
         """After the product: stores the elements that `advance` loaded to registers."""
         if not self._unit:
             self._more(step, self._put)
@@ -251,8 +251,8 @@ class Patch(PatchWindows):
         """Indices of 16 bytes of the i-th window in shared memory."""
         conv = self._conv
         shift = self._geometry.shift(step % self._taps // conv.kernel[1], step % conv.kernel[1])
-        patch = step // self._taps % self.shared.shape[0]
-        return [patch, slab, self._first[i] + shift * self._pitch + chunk * (CHUNK // conv.itemsize)]
+        stage = step // self._taps % self.shared.shape[0]
+        return [stage, slab, self._first[i] + shift * self._pitch + chunk * (CHUNK // conv.itemsize)]
 
     width = 4
 

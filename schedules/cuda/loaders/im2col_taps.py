@@ -184,16 +184,16 @@ class Gather:
                 u, v = tap // conv.kernel[1], tap % conv.kernel[1]
                 yield slab, unit, None, (u, v), self._offset(c, u, v) + unit * self._per_entry * self._strides.c
 
-    def _place(self, slot: Expr, slab: int, row: Expr, unit: Expr, size: int) -> list[Expr]:
+    def _place(self, stage: Expr, slab: int, row: Expr, unit: Expr, size: int) -> list[Expr]:
         """Indices of a unit of `size` bytes in shared memory."""
         per_chunk = CHUNK // size
-        return [slot, slab, row, (_swizzled(row, unit // per_chunk) * per_chunk + unit % per_chunk) * (size // self._conv.itemsize)]
+        return [stage, slab, row, (_swizzled(row, unit // per_chunk) * per_chunk + unit % per_chunk) * (size // self._conv.itemsize)]
 
-    def _copy(self, step: Expr, slot: Expr) -> None:
+    def _copy(self, step: Expr, stage: Expr) -> None:
         size = self._unit * self._conv.itemsize
         for slab, unit, entry, tap, offset in self._units(step):
             with T.unroll(self._rows) as i:
-                to = pointer(self.shared, *self._place(slot, slab, self._row + i * self._step_rows, unit, size))
+                to = pointer(self.shared, *self._place(stage, slab, self._row + i * self._step_rows, unit, size))
                 conditions = self._conditions(i, entry, tap)
                 inside = [tirx.all(*conditions)] if conditions else []
                 call(f"copy_async<{size}>", to, pointer(self._source, self._base[i] + offset), *inside)
@@ -213,14 +213,14 @@ class Gather:
         parts = WORD // self._conv.itemsize
         return (j // parts * self._rows + row) * parts + j % parts
 
-    def _put(self, slot: Expr) -> None:
+    def _put(self, stage: Expr) -> None:
         """Stores the loaded elements to shared memory, a word at a time."""
         parts = WORD // self._conv.itemsize
         words = self._tile.slab // parts // self._lanes
         for slab, q in itertools.product(range(self._tile.slabs), range(words)):
             with T.unroll(self._rows) as i:
                 row = self._row + i * self._step_rows
-                *outer, at = self._place(slot, slab, row, q * self._lanes + self._k, WORD)
+                *outer, at = self._place(stage, slab, row, q * self._lanes + self._k, WORD)
                 with T.vectorized(parts) as part:
                     T.buffer_store(self.shared, self._fetched[self._register(i, (slab * words + q) * parts) + part], [*outer, at + part])
 
@@ -234,14 +234,14 @@ class Gather:
             self._fetch(step)
             self._put(step)
 
-    def advance(self, step: Expr, ahead: int, slot: Expr) -> None:
+    def advance(self, step: Expr, ahead: int, stage: Expr) -> None:
         """Before the product of `step`: issues the copies, or the loads to registers, for the step `ahead` steps later."""
-        (self._copy if self._unit else lambda later, _: self._fetch(later))(step + ahead, slot)
+        (self._copy if self._unit else lambda later, _: self._fetch(later))(step + ahead, stage)
 
-    def settle(self, step: Expr, slot: Expr) -> None:
+    def settle(self, step: Expr, stage: Expr) -> None:
         """After the product: stores the elements that `advance` loaded to registers."""
         if not self._unit:
-            self._put(slot)
+            self._put(stage)
 
     @property
     def copies(self) -> bool:

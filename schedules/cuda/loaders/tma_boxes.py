@@ -52,17 +52,18 @@ class TmaBoxes:
         halo = self._halo
         return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
 
-    def copy(self, stage: tuple[Any, Expr], patch: Expr, part: Expr, full: Expr, rank: Expr = 0) -> None:
+    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, rank: Expr = 0) -> None:
         """Emits the copies of a step of a halo tile; one thread must execute them.
 
         Args:
             stage: (buffer, index of its stage).
-            patch: index of the tile of outputs. part: index of the step in the tile.
+            output_tile: index of the tile of outputs. part: index of the step in the tile.
             full: the full barrier, which counts the bytes that arrive. rank: of the block in a cluster whose blocks share the copies.
         """
         conv, halo, tile = self._conv, self._halo, self._halo.tile
         (down, across), unit = halo.counts, tile.units * tile.unit
-        n, top, left = patch // (down * across) * halo.images, patch // across % down * tile.rows, patch % across * tile.cols
+        n, row, col = output_tile // (down * across) * halo.images, output_tile // across % down, output_tile % across
+        top, left = row * tile.rows, col * tile.cols
         y, x = top * conv.stride[0] - conv.padding[0], left * conv.stride[1] - conv.padding[1]
         if halo.single_taps:
             part, tap = part // math.prod(conv.kernel), part % math.prod(conv.kernel)

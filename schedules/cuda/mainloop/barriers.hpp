@@ -6,30 +6,30 @@ namespace im2win {
 
 // Initialises an empty barrier that counts `arrivals` in a phase.
 template <int arrivals>
-__device__ __forceinline__ void start_slot(void* slot) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(slot)), "n"(arrivals)
+__device__ __forceinline__ void init_empty_barrier(void* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(barrier)), "n"(arrivals)
                : "memory");
 }
 // A warp arrives at an empty barrier, in every block of a cluster of `blocks`. Its products have read the stage by then and nothing was
 // written, so the scope of the block is enough: with the scope of the cluster the arrival would be a fence for the whole GPU
 // (MEMBAR.ALL.GPU).
 template <int blocks>
-__device__ __forceinline__ void release_slot(void* slot) {
+__device__ __forceinline__ void arrive_empty_barrier(void* barrier) {
   const unsigned lane = threadIdx.x % 32;
   if constexpr (blocks == 1) {
-    if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(slot)) : "memory");
+    if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
   } else {
     if (lane < blocks)
       asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(
-                       shared_address(slot)), "r"(lane) : "memory");
+                       shared_address(barrier)), "r"(lane) : "memory");
   }
 }
 // Waits until all have arrived in the phase before this one. The first phase has none before it and does not wait.
-__device__ __forceinline__ void wait_slot(void* slot, int phase) {
+__device__ __forceinline__ void wait_empty_barrier(void* barrier, int phase) {
   unsigned done;
   do {
     asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
-                 : "=r"(done) : "r"(shared_address(slot)), "r"(phase) : "memory");
+                 : "=r"(done) : "r"(shared_address(barrier)), "r"(phase) : "memory");
   } while (!done);
 }
 
@@ -77,13 +77,13 @@ void give_registers() {}
 template <int registers>
 void take_registers() {}
 template <int arrivals>
-void start_slot(void* slot) { emulator::start_releases(slot, arrivals); }
+void init_empty_barrier(void* barrier) { emulator::init_empty_barrier(barrier, arrivals); }
 template <int blocks>
-void release_slot(void* slot) {
-  if (threadIdx.x % 32 == 0) blocks == 1 ? emulator::arrive(slot) : emulator::release(slot);
+void arrive_empty_barrier(void* barrier) {
+  if (threadIdx.x % 32 == 0) blocks == 1 ? emulator::arrive(barrier) : emulator::arrive_cluster(barrier);
 }
 inline void end_products() { emulator::wait_products(0); }
-inline void wait_slot(void* slot, int phase) { emulator::wait_releases(slot, phase); }
+inline void wait_empty_barrier(void* barrier, int phase) { emulator::wait_empty_barrier(barrier, phase); }
 template <int blocks>
 void copy_shared(void* to, unsigned long long map, int a, int b, int c, int d, void* phases) {
   emulator::copy_box_shared(to, *reinterpret_cast<const CUtensorMap*>(map), {a, b, c, d}, phases);

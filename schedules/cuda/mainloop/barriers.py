@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_CALL = re.compile(r"im2win::start_slot<\d+>")
+_CALL = re.compile(r"im2win::init_empty_barrier<\d+>")
 
 _SHARED = re.compile(r"im2win::share_multiprocessor<(\d+)>")
 _KERNEL = re.compile(r"__launch_bounds__\((?P<threads>\d+)\) (?P<name>\w+)\(")
 
 
-def slot_functions(source: str) -> str:
+def barrier_functions(source: str) -> str:
     """Device functions, in namespace `im2win`, for sources that call them; "" for others."""
     return (Path(__file__).parent / "barriers.hpp").read_text() if _CALL.search(source) else ""
 

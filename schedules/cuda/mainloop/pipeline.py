@@ -20,14 +20,14 @@ class Pipeline:
     def __init__(self, arena: Arena, name: str, shape: tuple[int, int], dtype: str, warps: int, blocks: int) -> None:
         self.stages, self._consumers, self._blocks = shape[0], warps * blocks, blocks
         self.data = arena.take(name, shape, dtype)
-        self._full = arena.take(f"{name}_landed", (self.stages,), PHASES)
-        self._empty = arena.take(f"{name}_given", (self.stages,), PHASES)
+        self._full = arena.take(f"{name}_full", (self.stages,), PHASES)
+        self._empty = arena.take(f"{name}_empty", (self.stages,), PHASES)
 
     def start(self) -> None:
         """One thread initialises the barriers."""
         with T.unroll(self.stages) as i:
-            call("start_phases", pointer(self._full, i))
-            call(f"start_slot<{self._consumers}>", pointer(self._empty, i))
+            call("init_full_barrier", pointer(self._full, i))
+            call(f"init_empty_barrier<{self._consumers}>", pointer(self._empty, i))
 
     def full_barrier(self, step: Expr) -> Expr:
         """The full barrier of a step's stage, which counts the bytes that arrive."""
@@ -35,15 +35,15 @@ class Pipeline:
 
     def producer_acquire(self, step: Expr) -> None:
         """A producer waits at the empty barrier of the step's stage."""
-        call("wait_slot", pointer(self._empty, step % self.stages), (step // self.stages + 1) % 2)
+        call("wait_empty_barrier", pointer(self._empty, step % self.stages), (step // self.stages + 1) % 2)
 
     def consumer_wait(self, step: Expr) -> None:
         """A consumer waits at the full barrier of the step's stage."""
-        call("wait_bulk", self.full_barrier(step), step // self.stages % 2)
+        call("wait_full_barrier", self.full_barrier(step), step // self.stages % 2)
 
     def consumer_release(self, step: Expr) -> None:
         """A warp that has read a step arrives at the stage's empty barrier, in every block that fills it."""
-        call(f"release_slot<{self._blocks}>", pointer(self._empty, step % self.stages))
+        call(f"arrive_empty_barrier<{self._blocks}>", pointer(self._empty, step % self.stages))
 
     def drain(self, steps: Expr) -> None:
         """After the last step: waits until no other block accesses this block's barriers any more."""

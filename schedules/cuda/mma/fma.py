@@ -54,7 +54,7 @@ class FmaProduct:
         """Window of the block for row i of the accumulators."""
         return self._n + i * self._along + self._b
 
-    def multiply(self, filters: Any, step: Expr, turn: int) -> None:
+    def multiply(self, filters: Any, step: Expr, register_set: int) -> None:
         """Adds the products of one step."""
         width = self._operand.width
         for k, load in enumerate(self._operand.loads(step)):

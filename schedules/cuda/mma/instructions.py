@@ -15,14 +15,14 @@ def _function(kind: str, columns: int) -> str:
     count = columns // 2  # accumulators of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
     words = ", ".join(f"%{count + i}" for i in range(4))
-    held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
+    accumulators = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
     return f"""template <>
 __device__ __forceinline__ void wgmma_{kind}<{columns}>(
     {sum_type}* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {{
   asm volatile(
       "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{types} {{{sums}}}, {{{words}}}, %{count + 4}, add{ending};\\n}}"
-      : {held}
+      : {accumulators}
       : "r"(upper[0]), "r"(lower[0]), "r"(upper[1]), "r"(lower[1]), "l"(matrix_descriptor(b, leading)), "n"(1));
 }}"""
 

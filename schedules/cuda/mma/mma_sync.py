@@ -149,7 +149,7 @@ class MatrixProduct(TensorProduct):
     def _channel(self, place: Place) -> Expr:
         return self._m + row(place[0], place[1] * 8 + self._g, self._run if self._along_channels else 1)
 
-    def multiply(self, filters: Any, step: Expr, turn: int) -> None:
+    def multiply(self, filters: Any, step: Expr, register_set: int) -> None:
         """Adds the products of one step."""
         tile, elements = self._tile, CHUNK * self._tile.slab // SLAB
         for slab in range(tile.slabs):

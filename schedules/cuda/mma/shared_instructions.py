@@ -15,14 +15,14 @@ def _function(kind: str, columns: int, pitch: int) -> str:
     types, sum_type, constraint, depth, ending = row.types, row.sum_type, row.constraint, row.depth, row.shared_ending
     count = columns // 2  # accumulators of a thread
     sums = ", ".join(f"%{i}" for i in range(count))
-    held = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
+    accumulators = ", ".join(f'"{constraint}"(c[{i}])' for i in range(count))
     return f"""template <>
 __device__ __forceinline__ void wgmma_shared_{kind}<{columns}, {pitch}>(
     {sum_type}* c, const void* a, int a_leading, const void* b, int b_leading) {{
   asm volatile(
       "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{types} {{{sums}}}, %{count}, %{count + 1}, add{ending};\\n}}"
-      : {held}
+      : {accumulators}
       : "l"(matrix_descriptor(a, a_leading)), "l"(column_descriptor<{pitch}>(b, b_leading)), "n"(1));
 }}"""
 

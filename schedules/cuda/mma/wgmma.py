@@ -48,15 +48,15 @@ class WarpgroupProduct(TensorProduct):
         with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
             call("hold", pointer(self._sums, i, j, r))
 
-    def multiply(self, filters: Any, step: Expr, turn: int) -> None:
+    def multiply(self, filters: Any, step: Expr, register_set: int) -> None:
         """Issues the products of one step.
 
         Args:
-            turn: which half of the registers the step's first slab takes.
+            register_set: which half of the registers the step's first slab takes.
         """
         tile = self._tile
         for slab in range(tile.slabs):
-            half = (turn + slab) % tile.halves * tile.positions
+            half = (register_set + slab) % tile.halves * tile.positions
             with T.unroll(self._rows) as i, T.unroll(2) as place:
                 self._load(step, slab, half, i, place)
             call("begin_products")

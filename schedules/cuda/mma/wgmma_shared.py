@@ -22,8 +22,8 @@ class SharedProduct(TensorProduct):
 
     _tile: Any
 
-    def __init__(self, conv: Conv2d, tile: PersistentTile, filters: Any, ring: Any, tid: Expr) -> None:
-        self._conv, self._field, self._filters, self._ring = conv, HaloTile(conv, tile), filters, ring
+    def __init__(self, conv: Conv2d, tile: PersistentTile, filters: Any, stages: Any, tid: Expr) -> None:
+        self._conv, self._field, self._filters, self._stages = conv, HaloTile(conv, tile), filters, stages
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels = channel_run(conv)
@@ -95,18 +95,18 @@ class SharedProduct(TensorProduct):
         with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
             call("hold", pointer(self._sums, i, j, r))
 
-    def multiply(self, part: Expr, slot: Expr) -> None:
+    def multiply(self, part: Expr, stage: Expr) -> None:
         """Issues the products of all taps with a step's channels."""
         call("begin_products")
         for u, v in itertools.product(*map(range, self._conv.kernel)):
             for k, i in itertools.product(range(self._tile.units // 2), range(self._rows)):
-                self._product(part, slot, u * self._conv.kernel[1] + v, self._field.shift(u, v), k, i)
+                self._product(part, stage, u * self._conv.kernel[1] + v, self._field.shift(u, v), k, i)
         call("commit_products")
 
-    def _product(self, part: Expr, slot: Expr, tap: int, shift: int, k: int, i: int) -> None:
+    def _product(self, part: Expr, stage: Expr, tap: int, shift: int, k: int, i: int) -> None:
         tile, f, kind = self._tile, self._field, MULTIPLIERS[self._tile.dtype].kind
         at = ((part * math.prod(self._conv.kernel) + tap) * tile.units + 2 * k) * tile.block_m + i * M
-        column = shift * tile.units + 2 * k if f.boxed else 2 * k * f.held + shift
-        a, b = pointer(self._filters, at * tile.unit), pointer(self._ring, slot, column * tile.unit)
+        column = shift * tile.units + 2 * k if f.boxed else 2 * k * f.stage_pixels + shift
+        a, b = pointer(self._filters, at * tile.unit), pointer(self._stages, stage, column * tile.unit)
         name = f"wgmma_shared_{kind}<{f.columns}, {f.pixel_bytes}>"
-        call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
+        call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.stage_pixels * CHUNK)

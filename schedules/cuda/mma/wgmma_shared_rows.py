@@ -21,8 +21,8 @@ class StagedProduct(SharedProduct):
 
     _field: StagedHaloTile
 
-    def __init__(self, conv: Conv2d, tile: WarpSpecializedTile, filters: Any, ring: Any, tid: Expr) -> None:
-        self._conv, self._field, self._filters, self._ring = conv, StagedHaloTile(conv, tile), filters, ring
+    def __init__(self, conv: Conv2d, tile: WarpSpecializedTile, filters: Any, stages: Any, tid: Expr) -> None:
+        self._conv, self._field, self._filters, self._stages = conv, StagedHaloTile(conv, tile), filters, stages
         warp, lane = tid // 32 % 4, tid % 32
         self._warp, self._g, self._t = warp, lane // 4, lane % 4
         self._channels, self._kept = channel_run(conv), self._field.kept
@@ -74,6 +74,6 @@ class StagedProduct(SharedProduct):
                 for i in range(self._rows):
                     at = (tap * tile.units + 2 * k) * tile.block_m + (self._first + i) * M
                     a = pointer(self._filters, filters, at * tile.unit)
-                    b = pointer(self._ring, window, (shift * tile.units + 2 * k) * tile.unit)
-                    call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.held * CHUNK)
+                    b = pointer(self._stages, window, (shift * tile.units + 2 * k) * tile.unit)
+                    call(name, pointer(self._sums, i, 0, 0), a, tile.block_m * CHUNK, b, f.stage_pixels * CHUNK)
         call("commit_products")

@@ -80,7 +80,7 @@ def _blocks_at_once(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSo
 
 def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float]:
     """(instructions with which a thread copies its share of a block's windows, bytes that the block copies)."""
-    if not tile.patch:
+    if not tile.halo:
         unit = im2col_taps.unit_elements(conv, tile, plan)
         elements = tile.block_n * tile.block_k * steps
         return elements / max(unit, 1) * (COPY_ISSUES if unit else FETCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
@@ -96,7 +96,7 @@ def _sector_waste(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> flo
 
     Several bytes of a sector serve one step only where neighbouring windows of a row, or neighbouring taps, are close in memory.
     """
-    if not plan.axes or tile.patch or im2col_taps.unit_elements(conv, tile, plan) > 1:
+    if not plan.axes or tile.halo or im2col_taps.unit_elements(conv, tile, plan) > 1:
         return 1.0
     strides, per_sector = plan.strides(conv), SECTOR / conv.itemsize
     tap = strides.v if tile.order == "cuv" else strides.c

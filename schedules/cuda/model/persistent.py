@@ -24,7 +24,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     field, pack = HaloTile(conv, tile), tile.pack(conv)
     blocks = resident_grid(conv, tile, gpu)
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
-    turns = -(-field.patches // (blocks // pack.blocks(conv) * tile.groups))
+    rounds = -(-field.output_tiles // (blocks // pack.blocks(conv) * tile.groups))
     products = pack.steps(conv) * math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES
     copies = 0.0 if field.boxed else pack.steps(conv) * field.pixels * tile.units / LANES * TAKE_CYCLES
@@ -32,9 +32,9 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     stores = field.sum_registers / together * STORE_CYCLES
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
-    cycles = BEGIN_CYCLES + turns * max(sharing * max(multiplied, copies + stores), alone) + stores
+    cycles = BEGIN_CYCLES + rounds * max(sharing * max(multiplied, copies + stores), alone) + stores
     filters = blocks * field.filters * conv.itemsize
-    windows = pack.blocks(conv) * field.patches * field.pixels * conv.in_channels * conv.itemsize
+    windows = pack.blocks(conv) * field.output_tiles * field.pixels * conv.in_channels * conv.itemsize
     return Estimate(
         compute=cycles / gpu.clock_hz,
         cache=(filters + windows + conv.output_bytes) / gpu.l2_bytes_s,

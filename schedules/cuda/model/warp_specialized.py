@@ -30,21 +30,21 @@ CACHED = 0.6  # factor on the traffic of level-2 cache: blocks that run at the s
 def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     """The estimate for a legal tile."""
     field, blocks = tile.field(conv), staged_grid(conv, tile, gpu)
-    work, taps = field.patches * tile.pack(conv).blocks(conv) * tile.sum_blocks, math.prod(field.conv.kernel)
+    work, taps = field.output_tiles * tile.pack(conv).blocks(conv) * tile.sum_blocks, math.prod(field.conv.kernel)
     steps = tile.steps(conv) // tile.sum_blocks  # steps of a block
     resident = -(-blocks // gpu.multiprocessors)  # blocks of a multiprocessor
     count = -(-work // blocks)
     products = steps * taps * tile.units // 2 * (tile.block_m // 64)
     copies = steps * taps // tile.taps
     multiplied = products * (field.columns + SMALL_COLUMNS) * GROUP_CYCLES + copies * COPY_CYCLES
-    rings = ((steps, field.ring), (copies, field.filter_ring))  # one stage of each is still being read
-    landing = [COPY_LATENCY + resident * slot * conv.itemsize / CYCLE_BYTES for _, (_, slot) in rings]
-    landed = max(number / (slots - 1) * one for (number, (slots, _)), one in zip(rings, landing, strict=True))
+    buffers = ((steps, field.window_buffer), (copies, field.filter_buffer))  # one stage of each is still being read
+    loads = [COPY_LATENCY + resident * stage * conv.itemsize / CYCLE_BYTES for _, (_, stage) in buffers]
+    loaded = max(number / (stages - 1) * one for (number, (stages, _)), one in zip(buffers, loads, strict=True))
     stores = field.sum_registers / 2 * STORE_CYCLES * tile.groups / tile.sum_blocks
     if tile.sum_blocks > 1:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
-    alone = multiplied + stores if tile.turns == 1 else max(multiplied, (multiplied + stores) / tile.turns)
-    cycles = BEGIN_CYCLES + sum(landing) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, landed) + stores
+    alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
+    cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded) + stores
     apart = FOUR if tile.cluster // tile.sum_blocks == 4 and tile.rows > 1 else 1.0
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size

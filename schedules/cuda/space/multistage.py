@@ -40,7 +40,7 @@ def products(conv: Conv2d, gpu: Gpu) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, int], ...]:
+def output_tiles(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, int], ...]:
     """(images, rows, cols) of the best tiles of at most so many outputs: those that waste least, then those with the smallest halo."""
     height, width = conv.output_size
     found = []
@@ -55,7 +55,7 @@ def patches(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, int, 
             rim = across * down / (rows * cols * math.prod(conv.stride))
             stores = 0.02 if conv.layout == "NHWC" else 0.01 * min(math.gcd(cols, width), 4)
             found.append((useful - 0.04 * rim + stores, (images, rows, cols)))
-    return tuple(patch for _, patch in sorted(found, reverse=True)[:most])
+    return tuple(output_tile for _, output_tile in sorted(found, reverse=True)[:most])
 
 
 def _gathers(conv: Conv2d, plan: WindowSource) -> list[tuple[str, tuple[int, int, int]]]:
@@ -83,22 +83,22 @@ def _plane_tiles(conv: Conv2d) -> Iterator[MultistageTile]:
     total = channel_planes.rows(conv)
     counts = [rows for rows in range(1, total + 1) if total % rows == 0 and 6 <= rows * conv.kernel[1] <= 64]
     for block_m, block_n, warp_m, warp_n in blocks(conv, PLANE_WARPS):
-        for patch, rows, stages in itertools.product(patches(conv, block_n), counts, (2, 3)):
+        for output_tile, rows, stages in itertools.product(output_tiles(conv, block_n), counts, (2, 3)):
             if rows < total or stages == 2:
-                yield MultistageTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *patch)
+                yield MultistageTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *output_tile)
 
 
 def _tiles(conv: Conv2d, product: str, plan: WindowSource) -> Iterator[MultistageTile]:
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
-    if plan.patched and few:
+    if plan.halo and few:
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
     unit = PRODUCTS[product].unit
     stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
     for block in blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
-        forms = [("Cuvc", patch) for patch in patches(conv, block[1])] if plan.patched else _gathers(conv, plan)
-        for (order, patch), slabs, stages in itertools.product(forms, (1, 2), stages_of):
-            yield MultistageTile(product, *block, slabs, stages, order, *patch)
+        forms = [("Cuvc", output_tile) for output_tile in output_tiles(conv, block[1])] if plan.halo else _gathers(conv, plan)
+        for (order, output_tile), slabs, stages in itertools.product(forms, (1, 2), stages_of):
+            yield MultistageTile(product, *block, slabs, stages, order, *output_tile)
 
 
 def space(conv: Conv2d, gpu: Gpu, windows: WindowSource, products: Sequence[str]) -> list[MultistageTile]:

@@ -18,7 +18,7 @@ PIXEL_COLUMNS = 1.2  # cost of copying a pixel, in columns of a product of one t
 COLUMNS = (64, 128, 192, 256)  # most columns of a product
 
 
-def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
+def output_tiles(conv: Conv2d, most: int) -> list[tuple[int, int]]:
     """(rows, cols) of tiles with at most `most` columns of a product, those first that multiply and copy least."""
     height, width = conv.output_size
     unit = 1 if conv.layout == "NHWC" else CHUNK // conv.itemsize
@@ -32,14 +32,14 @@ def patches(conv: Conv2d, most: int) -> list[tuple[int, int]]:
             if field.columns > most:
                 break
             cost = field.columns + SMALL_COLUMNS + PIXEL_COLUMNS / math.prod(conv.kernel) * field.pixels
-            found.append((field.patches * cost, (rows, cols)))
-    return [patch for _, patch in sorted(found)[:MOST]]
+            found.append((field.output_tiles * cost, (rows, cols)))
+    return [output_tile for _, output_tile in sorted(found)[:MOST]]
 
 
 def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
     blocks = sorted({M * count for count in (1, 2, 3, 4) if M * count < conv.out_channels + M})
     for block_m, columns in itertools.product(blocks, COLUMNS):
-        shapes = patches(conv, min(columns, MAX_COLUMNS))
+        shapes = output_tiles(conv, min(columns, MAX_COLUMNS))
         for (rows, cols), slabs, stages, groups in itertools.product(shapes, (1, 2), (2, 3, 4), (1, 2, 3, 4)):
             yield PersistentTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, stages, groups)
 

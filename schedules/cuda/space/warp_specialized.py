@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.persistent import PRODUCTS
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, TMA_BOXES, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import enough
 from im2win.schedules.cuda.model.warp_specialized import estimate
 from im2win.schedules.cuda.tiles.persistent import KIB, M
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-MOST = 12  # tiles kept for each of `SHAPES`, of `BOXES` and of `SHARED`: those that the cost model ranks first
-PATCHES = 2  # shapes of tiles of outputs that are kept, those of least cost
+MOST = 12  # tiles kept for each of `SHAPES`, of `TMA_BOXES` and of `SHARED`: those that the cost model ranks first
+SHAPES_KEPT = 2  # shapes of tiles of outputs that are kept, those of least cost
 PIXELS = 32  # where a tile is a part of one row of pixels, its columns are a multiple of this, which a cluster of four can share
-PATCH_COLUMNS = 10  # cost of a tile, in columns of a product
+TILE_COLUMNS = 10  # cost of a tile, in columns of a product
 PIXEL_COLUMNS = 0.5  # cost of copying a pixel, in columns of a product of one tap
 # (channels of a block, warpgroups, ping-pong teams, most columns of a product), limited by registers.
 SHAPES = (
@@ -27,20 +27,21 @@ SHAPES = (
     (192, 3, 1, 160), (128, 2, 1, 64), (256, 4, 1, 96), (64, 1, 1, 64),
 )  # fmt: skip
 CLUSTERS = (
-    (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"), (2, "sums"), (4, "sums"), (8, "sums"),
+    (1, "windows"), (2, "windows"), (2, "filters"), (4, "windows"), (4, "filters"),
+    (2, "accumulators"), (4, "accumulators"), (8, "accumulators"),
 )  # fmt: skip
 SUMS = (1, 2, 4)  # blocks that share accumulators, for which shapes are chosen
 COPIES = 6  # most pipeline stages of filters
 
 
-def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "patches") -> list[tuple[int, int, int]]:
+def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: str = "halo") -> list[tuple[int, int, int]]:
     """(images, rows, cols) of tiles with at most `most` columns of a product, those first that multiply and copy least.
 
     Args:
         blocks: blocks of channels, each of which computes every tile. at_once: thread blocks that run at the same time.
         boxes: what TMA boxes bring, see `WarpSpecializedTile`.
     """
-    least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, boxes=boxes)
+    least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, tma_boxes=boxes)
     one = least.field(conv).conv
     height, width = one.output_size
     found = []
@@ -51,9 +52,9 @@ def patches(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, boxes: s
             for images in _sizes(one.batch, most // (rows * cols)) if whole else (1,):
                 field = StagedHaloTile(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
-                    cost = field.columns + PATCH_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
-                    found.append((-(-field.patches * blocks // at_once) * cost, (images, rows, cols)))
-    return [patch for _, patch in sorted(found)[:PATCHES]]
+                    cost = field.columns + TILE_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
+                    found.append((-(-field.output_tiles * blocks // at_once) * cost, (images, rows, cols)))
+    return [output_tile for _, output_tile in sorted(found)[:SHAPES_KEPT]]
 
 
 def _sizes(size: int, most: int) -> Iterator[int]:
@@ -71,20 +72,20 @@ def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSp
     for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
         alone = replace(tile, stages=stages, filter_stages=0)
         left = gpu.shared // blocks - KIB - alone.field(conv).shared_bytes - 2 * 128
-        copies = left // (field.filter_ring[1] * conv.itemsize)  # their barriers are in the 128 bytes
+        copies = left // (field.filter_buffer[1] * conv.itemsize)  # their barriers are in the 128 bytes
         if copies >= 2:
             yield replace(alone, filter_stages=min(copies, COPIES))
 
 
 def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:
-    block_m, groups, turns, columns = shape
+    block_m, groups, pingpong, columns = shape
     blocks = -(-conv.out_channels // block_m)
-    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "patches" else [1]
-    found = [patches(conv, columns, boxes=boxes)]
-    found += (patches(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
+    taps = sorted({math.prod(conv.kernel), conv.kernel[1], 1}) if boxes == "halo" else [1]
+    found = [output_tiles(conv, columns, boxes=boxes)]
+    found += (output_tiles(conv, columns, blocks, gpu.multiprocessors // together, boxes) for together in SUMS)
     shapes = dict.fromkeys(itertools.chain(*found))
     for (images, rows, cols), slabs, tap, (cluster, shared) in itertools.product(shapes, (2, 1), taps, CLUSTERS):
-        more = {"images": images, "taps": tap, "turns": turns, "shared": shared, "boxes": boxes}
+        more = {"images": images, "taps": tap, "pingpong": pingpong, "shared": shared, "tma_boxes": boxes}
         tile = WarpSpecializedTile(PRODUCTS[conv.dtype], block_m, rows, cols, slabs, 2, groups, cluster, **more)
         if not violations(conv, tile, gpu):
             yield from (one for one in _rings(conv, tile, gpu) if not violations(conv, one, gpu))
@@ -99,7 +100,7 @@ def space(conv: Conv2d, gpu: Gpu) -> list[WarpSpecializedTile]:
         return estimate(conv, tile, gpu).seconds
 
     found: list[WarpSpecializedTile] = []
-    for shape, boxes in itertools.product(SHAPES, BOXES if math.prod(conv.kernel) > 1 else BOXES[:1]):
+    for shape, boxes in itertools.product(SHAPES, TMA_BOXES if math.prod(conv.kernel) > 1 else TMA_BOXES[:1]):
         tiles = sorted(_tiles(conv, gpu, shape, boxes), key=seconds)
         for shared in SHARED:
             found += itertools.islice((tile for tile in tiles if tile.shared == shared), MOST)

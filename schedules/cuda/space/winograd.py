@@ -12,7 +12,7 @@ from im2win.numerics.winograd_tiling import forms, row_forms, row_problem, tiles
 from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.legality.winograd import violations
 from im2win.schedules.cuda.space import multistage
-from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, blocks, patches
+from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, blocks, output_tiles
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
@@ -32,8 +32,8 @@ def _row_tiles(conv: Conv2d, products: Sequence[str]) -> Iterator[MultistageTile
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for product, outputs in itertools.product(products, () if few else row_forms(conv)):
         for block in blocks(conv, ROW_WARPGROUPS) if PRODUCTS[product].unit == "warpgroup" else ():
-            for patch, slabs, stages in itertools.product(patches(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
-                yield MultistageTile(product, *block, slabs, stages, "Cuvc", *patch, outputs=outputs)
+            for output_tile, slabs, stages in itertools.product(output_tiles(row_problem(conv, outputs), block[1]), (1, 2), (3, 4, 5)):
+                yield MultistageTile(product, *block, slabs, stages, "Cuvc", *output_tile, outputs=outputs)
 
 
 def _band_tiles(conv: Conv2d, gpu: Gpu, products: Sequence[str]) -> Iterator[MultistageTile]:

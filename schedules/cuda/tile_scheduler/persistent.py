@@ -15,7 +15,7 @@ def resident_grid(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> int:
     """Thread blocks of a kernel with resident filters: at most as many as run at once, equally many for every block of channels."""
     field, blocks = HaloTile(conv, tile), tile.pack(conv).blocks(conv)
     at_once = gpu.multiprocessors * max(gpu.shared // (field.shared_bytes + KIB), 1)
-    return blocks * max(min(-(-field.patches // tile.groups), at_once // blocks), 1)
+    return blocks * max(min(-(-field.output_tiles // tile.groups), at_once // blocks), 1)
 
 
 def staged_grid(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> int:
@@ -25,5 +25,5 @@ def staged_grid(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> int:
     if tile.cluster > 2 and processors >= PROCESSORS:
         processors -= processors % PROCESSORS
     at_once = processors * resident(field, gpu)
-    work = field.patches * tile.pack(conv).blocks(conv) * tile.sum_blocks
+    work = field.output_tiles * tile.pack(conv).blocks(conv) * tile.sum_blocks
     return max(min(work, at_once) // tile.cluster, 1) * tile.cluster

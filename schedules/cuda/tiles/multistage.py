@@ -59,14 +59,14 @@ class MultistageTile(BaseTile):
     split: int = 1
 
     @property
-    def patch(self) -> bool:
+    def halo(self) -> bool:
         """Whether a thread block computes a tile of outputs (rows x cols) and stages its halo tile."""
         return self.rows > 0
 
     @property
     def in_rows(self) -> bool:
         """Whether Winograd runs along rows."""
-        return self.patch and self.outputs > 0
+        return self.halo and self.outputs > 0
 
     @property
     def positions(self) -> int:
@@ -76,7 +76,7 @@ class MultistageTile(BaseTile):
     @property
     def planes(self) -> bool:
         """Whether the halo tile holds all channels, as channel planes."""
-        return self.patch and self.order == "cuv"
+        return self.halo and self.order == "cuv"
 
     @property
     def warpgroup(self) -> bool:
@@ -146,7 +146,7 @@ class MultistageTile(BaseTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """Tiles with equal keys count as alike; the tuner's first population takes one of them."""
-        return self.split, self.product, self.warp_m, self.warp_n, self.patch
+        return self.split, self.product, self.warp_m, self.warp_n, self.halo
 
     def features(self) -> dict[str, float]:
         """Numerical features of a tile, for the tuner's cost model."""

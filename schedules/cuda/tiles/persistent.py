@@ -174,7 +174,7 @@ class HaloTile:
         return -(-((self.tile.rows - 1) * self.pitch + self.tile.cols) // multiple) * multiple
 
     @property
-    def held(self) -> int:
+    def stage_pixels(self) -> int:
         """Pixels that a stage has room for, with those that the last columns of a product read."""
         return math.prod(self.planes) * self.plane + 16
 
@@ -196,7 +196,7 @@ class HaloTile:
         return -(-height // self.tile.rows), -(-width // self.tile.cols)
 
     @property
-    def patches(self) -> int:
+    def output_tiles(self) -> int:
         """Tiles that cover the output."""
         return self.conv.batch * math.prod(self.counts)
 
@@ -208,22 +208,22 @@ class HaloTile:
         return tile.units * tile.unit, rows, -(-(self.lead - self.margin + last) // tile.unit) * tile.unit
 
     @property
-    def ring(self) -> tuple[int, int]:
+    def window_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages that products read: [stages of all warpgroups, elements], a stage padded to whole KiB."""
         tile = self.tile
-        size = self.held * tile.units * CHUNK
+        size = self.stage_pixels * tile.units * CHUNK
         return tile.groups * tile.stages, -(-size // KIB) * KIB // self.conv.itemsize
 
     @property
-    def boxes(self) -> tuple[int, int]:
+    def box_buffer(self) -> tuple[int, int]:
         """Shape of the buffer for TMA boxes that threads rearrange: [warpgroups, elements]; 0 elements where products read boxes."""
         size = 0 if self.boxed else math.prod(self.raw) * self.conv.itemsize
         return self.tile.groups, -(-size // KIB) * KIB // self.conv.itemsize
 
     @property
-    def landings(self) -> int:
+    def full_barriers(self) -> int:
         """Number of full barriers: one for the filters and one for each buffer of a TMA box."""
-        return 1 + (self.ring if self.boxed else self.boxes)[0]
+        return 1 + (self.window_buffer if self.boxed else self.box_buffer)[0]
 
     @property
     def filters(self) -> int:
@@ -234,7 +234,8 @@ class HaloTile:
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes."""
         dtype = self.tile.dtype
-        return sum(padded(shape, dtype) for shape in (self.ring, self.boxes, (self.filters,))) + padded((self.landings,), PHASES)
+        buffers = self.window_buffer, self.box_buffer, (self.filters,)
+        return sum(padded(shape, dtype) for shape in buffers) + padded((self.full_barriers,), PHASES)
 
     @property
     def sum_registers(self) -> int:

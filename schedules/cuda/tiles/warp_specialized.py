@@ -28,33 +28,33 @@ class WarpSpecializedTile(PersistentTile):
     taps: taps whose filters, for the channels of a step, one copy brings.
     filter_stages: pipeline stages of filters.
     groups: consumer warpgroups that compute a tile together, each a part of the channels.
-    turns: number of such teams of `groups` warpgroups; with more than one they are ping-pong consumers: while one is in its epilogue, the
-        next one multiplies.
+    pingpong: number of such teams of `groups` warpgroups; with more than one they are ping-pong consumers: while one is in its epilogue,
+        the next one multiplies.
     cluster: thread blocks of a cluster.
     shared: what the blocks of a cluster share. "windows": they compute neighbouring channels of one tile of outputs, and each copies a part
         of its halo tile for all. "filters": they compute neighbouring tiles with the same channels, and each copies a part of the filters
-        for all. "sums": they compute the same outputs, each for its part of the steps.
-    boxes: what the TMA boxes of a step bring. "patches": the halo tile, whose pixels several taps read. "taps": TMA im2col-style loads of
+        for all. "accumulators": they compute the same outputs, each for its part of the steps.
+    tma_boxes: what the TMA boxes of a step bring. "halo": the halo tile, whose pixels several taps read. "taps": TMA im2col-style loads of
         what one tap reads, a pixel for every output, so that no column of a product lies between outputs.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("shared", "boxes")
+    LATER: ClassVar[tuple[str, ...]] = (("shared", "tma_boxes"))
 
     cluster: int = 1
     images: int = 1
     taps: int = 1
     filter_stages: int = 2
-    turns: int = 1
+    pingpong: int = 1
     shared: str = "windows"
-    boxes: str = "patches"
+    tma_boxes: str = "halo"
 
     def field(self, conv: Conv2d) -> StagedHaloTile:
         """The halo tile."""
-        return StagedHaloTile(of_a_tap(conv) if self.boxes == "taps" else flat(conv), self)
+        return StagedHaloTile(of_a_tap(conv) if self.tma_boxes == "taps" else flat(conv), self)
 
     def steps(self, conv: Conv2d) -> int:
-        """Steps of a tile of outputs: one for each block of channels, and for each tap where `boxes` is "taps"."""
-        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.boxes == "taps" else 1)
+        """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
+        return self.pack(conv).steps(conv) * (math.prod(conv.kernel) if self.tma_boxes == "taps" else 1)
 
     @property
     def window_blocks(self) -> int:
@@ -69,12 +69,12 @@ class WarpSpecializedTile(PersistentTile):
     @property
     def sum_blocks(self) -> int:
         """Blocks of a cluster that compute the same outputs."""
-        return self.cluster if self.shared == "sums" else 1
+        return self.cluster if self.shared == "accumulators" else 1
 
     @property
     def multipliers(self) -> int:
         """Consumer threads of a block. The producer threads follow them."""
-        return LANES * self.groups * self.turns
+        return LANES * self.groups * self.pingpong
 
     @property
     def exchanges(self) -> bool:
@@ -112,11 +112,11 @@ class WarpSpecializedTile(PersistentTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """Tiles with equal keys count as alike; the tuner's first population takes one of them."""
-        return self.block_m, self.groups, self.turns, -(-self.warp_n // 64), self.filter_blocks > 1, self.sum_blocks, self.boxes
+        return self.block_m, self.groups, self.pingpong, -(-self.warp_n // 64), self.filter_blocks > 1, self.sum_blocks, self.tma_boxes
 
     def features(self) -> dict[str, float]:
         """Numerical features of a tile, for the tuner's cost model."""
-        more = {"images": self.images, "turns": self.turns, "taps": self.taps, "filter_stages": self.filter_stages}
+        more = {"images": self.images, "pingpong": self.pingpong, "taps": self.taps, "filter_stages": self.filter_stages}
         return super().features() | more | {"cluster": self.cluster, "filter_blocks": self.filter_blocks}
 
 
@@ -177,7 +177,7 @@ class StagedHaloTile(HaloTile):
     @property
     def single_taps(self) -> bool:  # type: ignore[override]
         """Whether a step brings only what one tap reads."""
-        return self.tile.boxes == "taps"
+        return self.tile.tma_boxes == "taps"
 
     @property
     def part(self) -> tuple[int, int, int]:
@@ -226,7 +226,7 @@ class StagedHaloTile(HaloTile):
         return ((tile.images - 1) * self.lines + tile.rows - 1) * self.pitch + tile.cols
 
     @property
-    def held(self) -> int:
+    def stage_pixels(self) -> int:
         """Pixels that a stage has room for, with those that the last columns of a product read."""
         return math.prod(self.planes) * self.plane + self.columns - self._outputs
 
@@ -242,18 +242,18 @@ class StagedHaloTile(HaloTile):
         return -(-self._outputs // multiple) * multiple
 
     @property
-    def patches(self) -> int:
+    def output_tiles(self) -> int:
         """Tiles that cover the output."""
         return -(-self.conv.batch // self.tile.images) * math.prod(self.counts)
 
     @property
-    def ring(self) -> tuple[int, int]:
+    def window_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages of windows: [stages, elements], a stage padded to whole KiB."""
-        size = self.held * self.tile.units * CHUNK
+        size = self.stage_pixels * self.tile.units * CHUNK
         return self.tile.stages, -(-size // KIB) * KIB // self.conv.itemsize
 
     @property
-    def filter_ring(self) -> tuple[int, int]:
+    def filter_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages of filters: [stages, elements]."""
         return self.tile.filter_stages, self.tile.taps * self.tile.block_m * self.tile.units * self.tile.unit
 
@@ -283,8 +283,9 @@ class StagedHaloTile(HaloTile):
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes: pipeline stages, accumulators of other blocks, and all barriers."""
         tile = self.tile
-        barriers = (tile.stages, tile.stages, tile.filter_stages, tile.filter_stages, tile.turns, *((1, 1) if tile.sum_blocks > 1 else ()))
-        parts = ((self.ring, tile.dtype), (self.filter_ring, tile.dtype), (self.received, tile.sum_dtype))
+        barriers = [tile.stages, tile.stages, tile.filter_stages, tile.filter_stages, tile.pingpong]
+        barriers += [1, 1] if tile.sum_blocks > 1 else []
+        parts = ((self.window_buffer, tile.dtype), (self.filter_buffer, tile.dtype), (self.received, tile.sum_dtype))
         return sum(padded(*part) for part in parts) + sum(padded((n,), PHASES) for n in barriers)
 
     @property

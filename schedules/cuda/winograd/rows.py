@@ -18,7 +18,7 @@ from tvm.tirx.script import builder as T
 
 from im2win.numerics.winograd_matrices import transform
 from im2win.numerics.winograd_tiling import ROW_TAPS
-from im2win.schedules.cuda.loaders.halo_tile import Patch
+from im2win.schedules.cuda.loaders.halo_tile import HaloLoader
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.mma.mma_sync import Place, split
 from im2win.schedules.cuda.mma.wgmma import WarpgroupProduct
@@ -28,7 +28,7 @@ from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 
-class TileRows(Patch):
+class TileRows(HaloLoader):
     """The halo tile of a thread block's Winograd tiles.
 
     The problem is `numerics.winograd_tiling.row_problem`: every column of a tile is a tap.
@@ -41,9 +41,9 @@ class TileRows(Patch):
 
     def column(self, i: Expr, slab: int, chunk: Expr, step: Expr, v: int) -> list[Expr]:
         """Indices of 16 bytes of column v of the i-th tile in shared memory."""
-        patch = step // self._taps % self.shared.shape[0]
+        stage = step // self._taps % self.shared.shape[0]
         shift = self._geometry.shift(step % self._taps, v)
-        return [patch, slab, self._first[i] + shift * self._pitch + chunk * (self._tile.slab // 4)]
+        return [stage, slab, self._first[i] + shift * self._pitch + chunk * (self._tile.slab // 4)]
 
     def outputs_of(self, conv: Conv2d) -> RowOutputs:
         """Maps the outputs of tiles to the output of the convolution."""

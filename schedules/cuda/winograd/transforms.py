@@ -195,12 +195,12 @@ def _end(conv: Conv2d, tensors: dict[str, Any], channel: Expr) -> Callable[[Expr
 def _output_of_pixels(tiles: Tiles, products: Any, tensors: dict[str, Any], first: First) -> None:
     conv, m, (out_h, out_w) = tiles.conv, tiles.outputs, tiles.conv.output_size
     lanes = _together(conv.out_channels, conv.itemsize)
-    held = "float32" if conv.residual else conv.out_dtype
+    value_dtype = "float32" if conv.residual else conv.out_dtype
 
     def one(tile: Expr, image: Expr, row: Expr, col: Expr, channel: Expr) -> None:
         start = first()
         n, top, left = start["n"] + image, start["m"] + row * m, col * m
-        found = _load_products(tiles, lanes, products, tile, channel, held, _end(conv, tensors, channel))
+        found = _load_products(tiles, lanes, products, tile, channel, value_dtype, _end(conv, tensors, channel))
         with T.unroll(m) as i, T.unroll(m) as j, T.If(tirx.all(n < conv.batch, top + i < out_h, left + j < out_w)), T.Then():
             at = ((n * out_h + top + i) * out_w + left + j) * conv.out_channels + channel
             _write(conv, tensors, lanes, at, lambda e: found[i, j, e])
@@ -225,7 +225,7 @@ def _write(conv: Conv2d, tensors: dict[str, Any], count: int, at: Expr, value: C
 
 
 @dataclass(frozen=True)
-class _Patch:
+class _BlockTiles:
     """The tiles that a thread block transforms: `down` x `across` neighbouring tiles of an image, of `channels` channels.
 
     A warp's 32 threads have different channels.
@@ -267,8 +267,8 @@ class _Patch:
     def each_warp(self, tid: Expr, body: Callable[[Expr, Expr, Expr], None]) -> None:
         """Calls body(row, column, thread along channels) for every tile and channel of a thread."""
         items, warps, warp = self.down * self.across * (self.channels // self.lanes // WARP), THREADS // WARP, tid // WARP
-        with T.serial(-(-items // warps)) as turn:
-            item = turn * warps + warp
+        with T.serial(-(-items // warps)) as round_:
+            item = round_ * warps + warp
             tile = item % (self.down * self.across)
             each = (tile // self.across, tile % self.across, item // (self.down * self.across) * WARP + tid % WARP)
             if items % warps:
@@ -292,7 +292,7 @@ class _Rows:
     apart.
     """
 
-    patch: _Patch
+    block_tiles: _BlockTiles
     height: int
     width: int
     unit: int
@@ -320,21 +320,21 @@ class _Rows:
 
     def buffer(self) -> Any:
         """The block's shared memory. Its name contains the type, since a source may have buffers of several types."""
-        shape = (self.patch.channels * self.pitch,)
+        shape = (self.block_tiles.channels * self.pitch,)
         return named(f"planes_{self.dtype}", T.alloc_buffer(shape, self.dtype, scope="shared.dyn", align=Arena.ALIGNMENT))
 
     def place(self, thread: Expr, lane: Expr) -> Expr:
         """Position of the channel of a thread's lane."""
-        return (lane * (self.patch.channels // self.patch.lanes) + thread) * self.pitch
+        return (lane * (self.block_tiles.channels // self.block_tiles.lanes) + thread) * self.pitch
 
     def each(self, tid: Expr, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
         """Calls body(channel, its position, row, unit) for every unit. A thread keeps its unit and iterates over channels."""
-        lanes, channels = self.patch.lanes, self.patch.channels
+        lanes, channels = self.block_tiles.lanes, self.block_tiles.channels
         rows = min(self.height, THREADS // self.units)
         at_once = THREADS // (self.units * rows) if rows == self.height else 1  # channels at a time
         unit, y, c = tid % self.units, tid // self.units % rows, tid // (self.units * rows)
-        with T.serial(-(-self.height // rows)) as down, T.serial(-(-channels // at_once)) as turn:
-            here, channel = down * rows + y, turn * at_once + c
+        with T.serial(-(-self.height // rows)) as down, T.serial(-(-channels // at_once)) as round_:
+            here, channel = down * rows + y, round_ * at_once + c
             limits = [(c < at_once, self.units * rows * at_once < THREADS), (here < self.height, self.height % rows > 0)]
             limits += [(channel < channels, channels % at_once > 0)]
             with T.If(tirx.all(True, *(limit for limit, needed in limits if needed))), T.Then():
@@ -343,14 +343,14 @@ class _Rows:
 
 def _input_of_planes(tiles: Tiles, data: Any, out: Any, first: First) -> None:
     conv, m, t = tiles.conv, tiles.outputs, tiles.size
-    patch = _Patch(tiles, conv.in_channels)
-    unit = patch.unit(conv.width, conv.itemsize)
-    rows = _Rows(patch, patch.down * m + t - m, patch.across * m + t - m, unit, -conv.padding[1] % unit, conv.dtype)
+    block_tiles = _BlockTiles(tiles, conv.in_channels)
+    unit = block_tiles.unit(conv.width, conv.itemsize)
+    rows = _Rows(block_tiles, block_tiles.down * m + t - m, block_tiles.across * m + t - m, unit, -conv.padding[1] % unit, conv.dtype)
     skip = rows.before % rows.word if m % rows.word == 0 else 0  # pixels between a word's beginning and a thread's row
     words = -(-(skip + t) // rows.word)
-    with T.launch_thread("blockIdx.x", math.prod(patch.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
+    with T.launch_thread("blockIdx.x", math.prod(block_tiles.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
         start = first()
-        image, row, col, channel = patch.corner(bx)
+        image, row, col, channel = block_tiles.corner(bx)
         planes = rows.buffer()
         n, top, left = start["n"] + image, start["m"] + row * m - conv.padding[0], col * m - conv.padding[1] - rows.before
         loaded = local("loaded", (unit,), conv.dtype)
@@ -368,37 +368,37 @@ def _input_of_planes(tiles: Tiles, data: Any, out: Any, first: First) -> None:
         barrier()
 
         def one(down: Expr, across: Expr, thread: Expr) -> None:
-            line = local("line", (patch.lanes, t, words * rows.word), conv.dtype)
-            with T.unroll(patch.lanes) as lane, T.unroll(t) as i, T.unroll(words) as k:
+            line = local("line", (block_tiles.lanes, t, words * rows.word), conv.dtype)
+            with T.unroll(block_tiles.lanes) as lane, T.unroll(t) as i, T.unroll(words) as k:
                 at = rows.place(thread, lane) + (down * m + i) * rows.row + across * m + rows.before - skip + k * rows.word
                 _move(rows.word, line, lambda e: [lane, i, k * rows.word + e], lambda e: planes[at + e])
-            tile, c = (image * tiles.rows + row + down) * tiles.counts[1] + col + across, channel + thread * patch.lanes
+            tile, c = (image * tiles.rows + row + down) * tiles.counts[1] + col + across, channel + thread * block_tiles.lanes
             with T.If(tirx.all(row + down < tiles.rows, col + across < tiles.counts[1], c < conv.in_channels)), T.Then():
-                _store_tile(tiles, patch.lanes, lambda i, j, lane: line[lane, i, skip + j], out, tile, c)
+                _store_tile(tiles, block_tiles.lanes, lambda i, j, lane: line[lane, i, skip + j], out, tile, c)
 
-        patch.each_warp(tid, one)
+        block_tiles.each_warp(tid, one)
 
 
 def _output_of_planes(tiles: Tiles, products: Any, tensors: dict[str, Any], first: First) -> None:
     conv, m, (out_h, out_w) = tiles.conv, tiles.outputs, tiles.conv.output_size
-    patch, held = _Patch(tiles, conv.out_channels), "float32" if conv.residual else conv.out_dtype
-    unit = patch.unit(out_w, conv.itemsize)
-    rows = _Rows(patch, patch.down * m, patch.across * m, unit, 0, held)
-    with T.launch_thread("blockIdx.x", math.prod(patch.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
+    block_tiles, value_dtype = _BlockTiles(tiles, conv.out_channels), "float32" if conv.residual else conv.out_dtype
+    unit = block_tiles.unit(out_w, conv.itemsize)
+    rows = _Rows(block_tiles, block_tiles.down * m, block_tiles.across * m, unit, 0, value_dtype)
+    with T.launch_thread("blockIdx.x", math.prod(block_tiles.grid)) as bx, T.launch_thread("threadIdx.x", THREADS) as tid:
         start = first()
-        image, row, col, channel = patch.corner(bx)
+        image, row, col, channel = block_tiles.corner(bx)
         planes = rows.buffer()
 
         def one(down: Expr, across: Expr, thread: Expr) -> None:
-            tile, c = (image * tiles.rows + row + down) * tiles.counts[1] + col + across, channel + thread * patch.lanes
+            tile, c = (image * tiles.rows + row + down) * tiles.counts[1] + col + across, channel + thread * block_tiles.lanes
             with T.If(tirx.all(row + down < tiles.rows, col + across < tiles.counts[1], c < conv.out_channels)), T.Then():
-                found = _load_products(tiles, patch.lanes, products, tile, c, held, _end(conv, tensors, c))
-                with T.unroll(patch.lanes) as lane, T.unroll(m) as i, T.unroll(m // rows.word) as k:
+                found = _load_products(tiles, block_tiles.lanes, products, tile, c, value_dtype, _end(conv, tensors, c))
+                with T.unroll(block_tiles.lanes) as lane, T.unroll(m) as i, T.unroll(m // rows.word) as k:
                     at = rows.place(thread, lane) + (down * m + i) * rows.row + across * m + k * rows.word
                     _move(rows.word, planes, lambda e: [at + e], lambda e: found[i, k * rows.word + e, lane])
 
         word = math.gcd(rows.word, unit)
-        line = local("line", (unit,), held)
+        line = local("line", (unit,), value_dtype)
 
         def store(c: Expr, place: Expr, y: Expr, u: Expr) -> None:
             n, h, w = start["n"] + image, start["m"] + row * m + y, col * m + u * unit
@@ -410,7 +410,7 @@ def _output_of_planes(tiles: Tiles, products: Any, tensors: dict[str, Any], firs
                     _move(word, line, lambda e: [k * word + e], lambda e: planes[at + e])
                 _write(conv, tensors, unit, ((n * conv.out_channels + channel + c) * out_h + h) * out_w + w, lambda e: line[e])
 
-        patch.each_warp(tid, one)
+        block_tiles.each_warp(tid, one)
         barrier()
         rows.each(tid, store)
 

@@ -42,7 +42,7 @@ class ModelRow:
 
     Attributes:
         ratio: the best peer's time over im2win's.
-        rungs: tiers of the look-up that the tiles of its layers come from, with counts.
+        tiers: tiers of the look-up that the tiles of its layers come from, with counts.
         inside_ms, inside_failed: of ONNX Runtime with im2win's convolutions, if it took part.
     """
 
@@ -53,7 +53,7 @@ class ModelRow:
     best_peer: str | None = None
     ratio: float | None = None
     error: float | None = None
-    rungs: dict[str, int] = field(default_factory=dict)
+    tiers: dict[str, int] = field(default_factory=dict)
     failed: str | None = None
     peers_failed: dict[str, str] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
@@ -248,7 +248,7 @@ def measure(
     manifest = ModelManifest.read(manifest_path(library))
     row = ModelRow(name, max(bucket.batch for bucket in manifest.buckets))
     for layer in manifest.layers:
-        row.rungs[layer.tier] = row.rungs.get(layer.tier, 0) + 1
+        row.tiers[layer.tier] = row.tiers.get(layer.tier, 0) + 1
     subjects: list[Subject] = [Ours(library), OnnxRuntimeModel(library, source)]
     subjects += [TorchModel(library, source)] if "torch" in against else []
     subjects += [OnnxRuntimeModel(library, inside.path, name=INSIDE, operators=inside.library)] if inside else []

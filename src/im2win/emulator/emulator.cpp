@@ -470,7 +470,7 @@ static Phases& phases_at(Block& block, const void* at) {
   return block.all_phases.front().second;
 }
 static Phases& phases_at(const void* at) { return phases_at(block, at); }
-void start_phases(const void* at) { block.all_phases.emplace_back(at, Phases()); }
+void init_full_barrier(const void* at) { block.all_phases.emplace_back(at, Phases()); }
 void copy_bulk(void* to, const void* from, size_t bytes, const void* at) {
   Phases& phases = phases_at(at);
   if (phases.begun++ != phases.ended) fail("a bulk copy in a phase that has one");
@@ -521,7 +521,7 @@ void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const 
   land_box(phases, to, map, first);
 }
 
-void wait_bulk(const void* at, int phase) {
+void wait_full_barrier(const void* at, int phase) {
   Phases& phases = phases_at(at);
   for (int tries = 0; phases.ended % 2 == phase; ++tries) {
     if (phases.begun > phases.ended && phases.copied < phases.expected && cluster > 1) {
@@ -570,8 +570,8 @@ static Releases& releases_at(Block& block, const void* at) {
   fail("a barrier of a cluster that was not started");
   return block.all_releases.front().second;
 }
-void start_releases(const void* at, size_t blocks) { block.all_releases.emplace_back(at, Releases{blocks}); }
-void release(const void* at) {
+void init_empty_barrier(const void* at, size_t blocks) { block.all_releases.emplace_back(at, Releases{blocks}); }
+void arrive_cluster(const void* at) {
   for (size_t rank = 0; rank < cluster; ++rank) {
     Block& other = member(rank);
     Releases& releases = releases_at(other, there(other, at));
@@ -584,7 +584,7 @@ void arrive(const void* at) {
   if (++releases.arrived == releases.blocks) releases.arrived = 0, ++releases.ended;
   ++progress;
 }
-void wait_releases(const void* at, int phase) {
+void wait_empty_barrier(const void* at, int phase) {
   while (releases_at(block, at).ended % 2 == phase) pause(-6);
 }
 

@@ -116,19 +116,19 @@ void copy_async(void* to, const void* from, size_t bytes, size_t filled);  // th
 void commit_copies();
 void wait_copies(size_t newest_left);
 
-void start_phases(const void* at);  // initialises an mbarrier that counts bytes of bulk copies
+void init_full_barrier(const void* at);  // initialises an mbarrier that counts bytes of bulk copies
 void copy_bulk(void* to, const void* from, size_t bytes, const void* at);
-void wait_bulk(const void* at, int phase);
+void wait_full_barrier(const void* at, int phase);
 void expect_bytes(const void* at, size_t bytes);
 void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);
 
 // Clusters: blocks access the same offsets in each other's dynamic shared memory.
 size_t cluster_rank();
 void cluster_barrier();
-void start_releases(const void* at, size_t blocks);  // initialises an mbarrier at which so many blocks arrive
-void release(const void* at);                        // arrives at it in all blocks
+void init_empty_barrier(const void* at, size_t blocks);  // initialises an mbarrier at which so many blocks arrive
+void arrive_cluster(const void* at);                        // arrives at it in all blocks
 void arrive(const void* at);                         // arrives at it in this block
-void wait_releases(const void* at, int phase);
+void wait_empty_barrier(const void* at, int phase);
 void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
 void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at);  // to another block, which expects the bytes
 void copy_box_shared(void* to, const CUtensorMap& map, std::array<int, 4> first, const void* at);  // multicast; receivers call expect_bytes

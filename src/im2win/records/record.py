@@ -18,7 +18,7 @@ from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
-SCHEMA = 2
+SCHEMA = 3
 NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
 OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
 
@@ -132,14 +132,19 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def converted(found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record of an older schema in today's schema; `found` itself if it has no older schema.
 
-    Schema 1 had one name for algorithm and schedule, no `generator`, and a digest of source text as `fingerprint`. Such a record states
-    which tile was fast, but not of which kernel.
+    Schema 2 had other names for some fields of tiles. Schema 1 also had one name for algorithm and schedule, no `generator`, and a digest
+    of source text as `fingerprint`. Such a record states which tile was fast, but not of which kernel.
     """
-    if found.get("schema") != 1 or type(found["schema"]) is not int:
+    schema = found.get("schema")
+    if type(schema) is not int or schema not in (1, 2):
         return found
-    values = {**found, "schema": SCHEMA, "generator": ""}
-    if isinstance(found.get("algorithm"), str):
-        values["algorithm"], values["schedule"] = methods.split(found["algorithm"])
+    values = {**found, "schema": SCHEMA}
+    if "tile" in found:
+        values["tile"] = methods.converted_tile(found["tile"])
+    if schema == 1:
+        values["generator"] = ""
+        if isinstance(found.get("algorithm"), str):
+            values["algorithm"], values["schedule"] = methods.split(found["algorithm"])
     return values
 
 

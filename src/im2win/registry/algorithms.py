@@ -20,7 +20,7 @@ class Algorithm:
     """One way to compute a convolution.
 
     title: what it is called in full. paper: where it is described.
-    define: the tensor-expression definition: (conv, pack, strip, what else a schedule says) -> the kernel's tensors, output last.
+    define: the tensor-expression definition: (conv, pack, row block, what else a schedule says) -> the kernel's tensors, output last.
     transform_bytes: bytes of the whole transformed tensor, the formula of its paper; 0 where there is none.
     exact: whether its outputs round as sums of products do, no more.
     """

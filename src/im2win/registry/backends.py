@@ -86,7 +86,7 @@ class Backend(Protocol):
     def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
 
 
-CPU_TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "strip", "cvu", "unroll", "outputs")
+CPU_TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "row_block", "cvu", "unroll", "outputs")
 """What a CPU tile may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
 
 
@@ -176,7 +176,7 @@ class CpuBackend:
 
 _MANY_WINDOWS = 1 << 15
 GPU_TILE_FEATURES = (
-    "slabs", "stages", "images", "rows", "cols", "channel_planes", "outputs", "sync_free", "shmem", "llc", "wave", "cluster", "turns",
+    "slabs", "stages", "images", "rows", "cols", "channel_planes", "outputs", "sync_free", "shmem", "llc", "wave", "cluster", "pingpong",
     "taps", "filter_stages", "filter_blocks",
 )  # fmt: skip
 """What a `CudaTile` may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""

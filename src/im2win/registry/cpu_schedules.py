@@ -51,11 +51,11 @@ class Windows:
     """Windows times filters: schedules/cpu/kernel.py.
 
     plan: how the schedule treats the algorithm's transform, for this problem.
-    strip_elements: elements that a strip of `rows` output rows stages beside the product; (conv, rows) -> count.
+    row_block_elements: elements that a row block of `rows` output rows stages beside the product; (conv, rows) -> count.
     """
 
     plan: Callable[[Conv2d], Plan]
-    strip_elements: Callable[[Conv2d, int], int]
+    row_block_elements: Callable[[Conv2d, int], int]
     family = "windows"
     exact = True
 
@@ -78,12 +78,12 @@ class Windows:
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`; `stored` are the elements of the whole transformed tensor."""
         plan = self.plan(conv)
-        staged = stored if plan.where == "root" else self.strip_elements(conv, tile.strip)
+        staged = stored if plan.where == "root" else self.row_block_elements(conv, tile.row_block)
         return model.estimate(conv, tile, machine, matrix=plan.matrix, where=plan.where, staged=staged, step=plan.step)
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
         """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`; whether the tile is legal is not asked."""
-        return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.strip), tile, self.plan(conv)))
+        return kernel_module(conv, schedule(conv, row.define(conv, tile.pack, tile.row_block), tile, self.plan(conv)))
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: a few of padding, not counted."""
@@ -136,7 +136,8 @@ class Winograd:
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
         """The scheduled module; whether the tile is legal for a machine is not asked."""
-        return any_alignment(winograd_cpu.module(conv, row.define(conv, tile.pack, tile.strip, tile.images), tile, SYMBOL), conv.itemsize)
+        tensors = row.define(conv, tile.pack, tile.row_block, tile.images)
+        return any_alignment(winograd_cpu.module(conv, tensors, tile, SYMBOL), conv.itemsize)
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""

@@ -122,7 +122,7 @@ def _im2col_rows(conv: Conv2d, rows: int) -> int:
 
 def _direct(conv: Conv2d) -> Plan:
     step = conv.stride[1]
-    return Plan(direct.PAD, "strip", step=step) if any(conv.padding) else Plan(step=step)
+    return Plan(direct.PAD, "row_block", step=step) if any(conv.padding) else Plan(step=step)
 
 
 def _im2win(where: Where) -> Callable[[Conv2d], Plan]:
@@ -134,7 +134,7 @@ def _im2col(where: Where) -> Callable[[Conv2d], Plan]:
 
 
 def _implicit(conv: Conv2d) -> Plan:
-    return _im2col("inline" if conv.pointwise else "strip")(conv)
+    return _im2col("inline" if conv.pointwise else "row_block")(conv)
 
 
 def _mec(conv: Conv2d) -> Plan:
@@ -142,7 +142,7 @@ def _mec(conv: Conv2d) -> Plan:
 
 
 def _mcfa(conv: Conv2d) -> Plan:
-    return Plan(mcfa.BLOCK, "strip")
+    return Plan(mcfa.BLOCK, "row_block")
 
 
 def _implicit_panel(conv: Conv2d, rows: int) -> int:
@@ -160,7 +160,7 @@ _ROWS = (
     ),
     Schedule(
         ALGORITHMS["im2win"], "fused", "the tensor made row by row inside the product", Multistage(WindowSource(staged="windows")),
-        Windows(_im2win("strip"), _im2win_rows), formula=direct.transform_bytes,
+        Windows(_im2win("row_block"), _im2win_rows), formula=direct.transform_bytes,
     ),
     Schedule(
         ALGORITHMS["im2col"], "tiled", "the whole matrix stored", Multistage(WindowSource("ncuvmx")), Windows(_im2col("root"), _nothing),

@@ -63,17 +63,18 @@ def combined(sources: Iterable[str]) -> str:
     return hashlib.sha256("".join(each).encode()).hexdigest()[:DIGITS]
 
 
-def _has_docstring(body: Any) -> bool:
-    first = body[0] if isinstance(body, list) and body else None
-    return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+def _is_text(statement: Any) -> bool:
+    """Whether a statement is only a string: the docstring of a function, class, module or attribute."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
 
 
 def _plain(node: Any) -> str:
     """A syntax tree as text, the same for every version of Python that can run it: fields that are empty or say only where, left out."""
     if isinstance(node, ast.AST):
         fields: dict[str, Any] = {name: getattr(node, name, None) for name in sorted(node._fields) if name not in _NOT_RUN}
-        if _has_docstring(fields.get("body")):
-            fields["body"] = fields["body"][1:]
+        for name in ("body", "orelse", "finalbody"):
+            if isinstance(fields.get(name), list):
+                fields[name] = [one for one in fields[name] if not _is_text(one)]
         return f"{type(node).__name__}({','.join(f'{name}={_plain(value)}' for name, value in fields.items() if value not in (None, []))})"
     if isinstance(node, list):
         return f"[{','.join(map(_plain, node))}]"

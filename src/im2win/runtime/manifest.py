@@ -12,7 +12,7 @@ from im2win.packing import codec as packs
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d, ConvError
 
-SCHEMA = 4
+SCHEMA = 5
 _FIELDS = {
     "schema", "conv", "algorithm", "schedule", "tile", "pack", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm",
     "im2win", "library", "sha256", "made",
@@ -76,9 +76,7 @@ class Manifest:
             raise ArtefactError(f"{path}: not a manifest of im2win (its fields differ).")
         if values.get("kind") == "model":
             raise ArtefactError(f"{path}: the manifest of a whole model; `im2win.load_model` loads it.")
-        if values["schema"] == 3 and "algorithm" in values:  # which named an algorithm and its schedule in one word
-            algorithm, schedule = methods.split(values["algorithm"])
-            values |= {"schema": SCHEMA, "algorithm": algorithm, "schedule": schedule}
+        values = _converted(values)
         if values["schema"] != SCHEMA:
             raise ArtefactError(f"{path}: manifest schema {values['schema']} is not {SCHEMA}; build the library again.")
         if set(values) != _FIELDS:
@@ -89,6 +87,20 @@ class Manifest:
             raise ArtefactError(f"{path}: {error}") from None
         names = ("algorithm", "schedule", "tile", "target", "machine", "isa", "threads", "tuned", "extra_bytes", "tvm", "im2win")
         return cls(conv=conv, pack=pack, made=made, **{name: values[name] for name in names}), str(values["sha256"])
+
+
+def _converted(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a manifest of an older schema in today's schema; others are returned unchanged.
+
+    Schema 4 had other names for some fields of tiles. Schema 3 also named an algorithm and its schedule in one word.
+    """
+    if values["schema"] == 3 and isinstance(values.get("algorithm"), str):
+        algorithm, schedule = methods.split(values["algorithm"])
+        if schedule:
+            values = {**values, "schema": 4, "algorithm": algorithm, "schedule": schedule}
+    if values["schema"] == 4:
+        values = {**values, "schema": SCHEMA, "tile": methods.converted_tile(values.get("tile"))}
+    return values
 
 
 def read_values(path: Path, writer: str) -> Any:

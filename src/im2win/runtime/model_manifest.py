@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from im2win.runtime.manifest import ArtefactError, manifest_path, read_values
+from im2win.spec import methods
 
-SCHEMA, KIND = 2, "model"
+SCHEMA, KIND = 3, "model"
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,25 @@ class ModelManifest:
         values = read_values(path, "im2win compile")
         if not isinstance(values, dict) or values.get("kind") != KIND:
             raise ArtefactError(f"{path}: not the manifest of a model; `im2win.load` reads those of single layers.")
-        if values.get("schema") == 1:  # its layers called the tier a rung
-            values["layers"] = [{"tier" if name == "rung" else name: value for name, value in one.items()} for one in values["layers"]]
-            values["schema"] = SCHEMA
-        if values.get("schema") != SCHEMA:
+        if values.get("schema") not in (1, 2, SCHEMA):
             raise ArtefactError(f"{path}: manifest schema {values.get('schema')} is not {SCHEMA}; compile the model again.")
         try:
+            if values["schema"] != SCHEMA:
+                values = {**values, "schema": SCHEMA, "layers": [_converted(one) for one in values["layers"]]}
             for name, kind in (("inputs", Port), ("outputs", Port), ("buckets", Bucket), ("layers", ModelLayer)):
                 values[name] = tuple(kind(**one) for one in values[name])
             values["inputs"], values["outputs"] = (
                 tuple(Port(one.name, one.dtype, tuple(one.shape), one.batched) for one in values[name]) for name in ("inputs", "outputs")
             )
             return cls(**{**values, "skipped": tuple(values["skipped"])})
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ArtefactError(f"{path}: not a manifest of im2win ({error}).") from None
+
+
+def _converted(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer of an older schema: schema 1 called the tier a rung, and schemas 1 and 2 had other names for some fields of tiles."""
+    values = {"tier" if name == "rung" else name: value for name, value in layer.items()}
+    return {**values, "tile": methods.converted_tile(values.get("tile"))}
 
 
 def weights_path(library: Path) -> Path:

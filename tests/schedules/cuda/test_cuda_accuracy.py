@@ -26,12 +26,12 @@ LONG = ("n1-c512x5x5-k16x3x3-p1", "n1-c2048x3x3-k16x3x3-p1-NHWC")  # beyond the 
 
 
 def kernels(conv: Conv2d) -> list[Kernel]:
-    """A gather and a patch for every arithmetic."""
-    patch, made = (1, *conv.output_size), []
+    """A gather and a halo tile for every arithmetic."""
+    halo_tile, made = (1, *conv.output_size), []
     for product in products(conv, H200):
         windows, stages = (64, 3) if PRODUCTS[product].unit == "warpgroup" else (32, 2)
         made.append(("implicit_gemm/tiled", MultistageTile(product, 16, 64, 16, windows, 1, stages, "uvc")))
-        made.append(("direct/tiled", MultistageTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *patch)))
+        made.append(("direct/tiled", MultistageTile(product, 16, 64, 16, windows, 1, stages, "Cuvc", *halo_tile)))
     return made
 
 

@@ -87,8 +87,8 @@ def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
 # --- tiles by hand
 
 
-def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *patch: int) -> MultistageTile:
-    return MultistageTile(product, *block, *warp, slabs, stages, order, *patch)
+def tile(product: str, block: tuple[int, int], warp: tuple[int, int], slabs: int, stages: int, order: str, *halo: int) -> MultistageTile:
+    return MultistageTile(product, *block, *warp, slabs, stages, order, *halo)
 
 
 DEPTHS = {
@@ -100,11 +100,11 @@ DEPTHS = {
     "fetched": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
     ]),
-    "patch": ("direct/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+    "halo tile": ("direct/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_tf32x3", (32, 64), (16, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
-    "patch fetched": ("im2win/fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
+    "halo tile fetched": ("im2win/fused", "n1-c70x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),
         tile("wg_f16", (32, 64), (32, 64), slabs, stages + 1, "Cuvc", 1, 4, 7),
     ]),
@@ -133,34 +133,34 @@ def test_more_stages_than_steps() -> None:
     check(conv, [("direct/tiled", tile("fma", (8, 64), (8, 64), rows, 4, "cuv", 1, 6, 7)) for rows in (3, 6)])
 
 
-PATCHES = (
-    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the patch's do not divide"),
-    ("n2-c12x9x11-k16x3x3-p1", (1, 4, 5), 32, "patches that reach beyond the last row and column, and hold fewer windows than the block"),
-    ("n2-c12x9x11-k16x3x3-s2-p1", (2, 2, 4), 16, "patches of both images with stride 2: exactly the block's windows"),
-    ("n2-c12x9x11-k16x3x3-s2x3-p1-d1x2", (2, 3, 1), 16, "patches of a single column"),
-    ("n1-c40x7x6-k16x3x2-p1", (1, 1, 7), 16, "patches of a single row, three of channels and more in turn"),
+HALO_TILES = (
+    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the halo tile's do not divide"),
+    ("n2-c12x9x11-k16x3x3-p1", (1, 4, 5), 32, "halo tiles beyond the last row and column, with fewer windows than the block"),
+    ("n2-c12x9x11-k16x3x3-s2-p1", (2, 2, 4), 16, "halo tiles of both images with stride 2: exactly the block's windows"),
+    ("n2-c12x9x11-k16x3x3-s2x3-p1-d1x2", (2, 3, 1), 16, "halo tiles of a single column"),
+    ("n1-c40x7x6-k16x3x2-p1", (1, 1, 7), 16, "halo tiles of a single row, three of channels and more in turn"),
 )  # fmt: skip
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("key", "patch", "windows"), [case[:3] for case in PATCHES])
-def test_patches(key: str, patch: tuple[int, int, int], windows: int) -> None:
+@pytest.mark.parametrize(("key", "halo tile", "windows"), [case[:3] for case in HALO_TILES])
+def test_halo_tiles(key: str, halo_tile: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
     kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
-    made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *patch) for product, (wide, stages) in kinds.items()]
+    made = [tile(product, (16, wide), (16, wide), 1, stages, "Cuvc", *halo_tile) for product, (wide, stages) in kinds.items()]
     check(conv, [(algorithm, one) for algorithm in ("direct/tiled", "im2win/fused") for one in made])
 
 
-def test_patches_take_turns() -> None:
-    """Three chunks of channels and more: a patch overwrites the one before the last."""
+def test_halo_tiles_take_turns() -> None:
+    """Three chunks of channels and more: a halo tile overwrites the one before the last."""
     conv = Conv2d.parse("n1-c60x6x7-k32x3x3-p1")
-    assert chunks(conv, DEPTHS["patch"][2](1, 2)[0]) == 4
+    assert chunks(conv, DEPTHS["halo tile"][2](1, 2)[0]) == 4
 
 
 # --- stores
 
 RUNS = (
-    # key, algorithm, warp, patch, neighbours that one store takes
+    # key, algorithm, warp, halo tile, neighbours that one store takes
     ("n1-c8x8x8-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 4),
     ("n1-c8x6x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 2),
     ("n1-c8x5x11-k16x3x3-p1", "implicit_gemm/tiled", "tf32", (16, 32), (), 1),
@@ -197,10 +197,10 @@ def _stores(key: str) -> list[tuple[Kernel, int]]:
     """The table's kernels of a problem, and the neighbours that their stores take."""
     conv = Conv2d.parse(key)
     found = []
-    for _, algorithm, product, (warp_m, warp_n), patch, run in (row for row in RUNS if row[0] == key):
-        order = "uvc" if not patch else "cuv" if conv.in_channels // conv.groups <= 3 else "Cuvc"
+    for _, algorithm, product, (warp_m, warp_n), halo_tile, run in (row for row in RUNS if row[0] == key):
+        order = "uvc" if not halo_tile else "cuv" if conv.in_channels // conv.groups <= 3 else "Cuvc"
         stages = 3 if PRODUCTS[product].unit == "warpgroup" else 2
-        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, stages, order, *patch)
+        made = tile(product, (warp_m, 2 * warp_n), (warp_m, warp_n), 3 if order == "cuv" else 1, stages, order, *halo_tile)
         found.append(((algorithm, made), run))
     return found
 

@@ -22,7 +22,7 @@ UPDATE = "--update-golden"
 KERNELS: dict[str, tuple[str, Kernel]] = {
     "gather": ("n8-c64x28x28-k64x3x3-p1", ("implicit_gemm/tiled", MultistageTile("tf32x3", 64, 64, 32, 32, 1, 3, "uvc"))),
     "gather_fetched": ("n8-c64x28x28-k64x3x3-p1-float16-bias-relu", ("im2win/stored", MultistageTile("f16", 64, 64, 32, 32, 1, 3, "uvc"))),
-    "patch": ("n8-c64x28x28-k64x3x3-p1-NHWC", ("im2win/fused", MultistageTile("tf32", 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 14))),
+    "halo_tile": ("n8-c64x28x28-k64x3x3-p1-NHWC", ("im2win/fused", MultistageTile("tf32", 64, 64, 32, 32, 1, 2, "Cuvc", 1, 4, 14))),
     "fused": (
         "n1-c32x56x56-k32x3x3-p1-float16-NHWC-bias-relu",
         ("winograd/tensor_cores", TensorCoreTile(2, 16, 32, 16, "16x16x16", "sync_free", "shmem")),
@@ -65,7 +65,7 @@ def test_every_file_is_compared() -> None:
 
 def test_generating_twice_gives_the_same() -> None:
     """Names that TVM numbers do not depend on what was generated before."""
-    key, (algorithm, tile) = KERNELS["patch"]
+    key, (algorithm, tile) = KERNELS["halo_tile"]
     generated.cache_clear()
     first = generated(Conv2d.parse(key), algorithm, tile).source
     generated.cache_clear()

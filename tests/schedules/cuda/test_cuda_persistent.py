@@ -17,7 +17,7 @@ from im2win.registry import cuda_lowering
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.legality.persistent import unsupported_reason, violations
-from im2win.schedules.cuda.space.persistent import patches, space
+from im2win.schedules.cuda.space.persistent import output_tiles, space
 from im2win.schedules.cuda.tile_scheduler.persistent import resident_grid
 from im2win.schedules.cuda.tiles.persistent import HaloTile, PersistentTile
 from im2win.spec.conv2d import Conv2d
@@ -38,8 +38,8 @@ def made(conv: Conv2d, one: PersistentTile) -> Made:
 
 
 EXACT = {
-    "one patch for each warpgroup": ("n1-c16x9x11-k64x3x3-p1-float16-NHWC", tile(64, 3, 5, 1, 2, 2)),
-    "patches in turn, two steps, an epilogue": ("n2-c64x19x21-k64x3x3-p1-float16-NHWC-bias-relu", tile(64, 3, 5, 1, 3, 2)),
+    "one tile for each warpgroup": ("n1-c16x9x11-k64x3x3-p1-float16-NHWC", tile(64, 3, 5, 1, 2, 2)),
+    "tiles in turn, two steps, an epilogue": ("n2-c64x19x21-k64x3x3-p1-float16-NHWC-bias-relu", tile(64, 3, 5, 1, 3, 2)),
     "128 bytes of a pixel, blocks of channels": ("n2-c64x19x21-k100x3x3-p1-float16-NHWC-bias-add", tile(64, 3, 5, 2, 2, 1)),
     "a stride: a plane for every parity": ("n2-c64x19x21-k100x3x3-p1-float16-NHWC-s2", tile(128, 4, 4, 1, 2, 2)),
     "channels left over, two to a thread": ("n2-c40x9x24-k70x3x3-p1-float16", tile(128, 4, 8, 1, 2, 2)),
@@ -55,9 +55,9 @@ EXACT = {
     "integers and a stride of rows, taps apart": ("n1-c64x19x48-k64x3x5-p2-int8-s2x1-d2", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
     "int8 to int8, channels first": ("n2-c64x9x48-k64x3x3-p1-int8-out.int8-bias-relu", tile(64, 3, 16, 1, 2, 2, product="wg_s8")),
     "int8 to int8, eights of a channel, then of two": ("n2-c64x5x96-k70x3x3-p1-int8-out.int8", tile(128, 1, 48, 1, 2, 1, product="wg_s8")),
-    "int8 to int8, a patch that reaches out": ("n1-c64x3x96-k64x1x1-int8-out.int8-relu", tile(64, 2, 80, 1, 2, 2, product="wg_s8")),
+    "int8 to int8, a tile that reaches out": ("n1-c64x3x96-k64x1x1-int8-out.int8-relu", tile(64, 2, 80, 1, 2, 2, product="wg_s8")),
     "four channels' columns exchanged, rows begin within eight": ("n2-c40x9x56-k70x3x3-p1-float16-bias-relu", tile(128, 3, 40, 1, 2, 1)),
-    "the same, of int8, and patches that reach out": ("n2-c64x9x48-k64x3x3-p1-int8-out.float16", tile(64, 4, 32, 1, 2, 2, product="wg_s8")),
+    "the same, of int8, and tiles that reach out": ("n2-c64x9x48-k64x3x3-p1-int8-out.float16", tile(64, 4, 32, 1, 2, 2, product="wg_s8")),
     "rows of one tap, one eight left over": ("n1-c40x5x56-k64x1x1-float16", tile(64, 2, 24, 1, 2, 2)),
     "int8 to int8, rows that are not whole eights": ("n1-c64x5x48-k64x3x3-int8-out.int8", tile(64, 2, 16, 1, 2, 1, product="wg_s8")),
     "strides and taps that differ": ("n1-c16x29x31-k64x5x3-p0.2.1.0-float16-NHWC-s2x3-d2", tile(64, 3, 4, 1, 2, 2)),
@@ -83,8 +83,8 @@ FIRST = "n2-c64x12x16-k64x3x3-p1-float16"
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        (LAST, "group_barrier"), (LAST, "wait_bulk"), (LAST, "wait_products<0>"),
-        (FIRST, "group_barrier"), (FIRST, "wait_bulk"), (FIRST, "expect_bytes"),
+        (LAST, "group_barrier"), (LAST, "wait_full_barrier"), (LAST, "wait_products<0>"),
+        (FIRST, "group_barrier"), (FIRST, "wait_full_barrier"), (FIRST, "expect_bytes"),
     ],
 )  # fmt: skip
 def test_nothing_can_be_left_out(key: str, what: str) -> None:
@@ -108,7 +108,7 @@ def test_a_patch_in_shared_memory() -> None:
     conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-float16-NHWC")
     field = HaloTile(conv, tile(64, 4, 56, 1, 2, 2))
     assert (field.pitch, field.lines, field.pixels, field.columns) == (58, 6, 348, 232)
-    assert field.patches == 14 and [field.shift(1, 2), field.shift(0, 1)] == [60, 1]
+    assert field.output_tiles == 14 and [field.shift(1, 2), field.shift(0, 1)] == [60, 1]
     strided = HaloTile(conv.with_(stride=2), tile(64, 4, 14, 1, 2, 2))
     assert (strided.planes, strided.pitch, strided.lines, strided.plane) == ((2, 2), 15, 5, 80)
     assert [strided.shift(u, v) for u, v in ((0, 1), (1, 0), (2, 2))] == [80, 160, 16]
@@ -148,9 +148,9 @@ def test_rules(key: str, change: dict[str, object], message: str) -> None:
         ("n1-c16x64x64-k64x16x16-s16-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 16th"),
         ("n1-c64x9x9-k64x3x3-float16", "an input row must be a multiple of 16 bytes"),
         ("n1-c512x14x14-k64x3x3-p1-float16-NHWC", "bytes of shared memory, more than 232448"),
-        ("n1-c64x8x8-k64x3x3-float16", "patches are at least 8 outputs wide, more than 6"),
+        ("n1-c64x8x8-k64x3x3-float16", "tiles of outputs are at least 8 outputs wide, more than 6"),
         ("n1-c64x16x24-k64x3x3-int8", "an input row must be a multiple of 16 bytes"),
-        ("n1-c64x16x16-k64x3x3-int8", "patches are at least 16 outputs wide, more than 14"),
+        ("n1-c64x16x16-k64x3x3-int8", "tiles of outputs are at least 16 outputs wide, more than 14"),
     ],
 )
 def test_what_it_cannot_compute(key: str, reason: str) -> None:
@@ -160,10 +160,10 @@ def test_what_it_cannot_compute(key: str, reason: str) -> None:
 
 
 def test_the_space() -> None:
-    """Legal tiles only; patches that divide the output first; tiles, packs and accuracy come back from plain values."""
+    """Legal tiles only; halo tiles that divide the output first; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n16-c64x224x224-k64x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert len(found) > 50 and all(violations(conv, one, H200) == [] for one in found) and patches(conv, 256)[0] == (4, 56)
+    assert len(found) > 50 and all(violations(conv, one, H200) == [] for one in found) and output_tiles(conv, 256)[0] == (4, 56)
     backend = backend_for(H200, "exact")
     assert backend.tile(ROW, found[0].as_dict()) == found[0] and backend.accuracy(found[0]) == "exact"
     pack = backend.pack(conv, ROW, found[0])

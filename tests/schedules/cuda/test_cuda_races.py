@@ -72,14 +72,14 @@ def test_every_barrier_is_needed(kind: str, number: int) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
-@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, patch fetched"])
+@pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, halo tile fetched"])
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:
     """(Where windows are fetched, and filters copied as a whole, no thread copies anything asynchronously.)"""
     assert goes_wrong(kind, edit)
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"finish_products\(\);", r"wait_bulk\(.*\);"])
+@pytest.mark.parametrize("what", [r"wait_products<1>\(\);", r"finish_products\(\);", r"wait_full_barrier\(.*\);"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind.startswith("warpgroups")])
 def test_what_warpgroups_wait_for_is_needed(kind: str, what: str) -> None:
     """Products run on behind their step: filters stay until they are read, and sums are not read before they are done."""

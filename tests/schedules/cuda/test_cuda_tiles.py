@@ -32,15 +32,15 @@ CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
 FEW = Conv2d.parse("n8-c3x32x32-k64x7x7-s2-p3")
 GATHER = MultistageTile("fma", 64, 128, 32, 64, 1, 3, "uvc")
 GROUPS = MultistageTile("wg_tf32x3", 128, 128, 128, 64, 1, 3, "uvc")
-GROUPS_PATCH = MultistageTile("wg_tf32", 64, 128, 64, 64, 1, 3, "Cuvc", 1, 8, 14)
+GROUPS_HALO = MultistageTile("wg_tf32", 64, 128, 64, 64, 1, 3, "Cuvc", 1, 8, 14)
 LONG = Conv2d.parse("n8-c512x7x7-k512x3x3")
 MATRIX = replace(GATHER, product="tf32x3")
-PATCH = MultistageTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
+HALO = MultistageTile("tf32", 64, 128, 32, 64, 1, 3, "Cuvc", 1, 8, 14)
 PLANES = MultistageTile("fma", 64, 512, 32, 128, 7, 2, "cuv", 2, 16, 16)
 PLANS = {"gather": (CONV, GATHER, "implicit_gemm/tiled"), "matrix": (CONV, MATRIX, "implicit_gemm/tiled"),
-         "patch": (CONV, PATCH, "direct/tiled"),
+         "halo tile": (CONV, HALO, "direct/tiled"),
          "planes": (FEW, PLANES, "direct/tiled"), "warpgroups": (LONG, GROUPS, "implicit_gemm/tiled"),
-         "patch of warpgroups": (CONV, GROUPS_PATCH, "direct/tiled")}  # fmt: skip
+         "halo tile of warpgroups": (CONV, GROUPS_HALO, "direct/tiled")}  # fmt: skip
 
 
 def broken(conv: Conv2d, tile: MultistageTile, algorithm: str) -> list[str]:
@@ -55,7 +55,7 @@ RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gather", {"order": "vuc"}, r"`order` \(=vuc\) must be one of cuv, uvc, Cuvc"),
     ("gather", {"stages": 1}, r"`stages` \(=1\) must be at least 2"),
     *(("gather", {name: 0}, rf"`{name}` \(=0\) must be at least 1") for name in ("block_m", "block_n", "warp_m", "warp_n", "slabs")),
-    *(("patch", {name: -1}, rf"`{name}` \(=-1\) must be at least 0") for name in ("images", "rows", "cols")),
+    *(("halo tile", {name: -1}, rf"`{name}` \(=-1\) must be at least 0") for name in ("images", "rows", "cols")),
     ("gather", {"product": "f16"}, r"`product` \(=f16\) multiplies float16, not float32"),
     ("gather", {"product": "s8"}, r"`product` \(=s8\) multiplies int8, not float32"),
     ("gather", {"warp_m": 8}, r"`warp_m` \(=8\) must be a multiple of 16"),
@@ -67,27 +67,27 @@ RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("gather", {"block_n": 96}, r"`warp_n` \(=64\) must divide `block_n` \(=96\)"),
     ("gather", {"warp_m": 16, "warp_n": 16}, r"the block's 1024 threads must be at most 512"),
     ("gather", {"warp_m": 64, "warp_n": 128}, r"the 256 sums of a thread must be at most 168"),
-    ("patch", {"images": 0}, r"`images`, `rows` and `cols` must all be 0 or none"),
-    ("patch", {"cols": 0}, r"`images`, `rows` and `cols` must all be 0 or none"),
-    ("gather", {"images": 1, "rows": 8, "cols": 14, "order": "cuv"}, r"windows staged by taps have no patch"),
-    ("patch", {"images": 0, "rows": 0, "cols": 0, "order": "uvc"}, r"windows staged by rows need a patch"),
-    ("gather", {"order": "Cuvc"}, r"`order` Cuvc is for patches"),
-    ("patch", {"order": "uvc"}, r"`order` uvc is not for patches"),
+    ("halo tile", {"images": 0}, r"`images`, `rows` and `cols` must all be 0 or none"),
+    ("halo tile", {"cols": 0}, r"`images`, `rows` and `cols` must all be 0 or none"),
+    ("gather", {"images": 1, "rows": 8, "cols": 14, "order": "cuv"}, r"windows staged by taps have no halo tile"),
+    ("halo tile", {"images": 0, "rows": 0, "cols": 0, "order": "uvc"}, r"windows staged by rows need a halo tile"),
+    ("gather", {"order": "Cuvc"}, r"`order` Cuvc is for halo tiles"),
+    ("halo tile", {"order": "uvc"}, r"`order` uvc is not for halo tiles"),
     ("gather", {"block_n": 512, "slabs": 2, "stages": 4}, r"the block's \d+ bytes of shared memory must be at most 232448"),
     ("gather", {"block_m": 256}, r"`block_m` \(=256\) must not hold 16 channels or more beyond a group's 128"),
     ("gather", {"block_n": 8, "warp_n": 8}, r"`block_n` \(=8\) must be a multiple of the 16 windows copied at a time"),
-    ("patch", {"images": 9, "rows": 1, "cols": 14}, r"`images` \(=9\) must be at most the output's 8"),
-    ("patch", {"rows": 29, "cols": 4}, r"`rows` \(=29\) must be at most the output's 28"),
-    ("patch", {"rows": 4, "cols": 29}, r"`cols` \(=29\) must be at most the output's 28"),
-    ("patch", {"rows": 10}, r"the patch's 140 windows must be at most `block_n` \(=128\)"),
-    ("planes", {"product": "tf32"}, r"patches in `order` cuv are for `product` fma"),
+    ("halo tile", {"images": 9, "rows": 1, "cols": 14}, r"`images` \(=9\) must be at most the output's 8"),
+    ("halo tile", {"rows": 29, "cols": 4}, r"`rows` \(=29\) must be at most the output's 28"),
+    ("halo tile", {"rows": 4, "cols": 29}, r"`cols` \(=29\) must be at most the output's 28"),
+    ("halo tile", {"rows": 10}, r"the halo tile's 140 windows must be at most `block_n` \(=128\)"),
+    ("planes", {"product": "tf32"}, r"halo tiles in `order` cuv are for `product` fma"),
     ("planes", {"slabs": 4}, r"`slabs` \(=4\) must divide the 21 rows that the kernel has in all channels"),
-    ("patch", {"stages": 11}, r"the 10 steps that copies run ahead must be at most the 9 that share channels"),
-    ("patch of warpgroups", {"stages": 12}, r"the 10 steps that copies run ahead must be at most the 9 that share channels"),
+    ("halo tile", {"stages": 11}, r"the 10 steps that copies run ahead must be at most the 9 that share channels"),
+    ("halo tile of warpgroups", {"stages": 12}, r"the 10 steps that copies run ahead must be at most the 9 that share channels"),
     ("warpgroups", {"stages": 2}, r"`stages` \(=2\) must be at least 3 for a warpgroup"),
     ("warpgroups", {"warp_m": 4, "block_m": 4}, r"`warp_m` \(=4\) must be a multiple of 8"),
     ("warpgroups", {"product": "wg_s8", "warp_m": 8, "block_m": 8}, r"`warp_m` \(=8\) must be a multiple of 16"),
-    ("patch of warpgroups", {"warp_m": 264, "block_m": 264}, r"`warp_m` \(=264\) must be at most 256"),
+    ("halo tile of warpgroups", {"warp_m": 264, "block_m": 264}, r"`warp_m` \(=264\) must be at most 256"),
     ("warpgroups", {"warp_n": 32, "block_n": 32}, r"`warp_n` \(=32\) must be a multiple of 64"),
     ("warpgroups", {"warp_m": 128, "warp_n": 128}, r"the 320 registers of a thread for sums and words must be at most 208"),
     ("warpgroups", {"block_n": 384, "slabs": 1}, r"the block's 768 threads of \d+ registers must have at most 65536"),
@@ -116,7 +116,7 @@ def test_warpgroups_need_a_gpu_that_has_them() -> None:
 
 def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
     with pytest.raises(TileError, match=r"direct/tiled on n8-c64.*: `images` \(=9\) must be at most the output's 8\."):
-        cuda_lowering.lower(CONV, schedule_of("direct/tiled"), replace(PATCH, images=9, rows=1), H200)
+        cuda_lowering.lower(CONV, schedule_of("direct/tiled"), replace(HALO, images=9, rows=1), H200)
     with pytest.raises(TileError, match="mcfa/tiled has no CUDA schedule"):
         cuda_lowering.lower(CONV, replace(schedule_of("mcfa/tiled"), cuda=None), GATHER, H200)
 
@@ -125,10 +125,10 @@ def test_a_tile_that_is_not_legal_is_not_lowered() -> None:
 def any_tiles(draw: st.DrawFn) -> MultistageTile:
     """Tiles of any numbers, more of them near legal ones."""
     count, size = st.integers(-1, 12), st.sampled_from((0, 4, 8, 16, 24, 32, 48, 64, 128, 512))
-    patch = draw(st.sampled_from(((0, 0, 0), (1, 4, 4), (1, 8, 14)))) if draw(st.booleans()) else (draw(count), draw(count), draw(count))
+    shape = draw(st.sampled_from(((0, 0, 0), (1, 4, 4), (1, 8, 14)))) if draw(st.booleans()) else (draw(count), draw(count), draw(count))
     sizes = [draw(size) for _ in range(4)]
     product, order = draw(st.sampled_from((*PRODUCTS, "bf16"))), draw(st.sampled_from((*ORDERS, "vuc")))
-    return MultistageTile(product, *sizes, draw(count), draw(count), order, *patch)
+    return MultistageTile(product, *sizes, draw(count), draw(count), order, *shape)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -162,16 +162,16 @@ LAYERS = (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", LAYERS)
 def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
-    """Only patches of few channels are left to CUDA cores: a slab would be mostly zeros."""
+    """Only halo tiles of few channels are left to CUDA cores: a slab would be mostly zeros."""
     conv = Conv2d.parse(key).with_(dtype=dtype)
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
         schedule = schedule_of(algorithm).on_gpu
-        patched = isinstance(schedule, Multistage) and schedule.windows.patched
+        halo = isinstance(schedule, Multistage) and schedule.windows.halo
         for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
             assert len(set(found)) == len(found)
-            assert bool(found) == (not (few and patched and product != "fma")), (algorithm, product)
+            assert bool(found) == (not (few and halo and product != "fma")), (algorithm, product)
             assert all(tile.product == product and not broken(conv, tile, algorithm) for tile in found)
 
 

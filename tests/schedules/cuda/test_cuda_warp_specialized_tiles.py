@@ -12,9 +12,9 @@ from im2win.device.gpu import H200
 from im2win.emulator import TensorMap
 from im2win.packing import codec as packs
 from im2win.registry.backends import backend_for
-from im2win.schedules.cuda.legality.warp_specialized import BOXES, SHARED, unsupported_reason, violations
+from im2win.schedules.cuda.legality.warp_specialized import SHARED, TMA_BOXES, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import resident
-from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, patches, space
+from im2win.schedules.cuda.space.warp_specialized import MOST, SHAPES, output_tiles, space
 from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile, flat
 from im2win.spec.conv2d import Conv2d
@@ -37,7 +37,7 @@ def test_a_patch_in_shared_memory() -> None:
     conv = Conv2d.parse("n8-c64x7x7-k64x3x3-p1-float16-NHWC")
     field = StagedHaloTile(conv, tile(64, 4, 7, 7))
     assert (field.pitch, field.lines, field.columns, field.copied, field.reach) == (8, 8, 248, 256, 265)
-    assert [field.shift(1, 2), field.shift(0, 1)] == [10, 1] and field.patches == 2 and field.held == 273
+    assert [field.shift(1, 2), field.shift(0, 1)] == [10, 1] and field.output_tiles == 2 and field.stage_pixels == 273
     part = StagedHaloTile(conv, tile(64, 1, 4, 7))
     assert (part.pitch, part.lines, part.columns, part.copied, part.reach) == (8, 6, 32, 48, 49)
     strided = StagedHaloTile(conv.with_(height=14, width=14, stride=2), tile(64, 2, 7, 7))
@@ -49,17 +49,17 @@ def test_a_patch_in_shared_memory() -> None:
 
 def test_a_patch_of_one_tap_in_shared_memory() -> None:
     """A pixel for every output: none between them, and none of another parity."""
-    one = tile(64, 4, 7, 7, boxes="taps")
+    one = tile(64, 4, 7, 7, tma_boxes="taps")
     for key in ("n8-c64x7x7-k64x3x3-p1-float16-NHWC", "n8-c64x9x9-k64x3x3-float16-NHWC", "n8-c64x14x14-k64x3x3-p1-float16-NHWC-s2"):
         conv = Conv2d.parse(key)
         field = one.field(conv)
         assert (field.pitch, field.lines, field.columns, field.planes) == (7, 7, 200, (1, 1)) and field.copied == field.reach == 196
-        assert field.conv.output_size == conv.output_size and one.steps(conv) == 9 * 2 and field.patches == 2
+        assert field.conv.output_size == conv.output_size and one.steps(conv) == 9 * 2 and field.output_tiles == 2
 
 
 def test_columns_that_each_block_writes() -> None:
     conv = Conv2d.parse("n2-c256x9x9-k128x3x3-float16-NHWC")
-    field = tile(128, 1, 7, 7, cluster=4, shared="sums").field(conv)
+    field = tile(128, 1, 7, 7, cluster=4, shared="accumulators").field(conv)
     assert field.columns == 64 and field.kept == list(range(8)) and field.written == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert field.received == (3, 2 * 128 * 8) and tile(128, 1, 7, 7).field(conv).received == (0, 0)
     uneven = replace(field.tile, rows=3).field(conv)
@@ -88,28 +88,28 @@ KEY = "n2-c64x12x16-k128x3x3-p1-float16-NHWC"
         ({"groups": 2}, "`block_m` (=64) must be a multiple of 64 for each of 2 warpgroups"),
         ({"block_m": 192}, "`block_m` (=192) must hold less than 64 channels beyond 128"),
         ({"images": 3}, "`images` (=3) must be 1 to the 2 there are"),
-        ({"images": 2}, "`images` (=2) must be 1 where a patch has less than all 12 x 16 outputs of one"),
+        ({"images": 2}, "`images` (=2) must be 1 where a tile has less than all 12 x 16 outputs of one"),
         ({"rows": 13}, "`rows` (=13) must be 1 to the output's 12"),
         ({"cols": 0}, "`cols` (=0) must be 1 to the output's 16"),
         ({"slabs": 3}, "`slabs` (=3) must be 1 or 2"),
         ({"stages": 1}, "`stages` (=1) must be at least 2"),
         ({"filter_stages": 1}, "`filter_stages` (=1) must be at least 2"),
-        ({"turns": 0}, "`turns` (=0) must be at least 1"),
+        ({"pingpong": 0}, "`pingpong` (=0) must be at least 1"),
         ({"taps": 2}, "`taps` (=2) must divide the kernel's 9"),
         ({"cluster": 3}, "`cluster` (=3) must be one of 1, 2, 4"),
         ({"cluster": 4}, "`cluster` (=4) must divide the 2 thread blocks along channels"),
-        ({"cols": 16, "rows": 4, "cluster": 4, "shared": "filters"}, "`cluster` (=4) must divide the 6 patches"),
-        ({"shared": "outputs"}, "`shared` (=outputs) must be one of windows, filters, sums"),
-        ({"shared": "sums", "cluster": 16}, "`cluster` (=16) must be one of 1, 2, 4, 8"),
-        ({"shared": "sums", "cluster": 4}, "`cluster` (=4) must divide the 2 steps of a patch"),
-        ({"shared": "sums", "cluster": 2, "turns": 2}, "`turns` (=2) must be 1 where blocks share sums"),
-        ({"shared": "sums", "cluster": 2, "rows": 1, "cols": 6}, "`cluster` (=2) must be at most the 1 eights of outputs' columns"),
-        ({"boxes": "rows"}, "`boxes` (=rows) must be one of patches, taps"),
-        ({"boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where TMA boxes bring what one tap reads"),
+        ({"cols": 16, "rows": 4, "cluster": 4, "shared": "filters"}, "`cluster` (=4) must divide the 6 tiles of outputs"),
+        ({"shared": "outputs"}, "`shared` (=outputs) must be one of windows, filters, accumulators"),
+        ({"shared": "accumulators", "cluster": 16}, "`cluster` (=16) must be one of 1, 2, 4, 8"),
+        ({"shared": "accumulators", "cluster": 4}, "`cluster` (=4) must divide the 2 steps of a tile"),
+        ({"shared": "accumulators", "cluster": 2, "pingpong": 2}, "`pingpong` (=2) must be 1 where blocks share sums"),
+        ({"shared": "accumulators", "cluster": 2, "rows": 1, "cols": 6}, "`cluster` (=2) must be at most the 1 eights of outputs' columns"),
+        ({"tma_boxes": "rows"}, "`tma_boxes` (=rows) must be one of halo, taps"),
+        ({"tma_boxes": "taps", "taps": 3}, "`taps` (=3) must be 1 where TMA boxes bring what one tap reads"),
         ({"rows": 12, "cols": 16, "images": 2}, "the product's 424 columns must be at most 256"),
         ({"block_m": 192, "groups": 3, "cols": 16, "rows": 12}, "the 130 registers of a product must be at most the 128 that"),
-        ({"turns": 5}, "the block's 768 threads must be at most 640"),
-        ({"rows": 12, "cols": 16, "turns": 4}, "the 152 registers of a thread must be at most the 112 that it gets"),
+        ({"pingpong": 5}, "the block's 768 threads must be at most 640"),
+        ({"rows": 12, "cols": 16, "pingpong": 4}, "the 152 registers of a thread must be at most the 112 that it gets"),
         ({"taps": 9, "filter_stages": 7}, "bytes of shared memory must be at most 232448"),
     ],
 )
@@ -122,7 +122,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
     flat_one = Conv2d.parse("n2-c64x12x16-k128x1x1-float16-NHWC")
     assert violations(flat_one, tile(64, 1, 1, 48, cluster=2), H200) == []  # 24 pixels each
     [message] = violations(flat_one, tile(64, 1, 1, 40, cluster=2), H200)
-    assert message == "`cluster` (=2) must cut patches in parts of whole images, rows or 8 pixels"
+    assert message == "`cluster` (=2) must cut halo tiles in parts of whole images, rows or 8 pixels"
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_what_it_cannot_compute(key: str, reason: str) -> None:
 def test_windows_that_no_patch_holds(key: str) -> None:
     """A tap's pixels fit however far apart taps are."""
     found = space(Conv2d.parse(key), H200)
-    assert found and {one.boxes for one in found} >= {"taps"}
+    assert found and {one.tma_boxes for one in found} >= {"taps"}
 
 
 def test_the_space() -> None:
     """Legal tiles only, of every shape; whole images where they fit; tiles, packs and accuracy come back from plain values."""
     conv = Conv2d.parse("n32-c512x7x7-k512x3x3-p1-float16-NHWC")
     found = space(conv, H200)
-    assert 100 < len(found) <= len(SHARED) * len(BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
-    assert patches(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
-    assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.turns for one in found} == {1, 2}
-    assert {one.shared for one in found} == set(SHARED) and {one.boxes for one in found} == set(BOXES)
+    assert 100 < len(found) <= len(SHARED) * len(TMA_BOXES) * MOST * len(SHAPES) and all(violations(conv, one, H200) == [] for one in found)
+    assert output_tiles(conv, 256)[0] == (4, 7, 7) and len({one.block_m for one in found}) > 2
+    assert {one.cluster for one in found} == {1, 2, 4, 8} and {one.pingpong for one in found} == {1, 2}
+    assert {one.shared for one in found} == set(SHARED) and {one.tma_boxes for one in found} == set(TMA_BOXES)
     backend = backend_for(H200, "exact")
     assert all(backend.tile(ROW, one.as_dict()) == one for one in found) and backend.accuracy(found[0]) == "exact"
     pack = backend.pack(conv, ROW, found[0])
@@ -163,4 +163,4 @@ def test_the_space() -> None:
     cost, best = backend.ranked(conv, ROW)[0]
     assert 10e-6 < cost < 60e-6 and backend.proven(conv, best)
     with pytest.raises(ValueError, match="must be of type int"):
-        WarpSpecializedTile.from_dict(found[0].as_dict() | {"turns": True})
+        WarpSpecializedTile.from_dict(found[0].as_dict() | {"pingpong": True})

@@ -184,7 +184,7 @@ CONV = Conv2d.parse("n8-c64x28x28-k128x3x3-p1")
         ({"outputs": 3}, "`outputs` (=3) must be one of 2, 4, 6 for float32 and a kernel of 3 taps"),
         ({"band": -1}, "`band` (=-1) must be at least 0"),
         ({"warp_n": 24}, "`warp_n` (=24) must divide `block_n` (=64)"),
-        ({"order": "Cuvc"}, "`order` Cuvc is for patches"),
+        ({"order": "Cuvc"}, "`order` Cuvc is for halo tiles"),
     ],
 )
 def test_rules(changes: dict[str, object], message: str) -> None:

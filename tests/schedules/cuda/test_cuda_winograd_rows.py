@@ -24,8 +24,8 @@ from im2win.spec.conv2d import Conv2d
 PLAN = WinogradBands()
 
 
-def kernel(product: str, channels: int, windows: int, *patch: int, slabs: int = 1, stages: int = 3, across: int = 1) -> Kernel:
-    tile = MultistageTile(product, channels * across, windows, channels, windows, slabs, stages, "Cuvc", *patch, outputs=2)
+def kernel(product: str, channels: int, windows: int, *halo_tile: int, slabs: int = 1, stages: int = 3, across: int = 1) -> Kernel:
+    tile = MultistageTile(product, channels * across, windows, channels, windows, slabs, stages, "Cuvc", *halo_tile, outputs=2)
     return "winograd/tiled", tile
 
 
