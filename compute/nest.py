@@ -20,7 +20,7 @@ from im2win.spec.conv2d import Conv2d
 
 CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/row_block, row_block*Wo, block] for algorithms with a matrix
 ROWS = "rows"  # the product with bias and activation, same shape
-TURNED = "turned"  # ROWS in the output's layout, only where a residual is added to it
+TRANSPOSED = "transposed"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
 
 Expr = Any
@@ -135,7 +135,11 @@ def _finish(
     if not conv.residual:
         out = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=OUT)
     else:
-        turned = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=TURNED)
+        transposed = te.compute(conv.output_shape, lambda *i: taken(*axes(i)), name=TRANSPOSED)
         residual = inputs["residual"]
-        out = te.compute(conv.output_shape, lambda *i: activations.apply(conv.activation, arithmetic, turned(*i) + residual(*i)), name=OUT)
+
+        def final(*i: Expr) -> Expr:
+            return activations.apply(conv.activation, arithmetic, transposed(*i) + residual(*i))
+
+        out = te.compute(conv.output_shape, final, name=OUT)
     return [*inputs.values(), out]

@@ -35,7 +35,7 @@ from im2win.numerics.winograd_matrices import Matrix, Transform, transform
 from im2win.packing.winograd import WinogradPack
 from im2win.spec.conv2d import Conv2d
 
-TURNED_IN = "winograd_turned"  # input rows of a row block with channels innermost, where the layout has them outermost
+TRANSPOSED_IN = "winograd_transposed"  # input rows of a row block with channels innermost, where the layout has them outermost
 PADDED = "winograd_padded"  # the row block with its zeros
 DOWN = "winograd_down"  # B^T d
 INPUT = "winograd_input"  # V
@@ -136,7 +136,7 @@ def _whole(conv: Conv2d, pack: WinogradPack, axes: str) -> list[te.Tensor]:
         e = {"n": n, "b": b, "y": tile // cols, "x": tile % cols, "i": i, "j": j, "k": k}
         return sums(*(e[axis] for axis in order))
 
-    return _leave(conv, pack, inputs, tiles(conv, pack.outputs)[0], 1, lambda n, row_block, b, tile, i, j, k: at(n, b, tile, i, j, k))
+    return _write_back(conv, pack, inputs, tiles(conv, pack.outputs)[0], 1, lambda n, row_block, b, tile, i, j, k: at(n, b, tile, i, j, k))
 
 
 def ewmm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
@@ -149,7 +149,7 @@ def bgemm(conv: Conv2d, pack: WinogradPack) -> list[te.Tensor]:
     return _whole(conv, pack, BGEMM)
 
 
-def _leave(
+def _write_back(
     conv: Conv2d, pack: WinogradPack, inputs: dict[str, te.Tensor], row_block: int, images: int, product: Callable[..., Expr]
 ) -> list[te.Tensor]:
     """The output transform, and the epilogue and write-back of all algorithms.
@@ -194,18 +194,18 @@ def _row_blocks(conv: Conv2d, pack: WinogradPack, data: te.Tensor, row_block: in
     if conv.layout == "NHWC":
         return te.compute((*extents, height, width, lanes), nhwc, name=PADDED)
 
-    def turn(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, x: Expr, lane: Expr) -> Expr:
+    def transpose(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, x: Expr, lane: Expr) -> Expr:
         c, exists = channel(b, lane)
         row = te.max(te.min(s * step + h - top, conv.height - 1), 0)  # a row outside is any row here, and zeros in PADDED
         value = data[n * images + e, c, row, x]
         return te.if_then_else(exists, value, zero) if share % lanes else value
 
-    turned = te.compute((*extents, height, conv.width, lanes), turn, name=TURNED_IN)
+    transposed = te.compute((*extents, height, conv.width, lanes), transpose, name=TRANSPOSED_IN)
 
     def nchw(n: Expr, s: Expr, b: Expr, e: Expr, h: Expr, w: Expr, lane: Expr) -> Expr:
         row, col = s * step + h - top, w - left
         within = te.all(row >= 0, row < conv.height, col >= 0, col < conv.width)
-        return te.if_then_else(within, turned[n, s, b, e, h, col, lane], zero)
+        return te.if_then_else(within, transposed[n, s, b, e, h, col, lane], zero)
 
     return te.compute((*extents, height, width, lanes), nchw, name=PADDED)
 
@@ -243,4 +243,4 @@ def define(conv: Conv2d, pack: WinogradPack, row_block: int = 1, images: int = 1
         ),
         name=nest.CONV,
     )
-    return _leave(conv, pack, inputs, row_block, images, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])
+    return _write_back(conv, pack, inputs, row_block, images, lambda n, s, b, p, i, j, k: sums[n, s, b, i, j, p, k])

@@ -65,7 +65,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
     else:
         sch.compute_inline(sch.get_sblock(nest.ROWS))
         if conv.residual:
-            sch.compute_inline(sch.get_sblock(nest.TURNED))
+            sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
     if plan.stage and plan.where != "inline":
         # while the product is not tiled yet, so that staging covers just what a block of output rows reads, and nothing for its last
         # register tile
@@ -115,9 +115,9 @@ def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels:
     A residual is added to transposed rows, or in the write-back without a transpose.
     """
     if conv.residual and conv.layout == "NCHW" and _whole_blocks(conv, tile):
-        sch.compute_at(sch.get_sblock(nest.TURNED), channels[0], preserve_unit_loops=True)
+        sch.compute_at(sch.get_sblock(nest.TRANSPOSED), channels[0], preserve_unit_loops=True)
     elif conv.residual:
-        sch.compute_inline(sch.get_sblock(nest.TURNED))
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
     sch.compute_at(sch.get_sblock(nest.ROWS), block, preserve_unit_loops=True)
 
 
@@ -129,7 +129,7 @@ def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: l
     line = conv.output_size[1] * (tile.row_block if plan.matrix else 1)
     sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
     if conv.layout == "NCHW" and _whole_blocks(conv, tile):
-        _turn(sch, conv, tile, channels, windows)
+        _transpose(sch, conv, tile, channels, windows)
     elif _whole_blocks(conv, tile):
         _unroll(sch, channels[0])
         sch.vectorize(channels[1])
@@ -171,13 +171,13 @@ def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, ta
     sch.vectorize(lane)
 
 
-def _turn(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+def _transpose(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
     """Writes rows of [window][channel] back as NCHW, transposed by shuffles. A residual is added to the transposed rows."""
     intrin = transpose_intrin(tile.row_block, conv.output_size[1], tile.lanes)
     if not conv.residual:
         sch.tensorize(channels[1], intrin)
         return
-    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TURNED))[-3], intrin)
+    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TRANSPOSED))[-3], intrin)
     _, lane = sch.split(sch.fuse(*windows), [None, tile.lanes])
     sch.vectorize(lane)
 

@@ -32,7 +32,7 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tupl
     # A tile of more windows than a line has is the same kernel as the tile that just covers the line, so only that one is legal.
     whole_vectors = -(-line // tile.lanes) * tile.lanes
     return [
-        (tile.lanes >= 4 or conv.layout == "NHWC", f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can turn to NCHW"),
+        (tile.lanes >= 4 or conv.layout == "NHWC", f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can transpose to NCHW"),
         (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
         # accumulators, one K step of the other vector operand, and one broadcast
         (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),

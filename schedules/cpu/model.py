@@ -20,7 +20,7 @@ L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level
 RUN = 20.0  # cycles that a run of output rows costs at its start
 SPILL = 0.04  # share of a K step that each missing register costs
 AHEAD = 3  # registers with inputs that LLVM loads ahead
-TURN = 10.0  # cycles of a vector of outputs for the buffer and the transpose
+TRANSPOSE = 10.0  # cycles of a vector of outputs for the buffer and the transpose
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
 
@@ -150,6 +150,6 @@ def _vectors_out(conv: Conv2d, tile: Tile) -> float:
         return vectors * tile.rows  # every row of the tile is another stream of partly written cache lines
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
-        return vectors * (2.0 * tile.lanes if padded else TURN)
+        return vectors * (2.0 * tile.lanes if padded else TRANSPOSE)
     return vectors * (tile.lanes if padded else 2.0)
 

@@ -33,7 +33,7 @@ def {name}(a: T.handle, b: T.handle):
 
 _COPY = """
         for j, m, x in T.grid({lanes}, {rows}, {cols}):
-            with T.sblock("turn"):
+            with T.sblock("transpose"):
                 vj = T.axis.spatial({lanes}, j)
                 {axes}
                 B[vj, {vm}, {vx}] = A[{vm} * {cols} + {vx}, vj]
@@ -79,12 +79,12 @@ def butterfly(lanes: int, vectors: list[tirx.Var], stmts: list[Any]) -> list[tir
     while width < lanes:
         low = [q if (q // width) % 2 == 0 else lanes + q - width for q in range(lanes)]
         high = [q + width if (q // width) % 2 == 0 else lanes + q for q in range(lanes)]
-        turned = list(vectors)
+        transposed = list(vectors)
         for first in (i for i in range(lanes) if (i // width) % 2 == 0):
             for place, picks in ((first, low), (first + width, high)):
                 shuffled = tirx.Shuffle([vectors[first], vectors[first + width]], picks)
-                turned[place] = bound(f"w{width}_{place}", shuffled, lanes, stmts)
-        vectors, width = turned, 2 * width
+                transposed[place] = bound(f"w{width}_{place}", shuffled, lanes, stmts)
+        vectors, width = transposed, 2 * width
     return vectors
 
 
@@ -128,7 +128,7 @@ def implementation(header: str, body: Callable[[Any, Any], list[Any]]) -> tirx.P
     return function.with_body(SBlockRealize([], True, block))
 
 
-def turned(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
+def transposed(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
     """The implementation for a header whose A has `windows` rows of `lanes` channels."""
     rest = windows // lanes * lanes, windows % lanes
 
@@ -141,8 +141,8 @@ def turned(header: str, windows: int, lanes: int) -> tirx.PrimFunc:
 @functools.cache
 def transpose_intrin(rows: int, cols: int, lanes: int) -> str:
     """Registers the intrinsic that transposes [rows * cols windows][lanes channels] to [lanes][rows][cols]; returns its name."""
-    name = f"im2win.turn.{rows}x{cols}x{lanes}"
-    header = _HEADER.format(name="turn", windows=rows * cols, rows=rows, cols=cols, lanes=lanes)
+    name = f"im2win.transpose.{rows}x{cols}x{lanes}"
+    header = _HEADER.format(name="transpose", windows=rows * cols, rows=rows, cols=cols, lanes=lanes)
     description = from_source(header + _description(rows, cols, lanes))
-    TensorIntrin.register(name, description, turned(header, rows * cols, lanes), override=True)
+    TensorIntrin.register(name, description, transposed(header, rows * cols, lanes), override=True)
     return name

@@ -7,7 +7,7 @@ Vectors of output channels are then transformed back and written, transposed to 
 
     parallel (channel pass, images, row block)            # row block: some rows of tiles
         for channel vector
-            turned, padded                                # input rows, transposed
+            transposed, padded                                # input rows, transposed
             for tile row: down; input = down across       # V[channel vector][i][j][tile][channel]
         for channel block in pass
             for i, j, tiles of the register tile
@@ -47,7 +47,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: WinogradTile) -
     sch = Schedule(te.create_prim_func(list(arguments)), enable_check=False)
     sch.compute_inline(sch.get_sblock(winograd.OUTPUT))
     step, block = _output_transform(sch, tile)
-    _leave(sch, conv, tile, block)
+    _write_back(sch, conv, tile, block)
     _product(sch, tile, block)
     _input_transform(sch, conv, tile, step)
     return sch
@@ -78,29 +78,29 @@ def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV
     return step, block
 
 
-def _leave(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> None:
+def _write_back(sch: Schedule, conv: Conv2d, tile: WinogradTile, block: LoopRV) -> None:
     """Writes a row block's rows back in the output's layout: transposed by shuffles, or as vectors where channels fill the block."""
     whole = (conv.out_channels // conv.groups) % tile.block == 0
-    turned = whole and conv.layout == "NCHW" and conv.output_size[1] > 1
+    transposed = whole and conv.layout == "NCHW" and conv.output_size[1] > 1
     out = sch.get_sblock(nest.OUT)
-    if conv.residual and turned:
-        sch.reverse_compute_at(sch.get_sblock(nest.TURNED), block, preserve_unit_loops=True)
-        row = _turn_rows(sch, conv, tile, nest.TURNED)
+    if conv.residual and transposed:
+        sch.reverse_compute_at(sch.get_sblock(nest.TRANSPOSED), block, preserve_unit_loops=True)
+        row = _transpose_rows(sch, conv, tile, nest.TRANSPOSED)
         sch.reverse_compute_at(out, row, preserve_unit_loops=True)
         _, lane = sch.split(sch.get_loops(out)[-1], [None, tile.lanes])
         sch.vectorize(lane)
         return
     if conv.residual:
-        sch.compute_inline(sch.get_sblock(nest.TURNED))
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
     sch.reverse_compute_at(out, block, preserve_unit_loops=True)
-    if turned:
-        _turn_rows(sch, conv, tile, nest.OUT)
+    if transposed:
+        _transpose_rows(sch, conv, tile, nest.OUT)
     elif whole and conv.layout == "NHWC":
         _, lane = sch.split(sch.get_loops(out)[-1], [None, tile.lanes])
         sch.vectorize(lane)
 
 
-def _turn_rows(sch: Schedule, conv: Conv2d, tile: WinogradTile, name: str) -> LoopRV:
+def _transpose_rows(sch: Schedule, conv: Conv2d, tile: WinogradTile, name: str) -> LoopRV:
     """Transposes each row of a row block, a vector of channels at a time; returns the loop over rows."""
     channel, row, col = sch.get_loops(sch.get_sblock(name))[-3:]
     vector, lane = sch.split(channel, [None, tile.lanes])
@@ -156,10 +156,10 @@ def _input_transform(sch: Schedule, conv: Conv2d, tile: WinogradTile, step: Loop
             sch.vectorize(lane)
         return
     sch.vectorize(lane)
-    turned = sch.get_sblock(winograd.TURNED_IN)
-    sch.compute_at(turned, row, preserve_unit_loops=True)
+    transposed = sch.get_sblock(winograd.TRANSPOSED_IN)
+    sch.compute_at(transposed, row, preserve_unit_loops=True)
     if not partial and tile.depth >= 4 and conv.width > 1:
-        sch.tensorize(sch.get_loops(turned)[-2], into_intrin(conv.width, tile.depth))
+        sch.tensorize(sch.get_loops(transposed)[-2], into_intrin(conv.width, tile.depth))
 
 
 def _unroll(sch: Schedule, *loops: Any) -> None:

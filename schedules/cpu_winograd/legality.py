@@ -69,7 +69,7 @@ def _fits(conv: Conv2d, tile: WinogradTile, machine: Machine) -> list[tuple[bool
     share, filters = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     blocks, per_group, line = tile.pack.blocks(conv), tile.pack.blocks_per_group(conv), tile.images * tile.row_block * cols
     return [
-        (tile.lanes >= 4, f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can turn to NCHW"),
+        (tile.lanes >= 4, f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can transpose to NCHW"),
         (tile.depth <= machine.lanes, f"`depth` (={tile.depth}) must be at most the machine's {machine.lanes} lanes"),
         (tile.depth < 2 * share, f"`depth` (={tile.depth}) must not be half zeros beyond {share} channels"),
         (tile.depth % tile.unroll == 0, f"`unroll` (={tile.unroll}) must divide `depth` (={tile.depth})"),

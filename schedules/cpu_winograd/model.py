@@ -14,12 +14,12 @@ from im2win.compute import nest, winograd
 from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.numerics.matvec_program import program
 from im2win.numerics.winograd_matrices import transform
-from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TURN, Estimate
+from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TRANSPOSE, Estimate
 from im2win.schedules.cpu_winograd.kernel import held_bytes
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
 
-TURN_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shuffles, a load and a store
+TRANSPOSE_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shuffles, a load and a store
 SCALAR = 1.5  # cycles of an element that is copied without shuffles
 PAD = 2.0  # cycles of a vector that is copied to the padded row block: load, store, and the test of the padding
 MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
@@ -62,12 +62,12 @@ def _into(conv: Conv2d, tile: WinogradTile, form: _Form, row_block_cols: int) ->
     width = (row_block_cols - 1) * tile.outputs + form.cols
     whole = (conv.in_channels // conv.groups) % tile.depth == 0
     if conv.layout == "NHWC":
-        turn = 0.0 if whole else SCALAR * tile.depth
+        transposing = 0.0 if whole else SCALAR * tile.depth
     else:
-        turn = TURN_IN * tile.depth / 16 + 1 if whole and tile.depth >= 4 else SCALAR * tile.depth
+        transposing = TRANSPOSE_IN * tile.depth / 16 + 1 if whole and tile.depth >= 4 else SCALAR * tile.depth
     down = tile.row_block * width * _work(form.into_rows, form.rows)
     across = tile.row_block * row_block_cols * form.rows * _work(form.into_cols, form.cols)
-    return rows * conv.width * turn + rows * width * PAD + down + across
+    return rows * conv.width * transposing + rows * width * PAD + down + across
 
 
 def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
@@ -80,8 +80,8 @@ def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
         return back + rows * width * tile.vectors * (2.0 if whole else float(tile.lanes))
     if not whole:
         return back + rows * width * tile.vectors * 2.0 * tile.lanes
-    turned = -(-width // tile.lanes)  # vectors of a row; the last one costs as much as a whole one
-    return back + rows * turned * tile.block * TURN + RUN * tile.block * tile.images
+    transposed = -(-width // tile.lanes)  # vectors of a row; the last one costs as much as a whole one
+    return back + rows * transposed * tile.block * TRANSPOSE + RUN * tile.block * tile.images
 
 
 def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
@@ -96,7 +96,7 @@ def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
         nest.ROWS: tile.outputs**2 * line * tile.block,
         winograd.PADDED: tile.images * tile.depth * rows * width,
         winograd.DOWN: tile.depth * form.rows * width,
-        winograd.TURNED_IN: tile.depth * conv.width if conv.layout == "NCHW" else 0,
+        winograd.TRANSPOSED_IN: tile.depth * conv.width if conv.layout == "NCHW" else 0,
     }
     return {name: conv.itemsize * count for name, count in elements.items()}
 
@@ -104,7 +104,7 @@ def buffers(conv: Conv2d, tile: WinogradTile) -> dict[str, int]:
 def row_block_bytes(conv: Conv2d, tile: WinogradTile) -> int:
     """Most bytes that a parallel step needs at once: M and outputs reuse the memory of the input rows."""
     held = buffers(conv, tile)
-    row_block = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TURNED_IN]
+    row_block = held[winograd.PADDED] + held[winograd.DOWN] + held[winograd.TRANSPOSED_IN]
     return held[winograd.INPUT] + max(held[nest.CONV] + held[nest.ROWS], row_block)
 
 

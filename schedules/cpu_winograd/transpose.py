@@ -32,7 +32,7 @@ def into(a: T.handle, b: T.handle):
 
 _INTO_COPY = """
         for x, c in T.grid({cols}, {lanes}):
-            with T.sblock("turn"):
+            with T.sblock("transpose"):
                 vx = T.axis.spatial({cols}, x)
                 vc = T.axis.spatial({lanes}, c)
                 B[vx, vc] = A[vc, 0, vx]
@@ -41,7 +41,7 @@ _INTO_COPY = """
 # Like `transpose.transpose_intrin` for one row, but without a loop over rows: a row may have a predicate, which must stay outside.
 _OUT_COPY = """
         for j, x in T.grid({lanes}, {cols}):
-            with T.sblock("turn"):
+            with T.sblock("transpose"):
                 vj = T.axis.spatial({lanes}, j)
                 vx = T.axis.spatial({cols}, x)
                 B[vj, 0, vx] = A[vx, vj]
@@ -94,5 +94,5 @@ def out_intrin(cols: int, lanes: int) -> str:
     name = f"im2win.winograd.out.{cols}x{lanes}"
     header = transpose._HEADER.format(name="out", windows=cols, rows=1, cols=cols, lanes=lanes)
     description = from_source(header + _OUT_COPY.format(cols=cols, lanes=lanes))
-    TensorIntrin.register(name, description, transpose.turned(header, cols, lanes), override=True)
+    TensorIntrin.register(name, description, transpose.transposed(header, cols, lanes), override=True)
     return name

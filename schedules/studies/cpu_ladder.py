@@ -98,7 +98,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
     sch = Schedule(te.create_prim_func(list(arguments)))
     sch.compute_inline(sch.get_sblock(nest.ROWS))
     if conv.residual:
-        sch.compute_inline(sch.get_sblock(nest.TURNED))
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
     width = lanes(conv, machine) if rung.vector else 1
     loops = _vectorize(sch, width) if width > 1 else _plain(sch)
     if rung.reorder:

@@ -166,6 +166,7 @@ def test_worker_is_stopped_between_requests_and_gone_after() -> None:
     assert not process.is_running()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mood", "message", "timeout"),
     [("dies", "ended with code 3 during prepare", 60.0), ("raises", "ValueError: not this layer", 60.0), ("hangs", "within 3 s", 3.0)],
@@ -285,6 +286,7 @@ def test_memory_of_a_missing_library(tmp_path: Path) -> None:
         peak_of_library(tmp_path / "none.so")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("algorithm", "stored"), [("direct/tiled", False), ("im2col/tiled", True)])
 def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
     from im2win.bench.memory import peak_bytes
@@ -296,6 +298,7 @@ def test_peak_memory_is_the_formula(algorithm: str, stored: bool) -> None:
     assert expected <= peak_bytes(build(conv, algorithm=algorithm)) <= expected + (1 << 20)  # pool stacks and strips: well under a megabyte
 
 
+@pytest.mark.slow
 def test_a_memory_measurement_that_fails_costs_its_number_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(op: Any) -> int:
         raise MeasureError("measuring ended with code -9")

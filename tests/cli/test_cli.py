@@ -245,6 +245,7 @@ def test_unsupported_algorithms_are_marked(command: Callable[..., Any]) -> None:
 # --- tune, logs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_run_repeats_no_trial(tuned: Path, command: Callable[..., Any]) -> None:
     before = len(list(Log(tuned)))
     done = command("tune", SMALL, "--trials", 3, "--logs", tuned)
@@ -331,6 +332,7 @@ def test_file_names_of_layers() -> None:
     assert file_stem("../..", "key", taken) == "key"
 
 
+@pytest.mark.slow
 def test_bench_writes_its_result(command: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "new" / "result.json"
     done = command("bench", SMALL, "--against", "none", "--algorithms", "direct,im2win", "--rounds", 2, "--json", path)
@@ -351,6 +353,7 @@ def test_the_demos_numpy_baseline_is_right(key: str) -> None:
     assert np.array_equal(im2col_product(conv, x, w), reference(conv, x, w))
 
 
+@pytest.mark.slow
 def test_demo(command: Callable[..., Any]) -> None:
     done = command("demo", "--layers", "conv12", "--trials", 2)
     assert done.status == 0 and "failed" not in done.out, done.out

@@ -32,7 +32,7 @@ def assert_kernels(code: bytes, names: set[str]) -> None:
     assert all(name.encode() in code for name in names)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
@@ -64,6 +64,7 @@ def test_planes(layout: str) -> None:
     assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel", "transform_1_kernel"})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_winograds_form_in_halves(layout: str) -> None:
     """Without a residual, sums wait as halves; rows of any width, an odd number of channels, five taps."""
@@ -72,6 +73,7 @@ def test_winograds_form_in_halves(layout: str) -> None:
         assert_kernels(compiled(conv, kernels), {"conv2d_0_kernel_2", "conv2d_1_kernel_2"})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_elements_smaller_than_a_copy(dtype: str) -> None:
     conv = Conv2d(1, 35, 9, 9, 22, 3, padding=1, dtype=dtype, layout="NHWC")

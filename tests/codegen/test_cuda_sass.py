@@ -74,7 +74,7 @@ def machine_code(conv: Conv2d, algorithm: str, tile: MultistageTile | Persistent
     return [line for line in (re.sub(r"/\*[^*]*\*/", "", line).strip() for line in kernel.splitlines()) if line]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_waits_stay_where_they_are(name: str, tmp_path: Path) -> None:
     key, algorithm, tile = CASES[name]

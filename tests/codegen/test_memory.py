@@ -70,7 +70,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("conv", [REGIMES[key] for key in CASES], ids=str)
 def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> None:

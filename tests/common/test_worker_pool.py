@@ -93,6 +93,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(alone.builders) == 16
 
 
+@pytest.mark.slow
 def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
     names = ["direct/tiled", "im2win/stored", "im2col/tiled"]

@@ -56,7 +56,7 @@ def tiles(conv: Conv2d, algorithm: str) -> list[Any]:
     return [default, others[turn % len(others)]] if others else [default]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(20)
 @pairs(REGIMES.values())
 def test_equal(conv: Conv2d, algorithm: str) -> None:
     for tile in tiles(conv, algorithm):

@@ -105,6 +105,7 @@ def test_strides_of_the_input_itself(conv: Conv2d) -> None:
     assert strides.padded == (not inside.all())
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("axes", AXES)
 @both_layouts
 def test_transform(conv: Conv2d, axes: str) -> None:
@@ -129,6 +130,7 @@ def _mec(conv: Conv2d, x: Array) -> Array:
     return compiled([data, tensor], x)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("conv", CONVS, ids=str)
 @pytest.mark.parametrize(("name", "by_definition"), [("im2win/stored", _im2win), ("im2col/tiled", _im2col), ("mec/tiled", _mec)])
 def test_the_same_tensors_as_on_the_cpu(name: str, by_definition: Callable[[Conv2d, Array], Array], conv: Conv2d) -> None:

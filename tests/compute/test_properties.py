@@ -109,6 +109,7 @@ def test_shifted_input_shifts_the_output(algorithm: str) -> None:
     assert (op(moved, w)[:, :, :-1, :-1] == op(x, w)[:, :, 1:, 1:]).all()
 
 
+@pytest.mark.sampled(4)
 @EVERY
 def test_images_do_not_mix(algorithm: str) -> None:
     """Each image of a batch gives what it gives alone, and NaN in one leaves the others as they are."""
@@ -122,6 +123,7 @@ def test_images_do_not_mix(algorithm: str) -> None:
     assert np.isnan(poisoned[0]).all() and (poisoned[1] == y[1]).all()
 
 
+@pytest.mark.sampled(4)
 @computing("n1-c12x9x11-k24x3x3-p1-g3")
 def test_groups_are_concatenated_convolutions(algorithm: str) -> None:
     conv = Conv2d.parse("n1-c12x9x11-k24x3x3-p1-g3")
@@ -132,15 +134,16 @@ def test_groups_are_concatenated_convolutions(algorithm: str) -> None:
     assert (y == np.concatenate(parts, axis=1)).all()
 
 
+@pytest.mark.sampled(4)
 @computing("n2-c6x9x11-k18x3x3-s2-p1-bias-add-relu")
 def test_nhwc_is_nchw_transposed(algorithm: str) -> None:
     conv = Conv2d.parse("n2-c6x9x11-k18x3x3-s2-p1-bias-add-relu")
     last = conv.with_(layout="NHWC")
     tensors = exact_tensors(conv)
-    turned = dict(tensors)
+    transposed = dict(tensors)
     for name in ("data", "residual"):
-        turned[name] = np.ascontiguousarray(tensors[name].transpose(0, 2, 3, 1))
-    assert (run(default(last, algorithm), turned) == run(default(conv, algorithm), tensors).transpose(0, 2, 3, 1)).all()
+        transposed[name] = np.ascontiguousarray(tensors[name].transpose(0, 2, 3, 1))
+    assert (run(default(last, algorithm), transposed) == run(default(conv, algorithm), tensors).transpose(0, 2, 3, 1)).all()
 
 
 @EVERY

@@ -28,7 +28,7 @@ LONG = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pairs(LONG)
 def test_close(conv: Conv2d, algorithm: str) -> None:
     tensors = normal_tensors(conv)

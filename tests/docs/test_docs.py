@@ -67,6 +67,7 @@ def test_the_guides_model_runs(tmp_path: Path) -> None:
     run([sys.executable, "-c", before + code + "assert y.shape == (1, 16, 14, 14) and y.min() == 27\n"], tmp_path)
 
 
+@pytest.mark.slow
 def test_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
@@ -101,6 +102,7 @@ def test_readmes_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_examples_run(name: str, tmp_path: Path) -> None:
     small_model(tmp_path / "small.onnx")
@@ -123,6 +125,7 @@ def test_the_table_of_algorithms_is_todays(command: Callable[..., Any]) -> None:
     assert written and written[1] == command("algorithms", "--markdown").out, "paste the output of: im2win algorithms --markdown"
 
 
+@pytest.mark.slow
 def test_the_guide_to_pytorch_runs(tmp_path: Path) -> None:
     """Its Python blocks, one after another."""
     text = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")

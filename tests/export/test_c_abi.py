@@ -81,7 +81,7 @@ def exported(folder: Path, conv: Conv2d, algorithm: str, name: str = "layer", ma
     return Library(c_abi.export_kernel(kernel(conv, algorithm, machine), folder, name)[0])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("conv", (GROUPS, UNEVEN), ids=str)
 @pytest.mark.parametrize("algorithm", [name for name, row in SCHEDULES.items() if row.supports(UNEVEN) is None])
 def test_exact(conv: Conv2d, algorithm: str, tmp_path: Path) -> None:

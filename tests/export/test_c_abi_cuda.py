@@ -105,6 +105,7 @@ CASES = [
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("conv, algorithm, of", CASES, ids=[f"{name}-{getattr(of, 'product', of)}" for _, name, of in CASES])
 def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
     """The source that users compile, with its own launches and packing; launches are those that TVM generated for the kernels."""
@@ -246,6 +247,7 @@ def test_halves(tmp_path: Path) -> None:
 # --- CUDA's own compiler
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("nvcc") or not COMPILER, reason="needs nvcc and a C compiler on PATH")
 def test_two_layers_in_one_program(tmp_path: Path) -> None:
     """Compiled as the source says, called from C, linked with CUDA's runtime."""

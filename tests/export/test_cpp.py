@@ -42,6 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_example(built: Path) -> None:
     assert "25088 outputs, 0 wrong" in run(built, "./layer", "conv.so", "reference.bin")
 

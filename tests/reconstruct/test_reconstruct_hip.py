@@ -99,6 +99,7 @@ def sources() -> dict[str, Unit]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", hip.ARCHITECTURES)
 def test_machine_code(arch: str) -> None:
     missing = hip.missing()

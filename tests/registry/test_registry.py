@@ -90,6 +90,7 @@ def test_a_stored_tensor_is_staged_at_the_root_and_nothing_else_is(name: str) ->
         assert (plan.where == "row_block") == bool(WINDOWS[name].row_block_elements(conv, 1)), str(conv)
 
 
+@pytest.mark.sampled(80)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("conv", REGIMES.values(), ids=str)
 def test_what_is_supported_has_a_space_of_legal_tiles(conv: Conv2d, name: str) -> None:

@@ -94,6 +94,7 @@ print(*sorted(name for name in sys.modules if name.startswith("im2win")))
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", sources.TARGETS)
 def test_every_module_that_emits_counts(target: str) -> None:
     """A module that a kernel goes through, but no digest covers, would let a change of it pass unseen."""

@@ -82,6 +82,7 @@ def assert_readable(one: Result) -> None:
                 assert not speed or not box.contains(*axes.transData.transform((point.intensity, speed))), f"{text} covers {point.layer}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RESULTS)
 def test_committed_results_are_readable(name: str) -> None:
     assert_readable(RESULTS[name])

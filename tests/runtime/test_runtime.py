@@ -295,6 +295,7 @@ def test_an_export_replaces_the_one_before(tmp_path: Path) -> None:
     assert_equal(POINTWISE, im2win.load(path)(x, w), expected)
 
 
+@pytest.mark.slow
 def test_two_versions_of_one_file_do_not_mix(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its path: asked for the same path again it would hand out the old code, silently wrong."""
     path = tmp_path / "layer.so"

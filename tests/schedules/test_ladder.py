@@ -124,6 +124,7 @@ def test_bad_arguments_are_named() -> None:
         ablation.run([TINY], rounds=0)
 
 
+@pytest.mark.slow
 def test_command_measures_and_draws(command: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file, picture = tmp_path / "device" / "ladder.json", tmp_path / "device" / "ladder.png"

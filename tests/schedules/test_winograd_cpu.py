@@ -72,6 +72,7 @@ DEFINED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("key", "outputs"), DEFINED)
 def test_definitions(key: str, outputs: int) -> None:
     """Element-wise, as matrix products, and by row blocks: the same convolution."""
@@ -114,7 +115,7 @@ KERNELS = [
     ("n3-c8x12x20-k32x3x3", {"row_block": 5, "cols": 7, "lanes": 8, "pass_blocks": 2}, "passes, blocks that register tiles do not fill"),
     ("n2-c5x11x13-k17x3x3-p1-add-relu6", {"cols": 5, "pass_blocks": 5, "unroll": 1}, "channels that fill neither block nor vector"),
     ("n2-c5x11x13-k17x3x3-p1-NHWC-add", {"depth": 1, "unroll": 1, "lanes": 8, "vectors": 2, "row_block": 3}, "the same, channels last"),
-    ("n1-c8x10x18-k24x3x3-p1-add", {"lanes": 8, "vectors": 3, "row_block": 5, "outputs": 2, "depth": 8}, "a residual on turned rows"),
+    ("n1-c8x10x18-k24x3x3-p1-add", {"lanes": 8, "vectors": 3, "row_block": 5, "outputs": 2, "depth": 8}, "a residual on transposed rows"),
     ("n1-c8x9x18-k24x3x3-p1-bias-add-relu", {"outputs": 4, "lanes": 8, "vectors": 3, "depth": 8}, "the same, rows left out"),
     ("n1-c16x9x20-k32x5x5-p2", {"outputs": 2, "depth": 8, "lanes": 8, "vectors": 4, "cols": 5}, "5x5"),
     ("n1-c16x9x17-k32x5x5-p2-NHWC", {"outputs": 4, "depth": 8, "lanes": 8, "vectors": 2, "row_block": 3}, "5x5 in 4x4, channels last"),
@@ -204,7 +205,7 @@ RULES = [
     ({"depth": 3}, "`depth` (=3) must be one of"),
     ({"depth": 16, "unroll": 3}, "`unroll` (=3) must divide `depth` (=16)"),
     ({"depth": 16}, "`depth` (=16) must not be half zeros beyond 5 channels"),
-    ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can turn to NCHW"),
+    ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can transpose to NCHW"),
     ({"cols": 40, "row_block": 6}, "sums and operands must fit the"),
     ({"cols": 8}, "`cols` (=8) must fit the row block's tiles (=7)"),
     ({"row_block": 4}, "`row_block` (=4) must divide the rows of tiles (=6)"),
@@ -285,6 +286,7 @@ def test_accuracy_exact_leaves_it_out() -> None:
         im2win.build(conv, algorithm="winograd", accuracy="exact")
 
 
+@pytest.mark.slow
 def test_it_is_tuned_recorded_found_and_built(tmp_path: Path) -> None:
     conv = Conv2d.parse("n1-c8x10x10-k16x3x3-p1-bias-relu")
     record = im2win.tune(conv, algorithm="winograd", trials=1, logs=tmp_path)

@@ -130,6 +130,7 @@ def test_cpu_accuracy(word: str) -> None:
     assert {name for name in called if not name.startswith("llvm.")} <= ({"expf"} if word == "silu" else set())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("word", WORDS)
 def test_cpu_kernels(word: str) -> None:
     for key, algorithm in (("n1-c8x9x11-k17x3x3-p1-bias", "direct"), ("n1-c8x9x11-k17x3x3-p1-NHWC-bias-add", "winograd")):
@@ -141,6 +142,7 @@ def test_cpu_kernels(word: str) -> None:
 # --- CUDA
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("word", WORDS)
 def test_cuda_kernels(word: str) -> None:
     """Computed in float32, then rounded: some units in the last place of the output's type."""
@@ -183,6 +185,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cuda_families(name: str, word: str) -> None:
@@ -204,6 +207,7 @@ def _tile(name: str) -> Any:
     return backend_for(H200, "winograd").ranked(Conv2d.parse(FAMILIES[name]), schedule_of(name))[0][1]
 
 
+@pytest.mark.slow
 def test_machine_code() -> None:
     try:
         cuda_codegen.compiler()

@@ -58,6 +58,7 @@ def body(conv: Conv2d, name: str) -> str:
 # --- exact
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", PROBLEMS)
 def test_every_rung_is_exact(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -263,6 +264,7 @@ def test_bad_arguments_are_named(fake_gpu: dict[str, int]) -> None:
         cuda_ablation.run([LAYER], seconds=0)
 
 
+@pytest.mark.slow
 def test_libraries_are_built_by_other_processes(tmp_path: Path) -> None:
     """A rung, an algorithm's default tile, and a problem that the ladder has no kernel for."""
     try:

@@ -83,6 +83,7 @@ def _script() -> Any:
     return script
 
 
+@pytest.mark.slow
 def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     layer = next(iter(suite("winograd64"))).name

@@ -57,7 +57,7 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ("n1-c6x10x11-k6x3x3-p2-d2-g6", "depthwise, dilated"),
     # --- epilogues (silu is no exact function: tests with random numbers have it)
     ("n2-c4x9x11-k32x3x3-p1-bias", "bias"),
-    ("n2-c4x9x11-k32x3x3-p1-add", "residual, channels fill the block: added to turned rows"),
+    ("n2-c4x9x11-k32x3x3-p1-add", "residual, channels fill the block: added to transposed rows"),
     ("n2-c4x9x11-k17x3x3-p1-add", "residual, channels padded"),
     ("n2-c4x9x11-k32x3x3-p1-relu", "relu"),
     ("n1-c4x9x11-k17x3x3-p1-bias-relu6", "bias and relu6, channels padded"),

@@ -246,6 +246,7 @@ def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, SMALL_KEY, str(trials), str(folder), str(seed)])
 
 
+@pytest.mark.slow
 def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine: Machine) -> None:
     rng = np.random.default_rng(5)
     before = 0
@@ -265,6 +266,7 @@ def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine
     assert len(set(keys)) == len(keys), "no trial was repeated"
 
 
+@pytest.mark.slow
 def test_two_tuners_share_a_log(tmp_path: Path, machine: Machine) -> None:
     pair = [_start(tmp_path, 9, seed) for seed in (0, 1)]
     assert [process.wait(timeout=120) for process in pair] == [0, 0]

@@ -80,7 +80,7 @@ class _Fragments:
         """
         with T.unroll(self.across) as i:
             T.evaluate(T.tvm_load_matrix_sync(self._a.data, *self._shape, i, a(i), leading[0], "row_major"))
-        order = "col_major" if self.tile.turned else "row_major"
+        order = "col_major" if self.tile.transposed else "row_major"
         with T.unroll(self.along) as j:
             T.evaluate(T.tvm_load_matrix_sync(self._b.data, *self._shape, j, b(j), leading[1], order))
         with T.unroll(self.across) as i, T.unroll(self.along) as j:
@@ -119,7 +119,7 @@ class _Rows(NamedTuple):
 
 def _staged_rows(tile: TensorCoreTile) -> tuple[_Rows, _Rows]:
     """Layouts of a step's transformed tiles, and of its filters (by channel, or transposed)."""
-    filters = (tile.block_n, tile.block_k) if tile.turned else (tile.block_k, tile.block_n)
+    filters = (tile.block_n, tile.block_k) if tile.transposed else (tile.block_k, tile.block_n)
     found = [_Rows(many, row, row + tile.spare) for many, row in ((tile.block_m, tile.block_k), filters)]
     return found[0], found[1]
 
@@ -140,7 +140,7 @@ def _filter_places(sizes: Sizes, filters: Any) -> Callable[[Expr, Expr, Expr], C
     """(block, position, step) -> positions in U of a step's filters in their order in shared memory: by channel, or transposed by filter.
     """
     tile, depth, block_k, block_n = sizes.tile, sizes.depth, sizes.tile.block_k, sizes.tile.block_n
-    if not tile.turned:
+    if not tile.transposed:
 
         def by_channel(by: Expr, position: Expr, step: Expr) -> Callable[[Expr], Expr]:
             start = ((by * tile.positions + position) * depth + step * block_k) * block_n
@@ -211,7 +211,7 @@ def _sync_free(sizes: Sizes, tiles: Any, filters: Any, products: Any, bx: Expr, 
 def _factor(tile: TensorCoreTile, pitch: int, j: Expr, inner: int) -> tuple[Expr, int]:
     """(first element of the fragment of the j-th filters in a step, `inner` channels on; elements that it extends over)."""
     _, n, k = tile.shape
-    return (j * (n * pitch) + inner, (n - 1) * pitch + k) if tile.turned else (inner * pitch + j * n, (k - 1) * pitch + n)
+    return (j * (n * pitch) + inner, (n - 1) * pitch + k) if tile.transposed else (inner * pitch + j * n, (k - 1) * pitch + n)
 
 
 def _together(sizes: Sizes, tiles: Any, filters: Any, products: Any, block: tuple[Expr, Expr, Expr], lane: Expr, warp: Expr) -> None:

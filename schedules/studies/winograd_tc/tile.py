@@ -93,7 +93,7 @@ class TensorCoreTile(BaseTile):
         return self.fusion != "shmem"
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         """Whether filters are transposed: their channels are contiguous, since int8 operands are words of four channels."""
         return ELEMENT_TYPES[self.dtype].integer
 
@@ -237,7 +237,7 @@ class Sizes:
     @property
     def staged_filters(self) -> int:
         """Elements of U of one step in shared memory: rows of a block's filters, or of a step's channels where U is transposed."""
-        rows, row = (self.tile.block_n, self.tile.block_k) if self.tile.turned else (self.tile.block_k, self.tile.block_n)
+        rows, row = (self.tile.block_n, self.tile.block_k) if self.tile.transposed else (self.tile.block_k, self.tile.block_n)
         return rows * (row + self.tile.spare)
 
     @property

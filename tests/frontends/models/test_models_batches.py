@@ -230,6 +230,7 @@ def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     assert (y == peer(model, {"x": x})[0]).all()
 
 
+@pytest.mark.slow
 def test_the_texts_c_program_runs(buckets: tuple[Any, Any], tmp_path: Path) -> None:
     model, made = buckets
     text = (ROOT / "docs" / "onnx.md").read_text()

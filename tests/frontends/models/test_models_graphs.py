@@ -205,6 +205,7 @@ def test_an_output_that_is_constant_is_written() -> None:
 # --- everything else -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "nodes",
     [

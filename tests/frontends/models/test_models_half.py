@@ -88,6 +88,7 @@ def test_nothing_is_converted_between_convolutions() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_concatenations() -> None:
     """Of channels in channels-last memory, of rows in ONNX's order, of an input and of constants."""
     check(dense(2), roundings=3)
@@ -187,6 +188,7 @@ def test_a_float16_model_keeps_its_types() -> None:
     assert chosen(model, Machine.host(), None) == "float32"
 
 
+@pytest.mark.slow
 def test_tuned_are_the_layers_that_are_looked_up() -> None:
     """As `im2win tune MODEL --target cuda --dtype float16 --layout NHWC` reads them."""
     model = residual_block()
@@ -194,6 +196,7 @@ def test_tuned_are_the_layers_that_are_looked_up() -> None:
     assert tuned == {layer.conv for layer in assembled("", model).layers.values()}
 
 
+@pytest.mark.slow
 def test_of_a_real_model_only_the_image_is_converted() -> None:
     assembly = assembled(*read(light.path("shufflenet")))
     assert kernels(assembly).count("convert") == 1 and kernels(assembly).count("conv") == len(assembly.layers) == 50

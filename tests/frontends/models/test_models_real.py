@@ -23,6 +23,7 @@ from im2win.frontends.onnx.layers import layers_of  # noqa: E402
 # --- real graphs ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "batch"), [*((name, None) for name in light.NAMES), ("shufflenet", 4), ("inception_v2", 4)])
 def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int | None) -> None:
     label, model = read(light.path(name))
@@ -40,6 +41,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "weights"), MODELS)
 def test_real_models(name: str, weights: str, tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_compile_and_run(command: Any, tmp_path: Path) -> None:
         assert done.status == 2 and message in done.err and done.err.count("\n") == 1, done.err
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_and_judges(tmp_path: Path) -> None:
     from im2win.bench.models import measure
 

@@ -392,6 +392,7 @@ def test_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     assert command("onnxruntime", tmp_path / "model.onnx", "-o", tmp_path / "model.onnx").status == 2
 
 
+@pytest.mark.slow
 def test_the_benchmark_takes_it_in(tmp_path: Path) -> None:
     """Its time beside ours; an output that is not ONNX Runtime's is no time."""
     from im2win.bench.models import measure

@@ -25,6 +25,7 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path, ways = tmp_path / "new" / "models.json", "plain_eager_nchw,ours_eager_nhwc"
     few = ("--model", "resnet18", "--size", 32, "--rounds", 1, "--untuned", "keep", "--ways", ways)

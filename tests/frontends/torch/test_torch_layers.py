@@ -79,6 +79,7 @@ def test_an_operator_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     equal(fast, module)
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_nothing(tmp_path: Path) -> None:
     """Nor does one that loads an exported program, which never loads TVM's compiler."""
     module = with_integers(Residual())

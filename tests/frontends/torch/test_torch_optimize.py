@@ -37,6 +37,7 @@ def test_a_residual_block_is_exact(activation: nn.Module, calls: list[str]) -> N
     assert [layer.fused[-1] for layer in report.layers] == (["norm", "add", "norm"] if word == "none" else [word, word, "norm"])
 
 
+@pytest.mark.slow
 def test_resnet_50() -> None:
     """ResNet-18 is what examples/05_pytorch_resnet.py runs in the tests of texts."""
     torch.manual_seed(0)

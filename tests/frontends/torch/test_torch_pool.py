@@ -64,6 +64,7 @@ with torch.inference_mode():
     assert [path.suffix for path in tmp_path.glob("pool-*")] == [".so"], "compiled once, kept"
 
 
+@pytest.mark.slow
 def test_two_callers_at_once(tmp_path: Path) -> None:
     body = """
 plain = [module(seed) for seed in range(2)]
@@ -85,6 +86,7 @@ print(len(wrong))
     assert run(body, tmp_path) == "0"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_kernels_keep_their_threads(tmp_path: Path) -> None:
     body = """
 os.environ["CC"] = "false"

@@ -118,6 +118,7 @@ def test_training_is_pytorchs(calls: list[str]) -> None:
 MODULES = [getattr(nn, one.module)() for row in ACTIVATIONS.values() for one in row.torch[:1]]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("activation", MODULES, ids=str)
 def test_gradients_are_pytorchs(activation: nn.Module, calls: list[str]) -> None:
     torch.manual_seed(0)

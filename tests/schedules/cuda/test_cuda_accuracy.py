@@ -43,6 +43,7 @@ def errors(conv: Conv2d, scale: float = 1.0, seed: int = 0) -> dict[tuple[str, s
     return {(name, tile.product): error(y, right) for (name, tile), y in zip(rows, found, strict=True)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", KEYS)
 def test_three_products_are_as_accurate_as_float32_and_one_is_not(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -52,6 +53,7 @@ def test_three_products_are_as_accurate_as_float32_and_one_is_not(key: str) -> N
         assert fma <= tolerance(conv) and three <= tolerance(conv) < one < 2.0**-10, (algorithm, found)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", LONG)
 def test_long_sums_go_on_in_fresh_registers(key: str) -> None:
     """What tensor cores cut off does not add up: a small part of the tolerance is left."""

@@ -46,7 +46,7 @@ def check(conv: Conv2d, kernels: list[Kernel]) -> None:
 EVERYDAY = "n2-c20x9x10-k24x3x3-p1"  # two images, channels of more than one slab, padding, neither windows nor channels divide
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
@@ -60,7 +60,7 @@ def test_every_algorithm_and_product(dtype: str, layout: str) -> None:
 # --- regimes, with tiles drawn from the space
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", [key for key, _ in REGIMES])
 def test_regimes(key: str) -> None:
     conv = Conv2d.parse(key)
@@ -72,7 +72,7 @@ def test_transforms_of_two_halves_at_a_time() -> None:
     check(conv, in_turn(conv))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_supported_is_lowered(dtype: str, activation: str) -> None:
@@ -114,7 +114,7 @@ DEPTHS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", DEPTHS)
 def test_slabs_and_stages(kind: str) -> None:
     """Copies run one, two and three steps ahead, of one slab and two, and of more than there are."""
@@ -142,7 +142,7 @@ HALO_TILES = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("key", "halo tile", "windows"), [case[:3] for case in HALO_TILES])
 def test_halo_tiles(key: str, halo_tile: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
@@ -224,6 +224,7 @@ def test_wide_stores_are_wide() -> None:
 # --- an activation that is not exact
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", ["n1-c12x7x9-k18x3x3-p1-bias-add-silu", "n1-c16x7x8-k16x3x3-p1-float16-NHWC-bias-silu"])
 def test_silu(key: str) -> None:
     """Its exponential is rounded: a few units in the last place of the output's type, or of float32 beside zero."""

@@ -64,7 +64,7 @@ EXACT = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXACT)
 def test_outputs_are_exact(name: str) -> None:
     key, one = EXACT[name]
@@ -80,6 +80,7 @@ LAST = "n2-c64x12x16-k64x3x3-p1-float16-NHWC"
 FIRST = "n2-c64x12x16-k64x3x3-p1-float16"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("key", "what"),
     [

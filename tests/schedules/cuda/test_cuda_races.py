@@ -46,6 +46,7 @@ def goes_wrong(kind: str, edit: Callable[[str], str]) -> bool:
     return emulated.goes_wrong(Conv2d.parse(key), kernel, edit, SEEDS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KERNELS)
 def test_kernels_as_they_are_go_right(kind: str) -> None:
     assert not goes_wrong(kind, str)
@@ -64,13 +65,13 @@ def test_every_wait_is_in_the_table(kind: str) -> None:
     assert ("im2win::wgmma_" in kernel) == tile.warpgroup == kind.startswith("warpgroups")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("kind", "number"), [(kind, i) for kind, row in KERNELS.items() for i in range(len(row[2]))])
 def test_every_barrier_is_needed(kind: str, number: int) -> None:
     assert goes_wrong(kind, without_barrier(number)), f"{kind}: right without the barrier behind which {KERNELS[kind][2][number]}"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("edit", [without_wait, waiting_for_one_less], ids=["none", "one less"])
 @pytest.mark.parametrize("kind", [kind for kind in KERNELS if kind != "warpgroups, halo tile fetched"])
 def test_every_wait_is_needed(kind: str, edit: Callable[[str], str]) -> None:

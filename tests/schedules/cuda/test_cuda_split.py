@@ -38,6 +38,7 @@ EXACT = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXACT)
 def test_outputs_are_exact(name: str) -> None:
     key, one = EXACT[name]

@@ -159,6 +159,7 @@ LAYERS = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", LAYERS)
 def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
@@ -175,6 +176,7 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
             assert all(tile.product == product and not broken(conv, tile, algorithm) for tile in found)
 
 
+@pytest.mark.slow
 def test_every_layer_of_the_suites_has_a_tile() -> None:
     for suite in SUITES.values():
         for layer in suite.layers():
@@ -184,6 +186,7 @@ def test_every_layer_of_the_suites_has_a_tile() -> None:
 # --- shared memory
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shared_memory_is_what_the_launch_takes(dtype: str, layout: str) -> None:

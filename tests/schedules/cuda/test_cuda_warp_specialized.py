@@ -91,14 +91,14 @@ EXACT = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", EXACT)
 def test_outputs_are_exact(name: str) -> None:
     key, one = EXACT[name]
     check(Conv2d.parse(key), one)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(20))
 def test_any_tile_of_any_problem(seed: int) -> None:
     """Drawn problems and tiles, legal ones; most divide nothing."""
@@ -172,7 +172,7 @@ def test_every_call_is_left_out_once() -> None:
         assert sorted(sites(kind)) == sorted(f"{name} {i}" for name, count in counts.items() for i in range(count))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, counts in SITES.items() for name in counts])
 def test_nothing_can_be_left_out(kind: str, name: str) -> None:
     """Without one of its waits, of what they wait for, or of what is copied, a kernel is wrong for some order of threads, or refused."""
@@ -237,7 +237,7 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", COMPILED)
 def test_nothing_is_spilled_and_products_overlap(name: str, tmp_path: Path) -> None:
     """The assembler says when it keeps sums in memory, or lets every product wait for the one before."""

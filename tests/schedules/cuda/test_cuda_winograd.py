@@ -69,6 +69,7 @@ def test_two_outputs_of_three_taps_are_exact(key: str) -> None:
         assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("taps", FORMS)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_every_form_is_as_accurate_as_float32(taps: int, layout: str) -> None:
@@ -104,6 +105,7 @@ def test_two_outputs_of_three_taps_are_exact_in_halves(key: str) -> None:
         assert not wrong, f"{conv}, seed {seed}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("taps", FORMS)
 def test_halves_are_rounded_in_between(taps: int, layout: str) -> None:
@@ -246,6 +248,7 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
 HALF = CONV.with_(dtype="float16")
 
 
+@pytest.mark.slow
 def test_halves_are_for_accuracy_winograd_only() -> None:
     """With any other no square tile is a candidate, nor legal. (Tiles of rows are: see `test_cuda_winograd_rows`.)"""
     reason = "float16 does not hold transformed tiles as accurately as its tolerance asks; accuracy 'winograd' allows it"

@@ -107,7 +107,7 @@ EPILOGUES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("out, layout", EPILOGUES)
 def test_every_algorithm(out: str, layout: str) -> None:
     """Neither windows nor channels divide; of every algorithm a tile of either unit, in turn."""
@@ -156,6 +156,7 @@ PERSISTENT = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key, shapes", PERSISTENT, ids=[row[0] for row in PERSISTENT])
 def test_blocks_that_stay(key: str, shapes: Sequence[tuple[int, int, int]]) -> None:
     check(Conv2d.parse(key), [("direct/persistent", PersistentTile("wg_s8", *shape, 1, 2, 2)) for shape in shapes])

@@ -67,6 +67,7 @@ EXACT = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("key", "fragment", "block_k"), [row[:3] for row in EXACT])
 def test_kernels_are_their_arithmetic_to_the_last_bit(key: str, fragment: str, block_k: int) -> None:
     """Over the whole range of int8, and where inputs are as large as they can be: nothing overflows. Blocks run in turns."""
@@ -175,6 +176,7 @@ def test_packs_refuse_what_they_are_not_for() -> None:
 # --- who gets it
 
 
+@pytest.mark.slow
 def test_only_who_asks_for_it_gets_it() -> None:
     assert ROW in candidates("auto", CONV, "cuda", "winograd") and ROW not in candidates("auto", CONV, "cuda", "tf32")
     [message] = backend_for(H200, "float32").violations(CONV, ROW, FUSED)

@@ -67,6 +67,7 @@ EXACT = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("key", "fragment", "block_k"), [row[:3] for row in EXACT])
 def test_two_outputs_are_exact(key: str, fragment: str, block_k: int) -> None:
     """Its matrices hold 0, 1 and halves: small integers stay exact. Blocks run in turns."""
@@ -78,6 +79,7 @@ def test_two_outputs_are_exact(key: str, fragment: str, block_k: int) -> None:
     assert not wrong, f"{conv}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_both_forms_keep_their_tolerance(layout: str) -> None:
     conv = Conv2d(2, 24, 11, 13, 16, 3, padding=1, layout=layout, dtype="float16", bias=True, residual=True, activation="silu")
@@ -323,6 +325,7 @@ def test_an_illegal_tile_is_not_lowered() -> None:
         cuda_lowering.lower(CONV, ROWS["winograd/tensor_cores"], replace(FUSED, wave=16), H200)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fusion", ["none", "shmem", "llc"])
 def test_libraries_hold_the_kernels(fusion: str, tmp_path: Path) -> None:
     """Machine code for sm_90a, and what `runtime.cuda.Kernels` looks for."""
