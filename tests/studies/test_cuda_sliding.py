@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from emulated import Emulated, Made, combined, differences, expected, typed
 from oracle import exact_tensors
-from paths import ROOT
+from scripts import script
 
 from im2win.bench import cuda_builds, cuda_harness
 from im2win.bench.cuda_harness import Subject
@@ -26,7 +25,6 @@ from im2win.reports.tables import ReportError, fill
 from im2win.schedules.studies import sliding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
-from im2win.studies import gpu_study
 from im2win.studies import sliding as cuda_sliding
 from im2win.studies.sliding import SlidingRecipe
 
@@ -193,10 +191,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    script = _script()
+    study = script("benchmarks/sliding_window.py")
     file = tmp_path / "studies" / "nvidia-h200" / "sliding-window.json"
     monkeypatch.setattr(sys, "argv", ["sliding_window.py", "--json", str(file), "--layers", "image128_s1,image128_s3", "--rounds", "3"])
-    script.main()
+    study.main()
     study = json.loads(file.read_text())
     entries = {(entry["stride"], entry["form"], entry["block"]): entry for entry in study["entries"]}
     assert len(entries) == len(study["entries"]) == 2 * (2 * 5 + 2 + 2)
@@ -212,30 +210,6 @@ def test_the_script_writes_what_the_table_shows(fake_gpu: None, tmp_path: Path, 
     assert "| 8x8 | 8.000 | 8.000 | 4.000 | 4.000 |" in text and "NVIDIA H200 (`nvidia-h200`)" in text
 
 
-def _script() -> Any:
-    """benchmarks/sliding_window.py as a module."""
-    spec = importlib.util.spec_from_file_location("sliding_window", ROOT / "benchmarks" / "sliding_window.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--blocks", "4,x"], "argument --blocks: invalid edges value: '4,x'"),
-        (["--layers", "image9"], "`--layers` (='image9') must name layers of the workload"),
-        (["--rounds", "0"], "`rounds` (=0) must be at least 1"),
-    ],
-)
-def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["sliding_window.py", "--json", "never.json", *words])
-    with pytest.raises(SystemExit) as ended:
-        _script().main()
-    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_without_a_study_a_text_keeps_what_it_says_if_it_may() -> None:
     text = "<!-- table?:sliding-window -->\nNot measured yet.\n<!-- /table -->"
     assert fill(text, {}) == text
@@ -248,16 +222,3 @@ def test_bad_arguments_are_named() -> None:
         cuda_sliding.run([])
     with pytest.raises(ValueError, match=r"`rounds` \(=0\)"):
         cuda_sliding.run(list(suite("sliding"))[:1], rounds=0)
-
-
-def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def none(bench: Any, accuracy: str) -> Iterator[None]:
-        raise RuntimeError("CUDA out of memory")
-        yield
-
-    monkeypatch.setattr(gpu_study, "cudnn_subjects", none)
-    with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
-        names = [name for name, _ in peers]
-        _, failed = cuda_harness.prepared(peers[2:])
-    assert names == ["torch_nchw", "torch_nhwc", "cudnn_all"] and failed == {"cudnn_all": "CUDA out of memory"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import ROOT
+from scripts import script
 
 from im2win.bench import cuda_builds, cuda_harness
 from im2win.bench.cuda_builds import TileRecipe
@@ -22,7 +21,6 @@ from im2win.reports import winograd_tc as fused_report
 from im2win.reports.tables import fill, plot_all
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
-from im2win.studies import gpu_study
 from im2win.studies import winograd_tc as cuda_fused_study
 from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
 from im2win.studies.winograd_tc import FORMS, INT8_FORMS, integers, recipes
@@ -74,15 +72,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_harness, "sample", lambda bench, call: call())
 
 
-def _script() -> Any:
-    """benchmarks/winograd_tensor_cores.py as a module."""
-    spec = importlib.util.spec_from_file_location("winograd_tensor_cores", ROOT / "benchmarks" / "winograd_tensor_cores.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
 @pytest.mark.slow
 def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
@@ -90,7 +79,7 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     file = tmp_path / "studies" / "nvidia-h200" / "winograd-tensor-cores.json"
     words = ["--json", str(file), "--layers", layer, "--tries", "2", "--rounds", "3"]
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
-    _script().main()
+    script("benchmarks/winograd_tensor_cores.py").main()
     study = json.loads(file.read_text())
     assert {entry["batch"] for entry in study["entries"]} == {1, 16}
     assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2 + 1 + 3)
@@ -114,7 +103,7 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
         return real(part, conv, ours, libraries, forms, *rest)
 
     monkeypatch.setattr(cuda_fused_study, "time_part", spy)
-    _script().main()
+    script("benchmarks/winograd_tensor_cores.py").main()
     assert json.loads(file.read_text())["entries"] == study["entries"] and not timed
     _an_older_study_gets_what_it_lacks(file, study, forms, tmp_path)
     assert timed == [(REQUANTISED,)] * 4
@@ -132,7 +121,7 @@ def _an_older_study_gets_what_it_lacks(file: Path, study: dict[str, Any], forms:
     file.write_text(json.dumps({**study, "entries": older, "versions": {**study["versions"], "system": "another kernel"}}))
     text = fill("<!-- table:winograd-tensor-cores -->\n<!-- /table -->", {}, studies.load_all(folder / "results"))
     assert f"| NCHW | 1 | 224x224 | {forms} 8.00 | 4.00 | 4.00 | 2.00 |" in text and "int8 to int8" not in text
-    _script().main()
+    script("benchmarks/winograd_tensor_cores.py").main()
     entries = json.loads(file.read_text())["entries"]
     assert entries[: len(older)] == older and len(entries) == len(study["entries"])
     assert all(entry["form"].startswith(REQUANTISED) and "out.int8" in entry["conv"] for entry in entries[len(older) :])
@@ -142,7 +131,7 @@ def _forms_that_were_taken_out_are_timed_again(file: Path, study: dict[str, Any]
     """By themselves, without peers."""
     rest = [entry for entry in study["entries"] if entry["form"] != "pkf-shmem-16"]
     file.write_text(json.dumps({**study, "entries": rest}))
-    _script().main()
+    script("benchmarks/winograd_tensor_cores.py").main()
     entries = json.loads(file.read_text())["entries"]
     assert entries[: len(rest)] == rest and [entry["form"] for entry in entries[len(rest) :]] == ["pkf-shmem-16"] * 8
 
@@ -170,38 +159,11 @@ def test_int8_has_tiles_of_every_form() -> None:
         assert all(one.conv.dtype == "int8" for one in found.values() if isinstance(one, TileRecipe))
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--batches", "1,x"], "argument --batches: invalid numbers value: '1,x'"),
-        (["--layers", "map9"], "`--layers` (='map9') must name layers of the workload"),
-        (["--tries", "0"], "`tries` (=0) and `rounds` (=15) must be at least 1"),
-    ],
-)
-def test_bad_words_are_one_line(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", "--json", "never.json", *words])
-    with pytest.raises(SystemExit) as ended:
-        _script().main()
-    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_layers_that_the_row_does_not_compute_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"must be of the row winograd/tensor_cores: .* multiplies float16 or int8, not float32"
     ):
         cuda_fused_study.run(list(suite("winograd64"))[:1])
-
-
-def test_cudnn_without_memory_for_its_workspace_costs_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextlib.contextmanager
-    def none(bench: Any, accuracy: str) -> Iterator[None]:
-        raise RuntimeError("CUDA out of memory")
-        yield
-
-    monkeypatch.setattr(gpu_study, "cudnn_subjects", none)
-    with gpu_study.every_peer(None) as peers:  # type: ignore[arg-type]
-        _, failed = cuda_harness.prepared(peers[2:])
-    assert failed == {"cudnn_all": "CUDA out of memory"}
 
 
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
-from paths import ROOT
+from scripts import script
 from torch import Tensor, nn
 
 
@@ -53,8 +52,4 @@ class Residual(nn.Module):
 
 def resnet(depth: int, classes: int = 10) -> Any:
     """The ResNet of examples/05_pytorch_resnet.py."""
-    spec = importlib.util.spec_from_file_location("example_resnet", ROOT / "examples" / "05_pytorch_resnet.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.resnet(depth, classes)
+    return script("examples/05_pytorch_resnet.py").resnet(depth, classes)
