@@ -90,9 +90,9 @@ def test_formulas_hold_for_the_buffers_of_a_kernel(conv: Conv2d, name: str) -> N
             beyond = windows - 1 if plan.matrix else 0  # of the last tile, beyond the line
             assert staged * outputs <= row.scheduler.row_block_elements(conv, tile.row_block) * (outputs + beyond) * conv.itemsize, tile
             assert bool(staged) == (plan.where == "row_block"), tile
-        assert set(buffers) <= {"rows", "turned"}, tile
+        assert set(buffers) <= {"rows", "transposed"}, tile
         assert buffers.get("rows", 0) <= (outputs + tile.cols - 1) * tile.block * conv.itemsize, tile
-        assert buffers.get("turned", 0) <= (outputs + line + tile.lanes) * tile.lanes * conv.itemsize, tile
+        assert buffers.get("transposed", 0) <= (outputs + line + tile.lanes) * tile.lanes * conv.itemsize, tile
         private = sum(buffers.values()) + (staged if plan.where == "row_block" else 0)
         copies = host().threads + (conv.out_channels // conv.groups % tile.block > 0)  # the rest of a parallel loop has its own
         assert total <= row.transform_bytes(conv) + copies * private, tile

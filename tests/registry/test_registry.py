@@ -73,7 +73,7 @@ def test_every_block_of_a_plan_exists(name: str) -> None:
         arguments = row.define(conv, FilterPack(4), 1)
         assert len(arguments) == len(conv.arguments)
         sch, plan = s_tir.Schedule(te.create_prim_func(arguments)), row.plan(conv)
-        blocks = [nest.CONV, nest.ROWS, nest.OUT, *([nest.TURNED] if conv.residual else []), *([plan.stage] if plan.stage else [])]
+        blocks = [nest.CONV, nest.ROWS, nest.OUT, *([nest.TRANSPOSED] if conv.residual else []), *([plan.stage] if plan.stage else [])]
         for block in blocks:
             sch.get_sblock(block)  # raises where there is none
         present = {str(sch.get(child).name_hint) for child in sch.get_child_blocks(sch.get_sblock("root"))}

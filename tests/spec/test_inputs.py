@@ -335,7 +335,7 @@ FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest a folder", lambda f: (manifest_path(f).unlink(), manifest_path(f).mkdir()), "conv.so.json: not a readable manifest"),
     ("manifest of something else", lambda f: manifest_path(f).write_text('{"name": "model"}'), "not a manifest of im2win"),
     ("manifest a list", lambda f: manifest_path(f).write_text("[]"), "not a manifest of im2win"),
-    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 4; build the library again"),
+    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 5; build the library again"),
     ("manifest without problem", lambda f: edit(f, conv="conv1"), "key 'conv1' must look like"),
     ("manifest with a bad problem", lambda f: edit(f, conv="n0-c1x1x1-k1x1x1"), "`batch` (=0) must be at least 1"),
     ("manifest with a bad block", lambda f: edit(f, pack={**PACK, "block": "wide"}), "`block` (='wide') must be of type int"),

@@ -214,13 +214,13 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)
     older = json.loads(good[manifest])
+    for wrong in (None, [1], [{"conv": 1}], 7):
+        manifest.write_text(json.dumps({**older, "schema": 2, "layers": wrong}))
+        fails("not a manifest of im2win")
     for schema in (1, 2):
-        renamed = [{"rung" if name == "tier" and schema == 1 else name: value for name, value in one.items()} for one in older["layers"]]
-        manifest.write_text(json.dumps({**older, "schema": schema, "layers": renamed}))
+        layers = [{"rung" if name == "tier" and schema == 1 else name: value for name, value in one.items()} for one in older["layers"]]
+        manifest.write_text(json.dumps({**older, "schema": schema, "layers": layers}))
         assert im2win.load_model(path).batches == (1, 2, 4), "manifests of older schemas are read"
-        for wrong in (None, [1], [{"conv": 1}], 7):
-            manifest.write_text(json.dumps({**older, "schema": schema, "layers": wrong}))
-            fails("not a manifest of im2win")
 
 
 def test_without_the_compiler(buckets: tuple[Any, Any], tmp_path: Path) -> None:

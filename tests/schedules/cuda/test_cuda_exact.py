@@ -143,7 +143,7 @@ HALO_TILES = (
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("key", "halo tile", "windows"), [case[:3] for case in HALO_TILES])
+@pytest.mark.parametrize(("key", "halo_tile", "windows"), [case[:3] for case in HALO_TILES])
 def test_halo_tiles(key: str, halo_tile: tuple[int, int, int], windows: int) -> None:
     conv = Conv2d.parse(key)
     kinds = {product: (64, 3) if PRODUCTS[product].unit == "warpgroup" else (windows, 2) for product in products(conv, H200)}
