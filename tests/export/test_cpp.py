@@ -54,6 +54,7 @@ def refused(folder: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_refusals(built: Path) -> None:
     """A file cut short, of something else or missing, and filters packed for another library: an error, never wrong numbers."""
     folder = built / "copy"

@@ -114,6 +114,7 @@ def test_modules_that_write_into_what_is_between() -> None:
     assert fused(Net(lambda y: y * y.add_(3).clamp(0, 6) / 6)) == (), "the factor has changed, too"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("word", WORDS)
 def test_optimized_modules(word: str, tmp_path: Any) -> None:
     """Fused, in one kernel, also where it is compiled from an exported program."""
