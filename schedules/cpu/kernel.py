@@ -39,7 +39,7 @@ class Plan:
     """What the schedule must know of an algorithm.
 
     stage: name of the block that transforms the input; None if there is none.
-    where: "root" stores the whole transformed tensor, "row block" that of one block of output rows beside the product, "inline" none of it.
+    where: "root" stores the whole transformed tensor, "row_block" that of one block of output rows beside the product, "inline" none of it.
     matrix: whether the product takes windows as columns of a matrix, without rows of the output.
     fused: axes of the stage that fuse several axes: (axis, letters of the inner ones), u kernel row, v kernel column, x output column.
         Splitting them leaves plain rows to copy instead of a division for every element.

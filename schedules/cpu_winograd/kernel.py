@@ -7,7 +7,7 @@ Vectors of output channels are then transformed back and written, transposed to 
 
     parallel (channel pass, images, row block)            # row block: some rows of tiles
         for channel vector
-            transposed, padded                                # input rows, transposed
+            transposed, padded                            # input rows, transposed
             for tile row: down; input = down across       # V[channel vector][i][j][tile][channel]
         for channel block in pass
             for i, j, tiles of the register tile

@@ -35,8 +35,8 @@ def assert_kernels(code: bytes, names: set[str]) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_gathers_patches_and_transforms(product: str, layout: str) -> None:
-    """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts. Patches of two algorithms in turn."""
+def test_gathers_halo_tiles_and_transforms(product: str, layout: str) -> None:
+    """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts. Halo tiles of two algorithms in turn."""
     dtype = PRODUCTS[product].dtype
     activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)

@@ -112,7 +112,8 @@ def test_what_filters_in_steps_gained() -> None:
     assert f"its best takes {one} of the time with one image, {some} with 32 and {many} with 128" in text
     counts = [len(shares) for shares in gained.values()]
     assert f"(geometric means of {counts[0]}, {counts[1]} and {counts[2]} layers of ResNet-50 and papers12, float16)" in text
-    assert f"tiles that share sums take {geometric_mean(summed):.2f} of the time of the best that do not ({len(summed)} layers)" in text
+    share = f"{geometric_mean(summed):.2f}"
+    assert f"tiles that share accumulators take {share} of the time of the best that do not ({len(summed)} layers)" in text
     taps = []
     for key in ("n128-c512x7x7-k512x3x3", "n128-c256x12x12-k512x3x3", "n128-c256x14x14-k256x3x3", "n32-c256x14x14-k256x3x3-p1"):
         best = best_streamed(f"{key}-float16-NHWC", tma_boxes="taps")

@@ -333,6 +333,10 @@ def test_libraries_of_an_older_schema_load(tmp_path: Path) -> None:
         manifest_path(path).write_text(json.dumps({**third, **wrong}))
         with pytest.raises(ArtefactError, match="schema 3 is not"):
             im2win.load(path)
+    del fourth["tile"]
+    manifest_path(path).write_text(json.dumps(fourth))
+    with pytest.raises(ArtefactError, match="schema 4 is not"):
+        im2win.load(path)
 
 
 def test_manifest_is_readable(tmp_path: Path) -> None:

@@ -44,12 +44,12 @@ def staged(threads: int) -> Kernel:
     first = f"(((step * {threads}) + {TX}))"
     place = f"(((({first} / 16) * {COLUMNS}) + ({X} * 16)) + ({first} % 16))"
     other = first.replace(TX, f"({threads - 1} - {TX})")
-    transposed = place.replace(TX, f"({threads - 1} - {TX})")
+    mirrored = place.replace(TX, f"({threads - 1} - {TX})")
     body = (
         f"  __shared__ alignas(64) float data_shared[{ROWS * 16}];\n"
         f"  for (int step = 0; step < {steps}; ++step) {{\n    data_shared[{first}] = data_ptr[{place}];\n  }}\n  __syncthreads();\n"
         f"  for (int step = 0; step < {steps}; ++step) {{\n"
-        f"    V_ptr[{transposed}] = ((data_shared[{other}] * 2.0f) + ((float)({other} / 16)));\n  }}\n"
+        f"    V_ptr[{mirrored}] = ((data_shared[{other}] * 2.0f) + ((float)({other} / 16)));\n  }}\n"
     )
     return Kernel(body, (COLUMNS // 16, 1, 1), threads)
 
@@ -66,9 +66,9 @@ def sums(x: str, y: str, grid: tuple[int, int, int], barrier: bool = False, more
         body += f"    sum[0] = (sum[0] + (V_ptr[((e * {COLUMNS}) + {far})] * 0.0f));\n"
     body += "  }\n"
     if barrier:
-        transposed = f"(63 - {TX})"
-        body = f"  __shared__ alignas(64) float sums_shared[64];\n{body}  sums_shared[{transposed}] = sum[0];\n  __syncthreads();\n"
-        body += f"  {store} = (sums_shared[{transposed}] * ((float)({row} + 1)));\n"
+        mirrored = f"(63 - {TX})"
+        body = f"  __shared__ alignas(64) float sums_shared[64];\n{body}  sums_shared[{mirrored}] = sum[0];\n  __syncthreads();\n"
+        body += f"  {store} = (sums_shared[{mirrored}] * ((float)({row} + 1)));\n"
     else:
         body += f"  {store} = (sum[0] * ((float)({row} + 1)));\n"
     return Kernel(body, grid, 64)

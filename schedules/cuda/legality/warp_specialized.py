@@ -79,7 +79,7 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
         (taps > 1 or not single, f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"),
         (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
         (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a tile"),
-        (tile.pingpong == 1 or tile.sum_blocks == 1, f"`pingpong` (={tile.pingpong}) must be 1 where blocks share sums"),
+        (tile.pingpong == 1 or tile.sum_blocks == 1, f"`pingpong` (={tile.pingpong}) must be 1 where blocks share accumulators"),
     ]
 
 

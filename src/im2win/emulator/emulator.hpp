@@ -126,8 +126,8 @@ void copy_box(void* to, const CUtensorMap& map, std::array<int, 4> first, const 
 size_t cluster_rank();
 void cluster_barrier();
 void init_empty_barrier(const void* at, size_t blocks);  // initialises an mbarrier at which so many blocks arrive
-void arrive_cluster(const void* at);                        // arrives at it in all blocks
-void arrive(const void* at);                         // arrives at it in this block
+void arrive_cluster(const void* at);                     // arrives at it in all blocks
+void arrive(const void* at);                             // arrives at it in this block
 void wait_empty_barrier(const void* at, int phase);
 void copy_shared(void* to, const void* from, size_t bytes, size_t expected, const void* at);  // to all blocks; this one expects so many bytes
 void send_shared(void* to, const void* from, size_t bytes, size_t rank, const void* at);  // to another block, which expects the bytes

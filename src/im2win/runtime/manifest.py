@@ -98,8 +98,8 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
         algorithm, schedule = methods.split(values["algorithm"])
         if schedule:
             values = {**values, "schema": 4, "algorithm": algorithm, "schedule": schedule}
-    if values["schema"] == 4:
-        values = {**values, "schema": SCHEMA, "tile": methods.converted_tile(values.get("tile"))}
+    if values["schema"] == 4 and "tile" in values:
+        values = {**values, "schema": SCHEMA, "tile": methods.converted_tile(values["tile"])}
     return values
 
 

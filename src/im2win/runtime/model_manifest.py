@@ -123,7 +123,7 @@ class ModelManifest:
 def _converted(layer: dict[str, Any]) -> dict[str, Any]:
     """A layer of an older schema: schema 1 called the tier a rung, and schemas 1 and 2 had other names for some fields of tiles."""
     values = {"tier" if name == "rung" else name: value for name, value in layer.items()}
-    return {**values, "tile": methods.converted_tile(values.get("tile"))}
+    return {**values, "tile": methods.converted_tile(values["tile"])}
 
 
 def weights_path(library: Path) -> Path:

@@ -214,7 +214,8 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)
     older = json.loads(good[manifest])
-    for wrong in (None, [1], [{"conv": 1}], 7):
+    untiled = [{name: value for name, value in one.items() if name != "tile"} for one in older["layers"]]
+    for wrong in (None, [1], [{"conv": 1}], 7, untiled):
         manifest.write_text(json.dumps({**older, "schema": 2, "layers": wrong}))
         fails("not a manifest of im2win")
     for schema in (1, 2):

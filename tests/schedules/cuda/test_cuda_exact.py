@@ -134,7 +134,7 @@ def test_more_stages_than_steps() -> None:
 
 
 HALO_TILES = (
-    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the halo tile's do not divide"),
+    ("n5-c12x4x5-k16x3x3-p1", (3, 4, 5), 64, "images that the halo tile's number does not divide"),
     ("n2-c12x9x11-k16x3x3-p1", (1, 4, 5), 32, "halo tiles beyond the last row and column, with fewer windows than the block"),
     ("n2-c12x9x11-k16x3x3-s2-p1", (2, 2, 4), 16, "halo tiles of both images with stride 2: exactly the block's windows"),
     ("n2-c12x9x11-k16x3x3-s2x3-p1-d1x2", (2, 3, 1), 16, "halo tiles of a single column"),
