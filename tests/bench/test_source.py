@@ -1,0 +1,79 @@
+"""Digests of the source in result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from im2win.bench import source
+from im2win.registry import sources
+
+
+def _package(root: Path) -> Path:
+    for name in (*source._CHOOSERS, "schedules/cpu/model.py", "schedules/cuda/space/plain.py", "schedules/cuda/loop.py", "bench/cpu.py"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"NAME = {name!r}\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sources, "ROOT", _package(tmp_path / "package"))
+    return tmp_path / "package"
+
+
+def source_now() -> str:
+    return source.source_digest.__wrapped__()
+
+
+def choice_now(target: str) -> str:
+    return source.choice_digest.__wrapped__(target)
+
+
+def test_comments_and_docstrings_do_not_count_and_statements_do(package: Path) -> None:
+    before, path = source_now(), package / "bench/cpu.py"
+    path.write_text('"""Text."""\n' + path.read_text() + "# a comment\n", encoding="utf-8")
+    assert source_now() == before
+    path.write_text(path.read_text() + "OTHER = 1\n", encoding="utf-8")
+    assert source_now() != before
+
+
+def test_files_behind_linked_folders_count(package: Path, tmp_path: Path) -> None:
+    before, elsewhere = source_now(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "more.py").write_text("MORE = 1\n", encoding="utf-8")
+    (package / "linked").symlink_to(elsewhere)
+    assert source_now() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("schedules/cpu/model.py", ("cpu",)),
+        ("schedules/cuda/space/plain.py", ("cuda",)),
+        ("registry/ranking.py", ("cpu", "cuda")),
+        ("schedules/cuda/loop.py", ()),  # generates a kernel and chooses nothing
+        ("bench/cpu.py", ()),
+    ],
+)
+def test_what_chooses_counts_for_its_target(package: Path, name: str, changed: tuple[str, ...]) -> None:
+    before = {target: choice_now(target) for target in sources.TARGETS}
+    (package / name).write_text("CHANGED = True\n", encoding="utf-8")
+    assert tuple(target for target in sources.TARGETS if choice_now(target) != before[target]) == changed
+
+
+def test_every_file_named_a_chooser_exists() -> None:
+    assert all((sources.ROOT / name).is_file() for name in source._CHOOSERS)
+    assert all((sources.ROOT / name).is_dir() for names in source._SPACES.values() for name in names)
+
+
+def test_stale_names_what_changed() -> None:
+    today = source.digests("cpu")
+    assert source.stale(today, "cpu") is None
+    assert source.stale({**today, "source": "other"}, "cpu") is None  # other code, but the same kernels and choices
+    assert source.stale({}, "cpu") == "no digest"
+    assert source.stale({**today, "kernels": "other"}, "cpu") == "other kernels"
+    assert source.stale({**today, "kernels": "x", "choice": "y"}, "cpu") == "other kernels and choice"
+    assert source.stale(today, "cuda") is not None
