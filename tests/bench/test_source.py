@@ -69,11 +69,11 @@ def test_every_file_named_a_chooser_exists() -> None:
     assert all((sources.ROOT / name).is_dir() for names in source._SPACES.values() for name in names)
 
 
-def test_stale_names_what_changed() -> None:
-    today = source.digests("cpu")
-    assert source.stale(today, "cpu") is None
-    assert source.stale({**today, "source": "other"}, "cpu") is None  # other code, but the same kernels and choices
-    assert source.stale({}, "cpu") == "no digest"
-    assert source.stale({**today, "kernels": "other"}, "cpu") == "other kernels"
-    assert source.stale({**today, "kernels": "x", "choice": "y"}, "cpu") == "other kernels and choice"
-    assert source.stale(today, "cuda") is not None
+@pytest.mark.parametrize("target", sources.TARGETS)
+def test_stale_names_what_changed(target: str) -> None:
+    today = source.digests(target)
+    assert source.stale(today) is None
+    assert source.stale({**today, "source": "other"}) is None  # other code, but the same kernels and choices
+    assert source.stale({}) == "no digest"
+    assert source.stale({**today, "kernels": "other"}) == "other kernels"
+    assert source.stale({**today, "kernels": "x", "choice": "y"}) == "other kernels and choice"

@@ -9,11 +9,10 @@ import functools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from im2win.registry import sources
 
-SOURCE, KERNELS, CHOICE = "source", "kernels", "choice"
+TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
 
 _SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
 # What chooses algorithms and tiles, as paths below the package: files among these folders that `sources.chooses` names, and these files.
@@ -36,11 +35,11 @@ def choice_digest(target: str) -> str:
 
 
 def digests(target: str) -> dict[str, str]:
-    """What a result file carries: the digests of the whole source, of what generates kernels for the target, and of what chooses them."""
-    return {SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: choice_digest(target)}
+    """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them."""
+    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: choice_digest(target)}
 
 
-def stale(found: Mapping[str, Any], target: str) -> str | None:
+def stale(found: Mapping[str, str]) -> str | None:
     """Why a result file is older than the kernels it times, or None if it is not.
 
     Args:
@@ -48,7 +47,7 @@ def stale(found: Mapping[str, Any], target: str) -> str | None:
     """
     if not found:
         return "no digest"
-    today = digests(target)
+    today = digests(found[TARGET])
     changed = [name for name in (KERNELS, CHOICE) if found.get(name) != today[name]]
     return f"other {' and '.join(changed)}" if changed else None
 
