@@ -20,8 +20,8 @@ FILES = {path.relative_to(ROOT).as_posix(): path for kind in ("results", "studie
 
 INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "studies/amd-epyc-znver5-2t"
 
-# Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before files
-# held digests, so that nothing proves which kernels they timed.
+# Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
+# files held digests, so that nothing proves which kernels they timed.
 STALE = {
     f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
     f"{INTEL}/papers12-float32-b1.json": "no digest",

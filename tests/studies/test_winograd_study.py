@@ -166,6 +166,13 @@ def test_layers_that_the_row_does_not_compute_are_named() -> None:
         cuda_fused_study.run(list(suite("winograd64"))[:1])
 
 
+def test_an_interrupted_study_goes_on_with_the_same_kernels_only() -> None:
+    head = {"study": "s", "device": "d", "versions": {"system": "one"}, "digests": {"target": "cuda", "source": "1", "kernels": "2", "choice": "3"}}
+    assert winograd_tc._same(head, {**head, "versions": {"system": "two"}, "digests": {**head["digests"], "source": "other"}})
+    assert not winograd_tc._same(head, {**head, "digests": {**head["digests"], "kernels": "other"}})
+    assert not winograd_tc._same({name: value for name, value in head.items() if name != "digests"}, head)
+
+
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     conv = Conv2d.parse("n1-c64x224x224-k64x3x3-p1-float16")
     ours = {one: recipe for one, recipe in recipes(conv, H200, 1).items() if one[0] != PROTOTYPE}
