@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from scripts import script
 
+import im2win
 from im2win.bench import source
 from im2win.registry import sources
+from im2win.studies.entries import SCHEMA
 
 
 def _package(root: Path) -> Path:
@@ -77,3 +83,25 @@ def test_stale_names_what_changed(target: str) -> None:
     assert source.stale({}) == "no digest"
     assert source.stale({**today, "kernels": "other"}) == "other kernels"
     assert source.stale({**today, "kernels": "x", "choice": "y"}) == "other kernels and choice"
+
+
+def test_the_study_of_searches_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, path = script("benchmarks/search_quality.py"), tmp_path / "search.json"
+    monkeypatch.setattr(module, "study", lambda *_: {"short_ms": 1.0, "long_ms": 1.0})
+    monkeypatch.setattr(sys, "argv", ["search_quality.py", "--json", str(path), "n1-c8x8x8-k8x3x3"])
+    module.main()
+    written = json.loads(path.read_text())
+    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu")
+
+
+def test_the_study_of_models_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx")
+    module, path = script("benchmarks/models.py"), tmp_path / "models.json"
+    row = SimpleNamespace(model="m", ours_ms=1.0, inside_ms=None, ratio=2.0, peers={}, peers_failed={}, failed=None, inside_failed=None)
+    row.as_dict = lambda: {"model": "m"}
+    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: None)
+    monkeypatch.setattr(module, "measure", lambda *_, **__: row)
+    monkeypatch.setattr(sys, "argv", ["models.py", "--json", str(path), "m.onnx"])
+    module.main()
+    written = json.loads(path.read_text())
+    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu") and written["models"] == [{"model": "m"}]
