@@ -64,7 +64,7 @@ def bench(
     from im2win.bench import cpu as benchmark
 
     names = _names(algorithms)
-    how = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads}
+    how: dict[str, object] = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads}
     how |= {"target": target if target != "cpu" else None, "accuracy": accuracy if accuracy != "float32" else None}
     how["logs"] = logs if logs != options.DEFAULT_LOGS else None
     for name in names:
