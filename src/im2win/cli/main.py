@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -18,7 +18,6 @@ BAD_INPUT, INTERRUPTED = 2, 130
 app = typer.Typer(
     name="im2win",
     help="The fastest correct convolution for a layer on this machine, with the memory it costs, ready to deploy.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
+        print(end="", flush=True)  # here, where a closed pipe is understood, not when the interpreter ends
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of the output closed it, as in `im2win layers resnet50 | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as ended:  # the parser and rich's console turn a closed pipe into status 1; completion ends so, too
+        if isinstance(ended.__context__, BrokenPipeError):
+            _closed()
+        raise
+    except BrokenPipeError:
+        _closed()
     except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
             raise  # not one of im2win's messages to the user, but a defect
@@ -64,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"im2win: {_line(error)}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _closed() -> NoReturn:
+    """Ends as if all were printed: the reader of the output had enough, as in `im2win layers resnet50 | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    sys.exit(0)
 
 
 def _line(error: Exception) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from im2win.bench.results import SLOWER, slower_choices, summarise
-from im2win.cli.commands import options, tables, workload
+from im2win.cli.commands import options, outputs, tables, workload
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -30,7 +30,7 @@ AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm
 def bench(
     what: options.What,
     against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = PEERS,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.", callback=outputs.file)] = None,
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
@@ -45,7 +45,9 @@ def bench(
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
-    tvm_cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.")] = None,
+    tvm_cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.", callback=outputs.folder)
+    ] = None,
 ) -> None:
     """Time im2win's kernels and other libraries on the same layers, in interleaved rounds, with each output checked."""
     from im2win.registry.backends import check_target

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables, workload
+from im2win.cli.commands import options, outputs, tables, workload
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def build(
     what: options.What,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the libraries; made if it does not exist.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the libraries; made if it does not exist.", callback=outputs.folder)],
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithm: options.Algorithm = "auto",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from im2win.cli.commands import options, tables
+from im2win.cli.commands import options, outputs, tables
 from im2win.spec import methods
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _rows(log: Log, device: str | None) -> Iterator[list[object]]:
 @app.command()
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders to read.")],
-    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets what it does not hold yet.")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets what it does not hold yet.", callback=outputs.folder)],
 ) -> None:
     """Copy every record of the sources into another folder; equal records are kept once."""
     from im2win.records.log import Log

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
+
+from im2win.cli.commands import completion, outputs
+from im2win.spec import accuracy
 
 DEFAULT_LOGS = Path("tuning_logs")
 ACCURACY = (
@@ -14,16 +17,28 @@ ACCURACY = (
 )
 
 WHAT = "A named suite, an ONNX file, a file of captured layers or the key of one layer."
-What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|LAYERS.jsonl|KEY", help=WHAT)]
+What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|LAYERS.jsonl|KEY", help=WHAT, autocompletion=completion.suites)]
 Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
 Layers = Annotated[str | None, typer.Option(metavar="A,B", help="Only these layers, by name.")]
-Algorithm = Annotated[str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.")]
+Algorithm = Annotated[
+    str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.", autocompletion=completion.algorithms)
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this process may use if not said.")]
-Target = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or int8, instead of what the suite or model says.")]
+Target = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=completion.choices("cpu", "cuda"))]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, float16 or int8, instead of what the suite or model says.",
+        autocompletion=completion.choices("float32", "float16", "int8"),
+    ),
+]
 OutDtype = Annotated[
     str | None, typer.Option("--out-dtype", help="Of outputs of int8: int32, or int8, float16 or float32, with a scale for every channel.")
 ]
-Layout = Annotated[str | None, typer.Option(help="NCHW or NHWC, instead of what the suite or model says.")]
-Accuracy = Annotated[str, typer.Option(help=ACCURACY)]
+Layout = Annotated[
+    str | None,
+    typer.Option(help="NCHW or NHWC, instead of what the suite or model says.", autocompletion=completion.choices("NCHW", "NHWC")),
+]
+Accuracy = Annotated[str, typer.Option(help=ACCURACY, autocompletion=completion.choices(*get_args(accuracy.Accuracy)))]
 Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]
+WrittenLogs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.", callback=outputs.folder)]

@@ -31,7 +31,7 @@ def tune(
     layers: options.Layers = None,
     trials: Annotated[int, typer.Option(help="Candidates measured for each layer.")] = 64,
     algorithm: options.Algorithm = "auto",
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.WrittenLogs = options.DEFAULT_LOGS,
     seed: Annotated[int, typer.Option(help="The same seed gives the same candidates.")] = 0,
     threads: options.Threads = None,
     target: options.Target = "cpu",
