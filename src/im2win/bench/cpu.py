@@ -130,9 +130,9 @@ def run(
         ValueError: an unknown peer, no layers, or `rounds` below 1. A subject that fails is a message in its row instead.
     """
     if not layers:
-        raise ValueError("bench: `layers` must name at least one layer.")
+        raise ValueError("`layers` must name at least one layer.")
     if rounds < 1:
-        raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
+        raise ValueError(f"`rounds` (={rounds}) must be at least 1.")
     folder = None if logs is None else Path(logs)
     ours = Ours(folder, algorithm, tuned, accuracy=accuracy)
     field = list(subjects) if subjects is not None else _field(ours, untuned)

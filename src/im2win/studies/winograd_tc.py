@@ -186,10 +186,10 @@ def run(
         ToolchainError: there is no CUDA compiler.
     """
     if not layers or tries < 1 or rounds < 1:
-        raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
+        raise ValueError(f"`layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
     for layer in layers:
         if (reason := schedule_of(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
-            raise ValueError(f"winograd: `layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
+            raise ValueError(f"`layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("float32")

@@ -83,7 +83,7 @@ def _sizes(batches: Sequence[int] | None) -> list[int | None]:
         return [None]
     sizes = sorted(set(batches))
     if not sizes or len(sizes) > _MANY or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"compile_model: `batches` (={batches!r}) must be 1 to {_MANY} integers, each at least 1.")
+        raise ValueError(f"`batches` (={batches!r}) must be 1 to {_MANY} integers, each at least 1.")
     return list(sizes)
 
 

@@ -94,14 +94,14 @@ def for_onnxruntime(
     """
     accuracy, untuned = checked_accuracy(accuracy), checked_untuned(untuned)
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ValueError(f"for_onnxruntime: `batch` (={batch!r}) must be an integer, at least 1.")
+        raise ValueError(f"`batch` (={batch!r}) must be an integer, at least 1.")
     written, linked = _files(source, path, library)
     compiler_on_path()
     machine = device_for("cpu", threads)
     assert isinstance(machine, Machine)
     label, model = read(source)
     if any(node.domain == DOMAIN for node in model.graph.node):
-        raise ModelError(f"for_onnxruntime: `source` (={label}) must be a model as it was; it has been rewritten already.")
+        raise ModelError(f"`source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
     reasons = [f"{one.name}: {one.reason}" for one in left]
     kept: list[Replaceable] = []
@@ -134,7 +134,7 @@ def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike
     linked = written.with_suffix(".so") if library is None else Path(library)
     given = [Path(source)] if isinstance(source, (str, os.PathLike)) else []
     if len({one.resolve() for one in (*given, written, linked)}) < 2 + len(given):
-        raise ValueError(f"for_onnxruntime: `path` (={written}), `library` (={linked}) and the model must be different files.")
+        raise ValueError(f"`path` (={written}), `library` (={linked}) and the model must be different files.")
     return written, linked
 
 
