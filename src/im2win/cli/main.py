@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from im2win import __version__
-from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, tune
+from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, bench.bench, ablation.ablation,
-    report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, runtime.runtime,
+    bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)
