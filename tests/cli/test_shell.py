@@ -42,7 +42,9 @@ def test_a_wrong_word_still_fails_with_a_closed_pipe() -> None:
     os.close(reading)
     with open(writing, "wb") as closed:
         done = subprocess.run([*MODULE, "nosuch"], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
+        unread = subprocess.run([*MODULE, "nosuch"], stdout=subprocess.PIPE, stderr=closed, text=True, timeout=60)
     assert done.returncode == 2 and "No such command 'nosuch'" in done.stderr
+    assert unread.returncode == 2 and unread.stdout == ""
 
 
 # --- completion ----------------------------------------------------------------------------------------------------

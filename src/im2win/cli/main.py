@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -62,17 +62,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
             raise  # not one of im2win's messages to the user, but a defect
-        if "--debug" in words:
-            traceback.print_exc()
-        print(f"im2win: {_line(error)}", file=sys.stderr)
+        try:
+            if "--debug" in words:
+                traceback.print_exc()
+            print(f"im2win: {_line(error)}", file=sys.stderr)
+        except BrokenPipeError:  # nobody reads the message; the status tells
+            _discard(sys.__stderr__)
         sys.exit(BAD_INPUT)
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _closed() -> NoReturn:
     """Ends as if all were printed: the reader of the output had enough, as in `im2win layers resnet50 | head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    _discard(sys.__stdout__)
     sys.exit(0)
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Sends what is still to be written to a stream nowhere, so that the interpreter's end does not fail on it."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _line(error: Exception) -> str:
