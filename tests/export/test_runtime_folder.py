@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm_ffi
 from model_graphs import classifier, compiled, integers
 from paths import ROOT
 
 import im2win
 from im2win.export import runtime
 from im2win.numerics.reference import reference
-from im2win.runtime.device_memory import allocate, upload
 from im2win.runtime.manifest import ArtefactError
 from im2win.spec.conv2d import Conv2d
 
@@ -121,13 +119,3 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArtefactError, match=r"^`folder` \(=.*/file/deeper'\) must be a folder that can be written: Not a directory\.$"):
         im2win.export_runtime(tmp_path / "file" / "deeper")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_memory_of_a_device(dtype: str) -> None:
-    """On the CPU, which is a device like the others to TVM's runtime; no program imports TVM for it."""
-    device = tvm_ffi.device("cpu", 0)
-    values = np.arange(24).reshape(2, 3, 4).astype(dtype)
-    np.testing.assert_array_equal(np.from_dlpack(upload(values, device)), values)
-    empty = allocate((5, 7), dtype, device)
-    assert tuple(empty.shape) == (5, 7) and str(empty.dtype) == dtype

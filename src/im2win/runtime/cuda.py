@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from im2win.runtime.device_memory import allocate, upload
+from im2win.runtime.device_memory import allocate, overwrite, upload
 from im2win.runtime.libraries import cuda_runtime_library
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Launch, Op
@@ -124,7 +124,7 @@ class CudaLayer:
             if is_torch(held):
                 held.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(array)))
             else:
-                held.copyfrom(np.ascontiguousarray(array))
+                overwrite(held, np.ascontiguousarray(array))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, written into `out` if it is given.

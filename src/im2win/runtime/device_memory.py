@@ -20,5 +20,10 @@ def allocate(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
 def upload(array: np.ndarray[Any, Any], device: Any) -> Any:
     """A copy of a contiguous array on a device of tvm-ffi."""
     made = allocate(array.shape, str(array.dtype), device)
-    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")(made, ctypes.c_void_p(array.ctypes.data), array.nbytes)
+    overwrite(made, array)
     return made
+
+
+def overwrite(tensor: Any, array: np.ndarray[Any, Any]) -> None:
+    """Copies a contiguous array into a tensor of its shape and dtype that `allocate` or `upload` made; it is done on return."""
+    tvm_ffi.get_global_func("runtime.TVMTensorCopyFromBytes")(tensor, ctypes.c_void_p(array.ctypes.data), array.nbytes)
