@@ -220,7 +220,7 @@ def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Mach
     again: list[Progress] = []
     im2win.tune(SMALL, trials=13, logs=tmp_path, progress=again.append)
     assert [p.trial for p in again] == [11, 12, 13]
-    tiles = [(r.algorithm, json.dumps(r.tile)) for r in Log(tmp_path).read(SMALL, machine.name)]
+    tiles = [(r.method, json.dumps(r.tile)) for r in Log(tmp_path).read(SMALL, machine.name)]
     assert len(set(tiles)) == 13
     op = im2win.build(SMALL, logs=tmp_path)
     assert op.tuned
@@ -262,7 +262,7 @@ def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine
         records = log.read(SMALL, machine.name)
         assert len(records) > before and not log.problems
         before = len(records)
-    keys = [(r.algorithm, json.dumps(r.tile)) for r in records]
+    keys = [(r.method, json.dumps(r.tile)) for r in records]
     assert len(set(keys)) == len(keys), "no trial was repeated"
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable
 
+from im2win.records.folders import Logs, folder_to_write
 from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import device_for
@@ -47,7 +47,7 @@ def tune(
     *,
     algorithm: str = "auto",
     trials: int = 64,
-    logs: str | os.PathLike[str] = "tuning_logs",
+    logs: Logs = None,
     seed: int = 0,
     threads: int | None = None,
     patience: int | None = PATIENCE,
@@ -68,7 +68,8 @@ def tune(
         target: "cpu" or "cuda".
         algorithm: a name of the registry, or "auto" to share the trials among all that support the problem.
         trials: number of candidates to try, those in the log included.
-        logs: folder of the records; it is created if needed.
+        logs: folder of the records, the first of several; the user's own (`IM2WIN_LOGS`, else the platform's) if None. It is created if
+            needed. Every look-up searches the user's own folder, and another one when it is told.
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
         patience: trials without a gain of 1 % after which the session ends; None disables the early end.
@@ -95,7 +96,7 @@ def tune(
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
     names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
-    log = Log(logs)
+    log = Log(folder_to_write(logs))
     with contextlib.ExitStack() as stack:
         pool = pool or stack.enter_context(Pool(device))
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, pool.ranked(conv, names, device, accuracy))
