@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from im2win.common.quantities import duration
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -51,11 +53,15 @@ class Reporter:
     def _show(self) -> None:
         pass
 
+    def count(self) -> str:
+        """What is done: "12 of 63", or "12" if the total is unknown, or "" if nothing is known."""
+        return f"{self.done} of {self.total}" if self.total is not None else str(self.done or "")
+
     def text(self) -> str:
         """The state in words: "compiling: 12 of 63 in 7 s, conv3"."""
-        count = f"{self.done} of {self.total} in " if self.total is not None else f"{self.done} in " if self.done else ""
+        count = f"{self.count()} in " if self.count() else ""
         note = f", {self.note}" if self.note else ""
-        return f"{self.what}: {count}{time.monotonic() - self.started:.3g} s{note}"
+        return f"{self.what}: {count}{duration(time.monotonic() - self.started)}{note}"
 
 
 class _Lines(Reporter):
@@ -71,10 +77,11 @@ class _Lines(Reporter):
         while not self._ended.wait(EVERY_S):
             _log.info("%s", self.text())
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         self._ended.set()
         self._thread.join()
-        _log.info("%s", self.text())
+        if not failed:
+            _log.info("%s", self.text())
 
 
 class _Bar(Reporter):
@@ -92,10 +99,10 @@ class _Bar(Reporter):
                 _Bar._shown.start()
             _Bar._rows += 1
             self._bar = _Bar._shown
-            self._task = self._bar.add_task(what, total=total, note="")
+            self._task = self._bar.add_task(what, total=total, count=self.count(), note="")
 
     def _show(self) -> None:
-        self._bar.update(self._task, completed=self.done, total=self.total, note=self.note)
+        self._bar.update(self._task, completed=self.done, total=self.total, count=self.count(), note=self.note)
 
     def line(self, text: str) -> None:
         if sys.stdout.isatty():  # the same terminal, where a plain print would break the bar
@@ -103,7 +110,7 @@ class _Bar(Reporter):
         else:
             print(text)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         with _Bar._lock:
             self._bar.remove_task(self._task)
             _Bar._rows -= 1
@@ -115,12 +122,11 @@ class _Bar(Reporter):
 def _new_bar() -> Progress:
     """A bar on stderr. Output to a stdout that is no terminal must not be redirected to it."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TaskProgressColumn(show_speed=False),
-        TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False),
-    )  # fmt: skip
+    texts = (TextColumn("{task." + name + "}", markup=False) for name in ("description", "fields[count]", "fields[note]"))
+    description, count, note = texts
+    columns = SpinnerColumn(), description, BarColumn(bar_width=24), count, TimeElapsedColumn(), note
     return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
 
 
@@ -129,7 +135,7 @@ def reporting(what: str, total: int | None = None, *, quiet: bool = False) -> It
     """Shows the progress of what the context does, from its beginning.
 
     If stderr is a terminal, a bar is shown there, which vanishes at the end; a spinner runs while the total is unknown. Elsewhere the
-    logger "im2win" gets lines of level INFO, every `EVERY_S` seconds and at the end. Contexts may be nested.
+    logger "im2win" gets lines of level INFO, every `EVERY_S` seconds and at the end if nothing failed. Contexts may be nested.
 
     Args:
         what: the work, such as "compiling".
@@ -140,5 +146,9 @@ def reporting(what: str, total: int | None = None, *, quiet: bool = False) -> It
         yield Reporter(what, total)
         return
     reporter = _Bar(what, total) if sys.stderr.isatty() else _Lines(what, total)
-    with contextlib.closing(reporter):
+    failed = True
+    try:
         yield reporter
+        failed = False
+    finally:
+        reporter.close(failed=failed)

@@ -65,9 +65,8 @@ def open_logs(logs: Logs) -> list[Log]:
     Raises:
         LogError: a folder is a file.
     """
-    user = os.path.realpath(user_folder())
-    folders = [folder for folder in dict.fromkeys((*named_folders(logs), user)) if os.path.exists(folder)]
-    return [_log(Path(folder)) for folder in (*folders, PACKAGED)]
+    folders = dict.fromkeys((*named_folders(logs), str(user_folder())))
+    return [*(_log(Path(folder)) for folder in folders if os.path.exists(folder)), _log(PACKAGED)]
 
 
 def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:

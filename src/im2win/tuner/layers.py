@@ -4,21 +4,64 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 from im2win.common.locking import LogError
 from im2win.common.progress import Reporter
+from im2win.common.quantities import duration, milliseconds
 from im2win.records.folders import Logs, folder_to_write
 from im2win.records.record import Record
 from im2win.registry.backends import device_for
+from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.pool import Pool, pools
-from im2win.tuner.tuning import TuneError, tune
+from im2win.tuner.session import Progress
+from im2win.tuner.tuning import check_arguments, tune
 
 Job = TypeVar("Job")
+Finished = Callable[[Conv2d, Record | Exception], object]
+
+
+class _Status:
+    """The progress of all layers as one: the trials of all, and what goes on in the layer that reported last."""
+
+    def __init__(self, reporter: Reporter, convs: Sequence[Conv2d], trials: int, names: Mapping[Conv2d, str]) -> None:
+        self._reporter, self._trials, self._names = reporter, trials, names
+        self._places = {conv: place for place, conv in enumerate(convs, 1)}
+        self._done = dict.fromkeys(convs, 0)  # trials of each layer
+        self._begun = time.monotonic()
+        self._measured = 0
+        self._reporter.step(0, "starting", total=trials * len(convs))
+
+    def trial(self, state: Progress) -> None:
+        """Shows a layer's state."""
+        self._done[state.conv] = max(self._done[state.conv], state.trial)
+        self._measured += state.phase == "measuring"
+        self._reporter.step(sum(self._done.values()), self._note(state))
+
+    def finished(self, conv: Conv2d) -> None:
+        """Counts a layer as done, though its session may have ended early."""
+        self._done[conv] = self._trials
+        self._reporter.step(sum(self._done.values()))
+
+    def _note(self, state: Progress) -> str:
+        """The layer, what is being done, its best time so far, the gain over the default tile, and the time that is left for all layers."""
+        head = self._names.get(state.conv, str(state.conv))
+        if len(self._places) > 1:
+            head = f"{head} ({self._places[state.conv]} of {len(self._places)})"
+        parts = [f"{head}: {state.phase}{f' {methods.shown(state.algorithm)}' if state.algorithm else ''}"]
+        if state.best_s:
+            parts.append(f"best {milliseconds(state.best_s)} ms")
+            if state.default_s:
+                parts.append(f"{state.default_s / state.best_s:.2f}x default")
+        if self._measured:
+            left = self._trials * len(self._places) - sum(self._done.values())
+            parts.append(f"at most {duration((time.monotonic() - self._begun) / self._measured * left)} left")
+        return ", ".join(parts)
 
 
 def tune_layers(
@@ -30,6 +73,10 @@ def tune_layers(
     threads: int | None = None,
     accuracy: Accuracy = "float32",
     reporter: Reporter | None = None,
+    algorithm: str = "auto",
+    seed: int = 0,
+    names: Mapping[Conv2d, str] | None = None,
+    finished: Finished | None = None,
 ) -> dict[Conv2d, Record | Exception]:
     """Tunes every distinct problem, with one run of worker processes for all.
 
@@ -37,35 +84,53 @@ def tune_layers(
 
     Args:
         convs: the problems; equal ones are tuned once.
-        target, trials, logs, threads, accuracy: as for `im2win.tune`; `trials` are those of a layer.
+        target, logs, threads, accuracy, algorithm, seed: as for `im2win.tune`.
+        trials: candidates to try for each problem, those in the log included.
         reporter: shows the progress, in trials of all layers.
+        names: what the progress calls a problem; its key by default.
+        finished: called with each problem and its result, from the thread that tuned it.
 
     Returns:
-        For each distinct problem the record of its best candidate, or the reason why it has none: a ValueError if no algorithm supports it
-        or no tile is legal, a TuneError if no candidate computed a correct result.
+        For each distinct problem the record of its best candidate, or the exception that says why it has none: a ValueError if no algorithm
+        supports it or no tile is legal, a TuneError if no candidate computed a correct result.
 
     Raises:
-        ValueError: a bad argument.
+        ValueError: a bad argument that is not a problem's.
+        NoGpuError: target "cuda" without a usable GPU.
+        ToolchainError: the machine lacks a tool that building or measuring for the device needs.
         LogError: the log cannot be written.
         KeyboardInterrupt: the user interrupted the run; everything measured so far is in the log.
     """
     distinct = list(dict.fromkeys(convs))
-    folder, device = folder_to_write(logs), device_for(target, threads)
+    device = device_for(target, threads)
+    check_arguments(trials=trials, seed=seed, accuracy=accuracy)
+    if not distinct:
+        return {}
+    folder = folder_to_write(logs)
+    status = _Status(reporter or Reporter("tuning"), distinct, trials, names or {})
     results: dict[Conv2d, Record | Exception] = {}
 
     def one(conv: Conv2d, pool: Pool, stop: threading.Event) -> None:
-        try:
-            results[conv] = tune(conv, target, trials=trials, logs=folder, threads=threads, accuracy=accuracy, pool=pool)
-        except LogError:
-            raise
-        except (ValueError, TuneError) as error:
-            results[conv] = error
-        if reporter is not None:
-            reporter.step(len(results) * trials, str(conv), total=len(distinct) * trials)
+        def report(state: Progress) -> None:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            status.trial(state)
 
-    if distinct:
-        with pools(device, len(distinct)) as idle:
-            shared_out(distinct, idle, one)
+        try:
+            results[conv] = tune(
+                conv, target, algorithm=algorithm, trials=trials, logs=folder, seed=seed, threads=threads, accuracy=accuracy,
+                progress=report, pool=pool,
+            )  # fmt: skip
+        except LogError:  # holds for all layers
+            raise
+        except Exception as error:
+            results[conv] = error
+        status.finished(conv)
+        if finished is not None:
+            finished(conv, results[conv])
+
+    with pools(device, len(distinct)) as idle:
+        shared_out(distinct, idle, one)
     return {conv: results[conv] for conv in distinct}
 
 

@@ -35,7 +35,7 @@ def bench(
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
     untuned: Annotated[bool, typer.Option("--untuned", help="Time the default tile in the same run.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory of our kernel on each layer, too.")] = False,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
     target: options.Target = "cpu",
@@ -75,7 +75,7 @@ def bench(
             chosen,
             against=[] if against == "none" else against.split(","),
             threads=threads,
-            logs=logs if logs.is_dir() else None,
+            logs=logs,
             algorithm=name,
             accuracy=checked_accuracy(accuracy),
             untuned=untuned,
@@ -101,14 +101,14 @@ def _finish(console: Console, result: Result, path: Path | None) -> None:
 
 
 def _on_gpu(
-    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    layers: list[Layer], logs: Path | None, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
     tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
 ) -> Result:
     from im2win.bench import cuda as cuda_bench
 
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
-        layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
+        layers, logs=logs, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
         progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
     )  # fmt: skip

@@ -24,7 +24,7 @@ def build(
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithm: options.Algorithm = "auto",
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
@@ -44,9 +44,8 @@ def build(
     with console.status("building") as status:
         for layer in wanted:
             status.update(f"building {escape(layer.name)}")
-            folder = str(logs) if logs.is_dir() else None
             made = checked_accuracy(accuracy)
-            kernel = chosen(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=made)
+            kernel = chosen(layer.conv, target, logs=logs, algorithm=algorithm, threads=threads, accuracy=made)
             path, memory = (_for_c if c_abi else _library)(kernel, layer, out, names)
             sizes = tables.bytes_text(memory), tables.bytes_text(path.stat().st_size)
             tuned = "yes" if kernel.tuned else "no"

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_LOGS = Path("tuning_logs")
 ACCURACY = (
     "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts), tf32 (on a GPU) "
     "or winograd (on a GPU: Winograd in float16 and int8, too)."
@@ -26,4 +25,7 @@ OutDtype = Annotated[
 ]
 Layout = Annotated[str | None, typer.Option(help="NCHW or NHWC, instead of what the suite or model says.")]
 Accuracy = Annotated[str, typer.Option(help=ACCURACY)]
-Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, as docs/command_line.md describes it.")]
+LOGS = "Folder of tuning records, searched before your own, which `im2win device` shows."
+Logs = Annotated[Path | None, typer.Option(metavar="DIR", help=LOGS)]
+WrittenLogs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the records, instead of your own.")]

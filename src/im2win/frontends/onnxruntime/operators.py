@@ -81,7 +81,7 @@ def for_onnxruntime(
         path: of the model that is written; its weights lie in `path`.data if they are too large for one file.
         library: its path; by default `path` with the suffix .so.
         batch: images of one kernel call where the model's batch is symbolic, 1 by default; the model then runs at any multiple of it.
-        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
+        logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: the rounding that kernels may use; see `im2win.build`.
         untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
