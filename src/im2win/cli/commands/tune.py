@@ -49,9 +49,9 @@ def tune(
             for line in skipped:
                 reporter.line(f"skipped: {line}")
         results, interrupted = tune_layers(chosen, target, reporter, settings, lines=not json)
-    failures = [result for result in results.values() if isinstance(result, Exception)]
-    if failures and len(failures) == len({layer.conv for layer in chosen}):
-        raise failures[0]
+        failures = [result for result in results.values() if isinstance(result, Exception)]
+        if failures and len(failures) == len({layer.conv for layer in chosen}):
+            raise failures[0]
     if json:
         tables.print_json({"target": target, **_facts(settings), "interrupted": interrupted} | _outcome(chosen, results, skipped))
     else:
