@@ -12,6 +12,7 @@ from typing import Any
 
 import tvm
 
+from im2win.records.emitted_before import emitted_once, known
 from im2win.records.folders import Logs, named_folders, user_folder
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.proofs import proven, verdict
@@ -74,7 +75,7 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
 
     A record applies if its candidate emits the kernel that was timed. That is known without emitting it where today's source made the
     record, or where a proof of `logs` or of the shipped logs covers it. Any other candidate is emitted again, which takes up to half a
-    second.
+    second, once for this source (`records.emitted_before`).
     """
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
@@ -82,7 +83,14 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
         return f"there is no {methods.shown(record.method)} any more"
     if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
         return None
-    return verdict(record).reason
+    return verdict(record, emitted_once).reason
+
+
+def applies_at_once(record: Record, logs: Sequence[Log]) -> bool:
+    """Whether a record is known to apply without emitting its kernel. False says nothing."""
+    if record.tvm != tvm.__version__ or record.method not in SCHEDULES:
+        return False
+    return record.generator == code_digest(record.target) or known(record) == record.fingerprint or proven(record, logs)
 
 
 def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:

@@ -14,7 +14,7 @@ import tvm
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
-from im2win.records.lookup import stale, tile_violations
+from im2win.records.lookup import applies_at_once, stale, tile_violations
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for
 from im2win.registry.schedules import schedule_of
@@ -111,7 +111,8 @@ class Session:
             if conv == self.conv:
                 continue
             for record in self.log.read(conv, self.backend.name):
-                if record.seconds is not None and self._applies(record):
+                # Thousands of records may be there: none is worth emitting its kernel again.
+                if record.seconds is not None and self._same_place(record) and applies_at_once(record, [self.log]):
                     yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:

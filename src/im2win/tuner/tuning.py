@@ -94,9 +94,11 @@ def tune(
     names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
     log = Log(folder_to_write(logs))
     report = progress or (lambda state: None)
+    before = partial(Progress, conv, "", 0, trials, None, None, 0.0, None)  # before there is a session
     with contextlib.ExitStack() as stack:
         pool = pool or stack.enter_context(Pool(device))
-        ranking = pool.ranked(conv, names, device, accuracy, lambda count: report(_ranking(conv, trials, count, len(names))))
+        ranking = pool.ranked(conv, names, device, accuracy, lambda count: report(before(f"ranking {count} of {len(names)} algorithms")))
+        report(before("reading the records"))
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
         measurement = Measurement(session, pool)
         stack.callback(measurement.close)
@@ -120,11 +122,6 @@ def check_arguments(trials: int, seed: int, accuracy: Accuracy, patience: int | 
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-
-
-def _ranking(conv: Conv2d, trials: int, count: int, total: int) -> Progress:
-    """The progress before there is a session."""
-    return Progress(conv, "", 0, trials, None, None, 0.0, None, f"ranking {count} of {total} algorithms")
 
 
 def _report_built(report: Callable[[Progress], None], session: Session, total: int, count: int) -> None:
