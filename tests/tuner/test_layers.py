@@ -145,3 +145,14 @@ def test_what_was_tuned_is_found_without_being_told(monkeypatch: pytest.MonkeyPa
     assert isinstance(results[half], ValueError) and "no algorithm computes" in str(results[half])
     assert isinstance(results[TWO], Record) and results[TWO] in Log(tmp_path / "mine").read(TWO, Machine.host().name)
     assert im2win.build(TWO, algorithm="direct").tuned
+
+    def started(*_: Any) -> Any:
+        raise AssertionError("worker processes are started")
+
+    monkeypatch.setattr(layers, "pools", started)
+    reporter, told = _Noted(), []
+    again = tune_layers([TWO], trials=2, algorithm="direct", reporter=reporter, finished=lambda conv, record: told.append(record))
+    assert again[TWO] == results[TWO] == told[0] and reporter.shown[-1][:2] == (2, 2), "nothing is left to do"
+    for more in ({"trials": 3}, {"trials": 2, "algorithm": "auto", "accuracy": "exact", "logs": tmp_path / "other"}):
+        with pytest.raises(AssertionError, match="worker processes"):
+            tune_layers([TWO], **more)  # type: ignore[arg-type]

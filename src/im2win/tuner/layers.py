@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import TypeVar
 
 from im2win.common.locking import LogError
 from im2win.common.progress import Reporter
 from im2win.common.quantities import duration, milliseconds
 from im2win.records.folders import Logs, folder_to_write
+from im2win.records.log import Log
+from im2win.records.lookup import applies_at_once, search
 from im2win.records.record import Record
-from im2win.registry.backends import device_for
+from im2win.registry.backends import Device, backend_for, device_for
+from im2win.registry.schedules import candidates
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -80,7 +84,8 @@ def tune_layers(
 ) -> dict[Conv2d, Record | Exception]:
     """Tunes every distinct problem, with one run of worker processes for all.
 
-    Several GPUs measure at the same time, a layer each. Trials in the log count and are not repeated, as for `im2win.tune`.
+    Several GPUs measure at the same time, a layer each. Trials in the log count and are not repeated, as for `im2win.tune`. A layer whose
+    trials are all there takes milliseconds.
 
     Args:
         convs: the problems; equal ones are tuned once.
@@ -116,22 +121,50 @@ def tune_layers(
                 raise KeyboardInterrupt
             status.trial(state)
 
+        result: Record | Exception
         try:
-            results[conv] = tune(
+            result = tune(
                 conv, target, algorithm=algorithm, trials=trials, logs=folder, seed=seed, threads=threads, accuracy=accuracy,
                 progress=report, pool=pool,
             )  # fmt: skip
         except LogError:  # holds for all layers
             raise
         except Exception as error:
-            results[conv] = error
+            result = error
+        done(conv, result)
+
+    def done(conv: Conv2d, result: Record | Exception) -> None:
+        results[conv] = result
         status.finished(conv)
         if finished is not None:
-            finished(conv, results[conv])
+            finished(conv, result)
 
-    with pools(device, len(distinct)) as idle:
-        shared_out(distinct, idle, one)
+    for conv in distinct:
+        if (record := tuned_before(conv, device, trials, folder, accuracy, algorithm)) is not None:
+            done(conv, record)
+    left = [conv for conv in distinct if conv not in results]
+    if left:
+        with pools(device, len(left)) as idle:
+            shared_out(left, idle, one)
     return {conv: results[conv] for conv in distinct}
+
+
+def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accuracy: Accuracy, algorithm: str = "auto") -> Record | None:
+    """The record of the best candidate, where a folder already holds so many trials that tuning would add none; else None.
+
+    Nothing is ranked, built or emitted for it.
+    """
+    backend, log = backend_for(device, accuracy), Log(folder)
+    try:
+        names = [row.key for row in candidates(algorithm, conv, backend.target, accuracy)]
+    except ValueError:  # no algorithm computes it
+        return None
+    here = (record for record in log.read(conv, backend.name) if record.threads == backend.threads and record.target == backend.target)
+    tried = {(record.method, str(record.tile)) for record in here if record.method in names and applies_at_once(record, [log])}
+    if len(tried) < trials:
+        return None
+    found = search(conv, device, names, folder, accuracy)
+    return found.record if found.tier == "exact" and found.record in log.read(conv, backend.name) else None
 
 
 def shared_out(jobs: Sequence[Job], pools: Sequence[Pool], do: Callable[[Job, Pool, threading.Event], None]) -> None:
