@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from im2win.common.locking import LogError
 from im2win.common.progress import Reporter
@@ -30,27 +31,35 @@ Job = TypeVar("Job")
 Finished = Callable[[Conv2d, Record | Exception], object]
 
 
-class _Status:
-    """The progress of all layers as one: the trials of all, and what goes on in the layer that reported last."""
+class _Run:
+    """The results of the layers that are done, and the progress of all as one: their trials, and what the layer does that reported last."""
 
-    def __init__(self, reporter: Reporter, convs: Sequence[Conv2d], trials: int, names: Mapping[Conv2d, str]) -> None:
-        self._reporter, self._trials, self._names = reporter, trials, names
+    def __init__(
+        self, reporter: Reporter, convs: Sequence[Conv2d], trials: int, names: Mapping[Conv2d, str], finished: Finished | None
+    ) -> None:
+        self.results: dict[Conv2d, Record | Exception] = {}
+        self._reporter, self._trials, self._names, self._finished = reporter, trials, names, finished
         self._places = {conv: place for place, conv in enumerate(convs, 1)}
         self._done = dict.fromkeys(convs, 0)  # trials of each layer
         self._begun = time.monotonic()
         self._measured = 0
         self._reporter.step(0, "starting", total=trials * len(convs))
 
-    def trial(self, state: Progress) -> None:
-        """Shows a layer's state."""
+    def trial(self, stop: threading.Event, state: Progress) -> None:
+        """Shows a layer's state, or ends its session."""
+        if stop.is_set():
+            raise KeyboardInterrupt
         self._done[state.conv] = max(self._done[state.conv], state.trial)
         self._measured += state.phase == "measuring"
         self._reporter.step(sum(self._done.values()), self._note(state))
 
-    def finished(self, conv: Conv2d) -> None:
-        """Counts a layer as done, though its session may have ended early."""
+    def done(self, conv: Conv2d, result: Record | Exception) -> None:
+        """Takes a layer's result. All its trials count as done, though its session may have ended early."""
+        self.results[conv] = result
         self._done[conv] = self._trials
         self._reporter.step(sum(self._done.values()))
+        if self._finished is not None:
+            self._finished(conv, result)
 
     def _note(self, state: Progress) -> str:
         """The layer, what is being done, its best time so far, the gain over the default tile, and the time that is left for all layers."""
@@ -112,41 +121,29 @@ def tune_layers(
     if not distinct:
         return {}
     folder = folder_to_write(logs)
-    status = _Status(reporter or Reporter("tuning"), distinct, trials, names or {})
-    results: dict[Conv2d, Record | Exception] = {}
-
-    def one(conv: Conv2d, pool: Pool, stop: threading.Event) -> None:
-        def report(state: Progress) -> None:
-            if stop.is_set():
-                raise KeyboardInterrupt
-            status.trial(state)
-
-        result: Record | Exception
-        try:
-            result = tune(
-                conv, target, algorithm=algorithm, trials=trials, logs=folder, seed=seed, threads=threads, accuracy=accuracy,
-                progress=report, pool=pool,
-            )  # fmt: skip
-        except LogError:  # holds for all layers
-            raise
-        except Exception as error:
-            result = error
-        done(conv, result)
-
-    def done(conv: Conv2d, result: Record | Exception) -> None:
-        results[conv] = result
-        status.finished(conv)
-        if finished is not None:
-            finished(conv, result)
-
+    run = _Run(reporter or Reporter("tuning"), distinct, trials, names or {}, finished)
     for conv in distinct:
         if (record := tuned_before(conv, device, trials, folder, accuracy, algorithm)) is not None:
-            done(conv, record)
-    left = [conv for conv in distinct if conv not in results]
-    if left:
+            run.done(conv, record)
+    settings = {"algorithm": algorithm, "trials": trials, "logs": folder, "seed": seed, "threads": threads, "accuracy": accuracy}
+
+    def one(conv: Conv2d, pool: Pool, stop: threading.Event) -> None:
+        run.done(conv, _result(conv, target, pool=pool, progress=partial(run.trial, stop), **settings))
+
+    if left := [conv for conv in distinct if conv not in run.results]:
         with pools(device, len(left)) as idle:
             shared_out(left, idle, one)
-    return {conv: results[conv] for conv in distinct}
+    return {conv: run.results[conv] for conv in distinct}
+
+
+def _result(conv: Conv2d, target: str, **settings: Any) -> Record | Exception:
+    """What tuning a problem gives. Only errors that hold for all problems are raised."""
+    try:
+        return tune(conv, target, **settings)
+    except LogError:
+        raise
+    except Exception as error:
+        return error
 
 
 def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accuracy: Accuracy, algorithm: str = "auto") -> Record | None:
