@@ -91,8 +91,17 @@ def test_a_terminal_gets_one_bar_for_nested_work(monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().out == "a result\n", "stdout is no terminal: what is printed stays there"
 
 
+def test_a_terminal_that_draws_no_bar_gets_lines(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    with reporting("tuning", 2):
+        pass
+    assert lines.messages == ["tuning: 0 of 2 in 0 s"]
+
+
 def test_simultaneous_work_shares_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", _Terminal())
+    monkeypatch.setenv("TERM", "xterm")
     both = threading.Barrier(2, timeout=10)
 
     def work() -> None:

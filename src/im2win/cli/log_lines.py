@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Iterator
 
+from im2win.common.progress import shows_bars
+
 
 class _Stderr(logging.Handler):
     """Prints to what stderr is at that moment: a bar replaces it in order to print above itself."""
@@ -21,7 +23,7 @@ def log_lines() -> Iterator[None]:
     logger, handler = logging.getLogger("im2win"), _Stderr()
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
+    logger.setLevel(logging.WARNING if shows_bars() else logging.INFO)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -130,6 +131,11 @@ def _new_bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
 
 
+def shows_bars() -> bool:
+    """Whether stderr is a terminal that can draw a bar."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 @contextlib.contextmanager
 def reporting(what: str, total: int | None = None, *, quiet: bool = False) -> Iterator[Reporter]:
     """Shows the progress of what the context does, from its beginning.
@@ -145,7 +151,7 @@ def reporting(what: str, total: int | None = None, *, quiet: bool = False) -> It
     if quiet:
         yield Reporter(what, total)
         return
-    reporter = _Bar(what, total) if sys.stderr.isatty() else _Lines(what, total)
+    reporter = _Bar(what, total) if shows_bars() else _Lines(what, total)
     failed = True
     try:
         yield reporter
