@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from im2win.cli.commands import options, tables
-from im2win.common.progress import reporting
 from im2win.spec import methods
 
 if TYPE_CHECKING:
-    from im2win.common.progress import Reporter
     from im2win.records.log import Log
     from im2win.records.record import Record
     from im2win.spec.conv2d import Conv2d
@@ -138,12 +136,8 @@ def restamp(
 
     log, console, differ = _open(folder), tables.console(), 0
     for name in log.devices() if device is None else [device]:
-        with reporting(name) as reporter:
-
-            def count(done: int, total: int, reporter: Reporter = reporter) -> None:
-                reporter.step(done, total=total)
-
-            verdicts = emit_again(log, name, processes=processes or usable_cpus(), write=not check, progress=count)
+        with tables.progress(name) as progress:
+            verdicts = emit_again(log, name, processes=processes or usable_cpus(), write=not check, progress=progress)
         changed = [one for one in verdicts if one.reason is not None]
         differ += len(changed)
         console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")

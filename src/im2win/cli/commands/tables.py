@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from im2win.common.progress import reporting
 from im2win.common.quantities import bytes_text, duration, gflops, milliseconds
 
-__all__ = ["bytes_text", "console", "duration", "gflops", "milliseconds", "print_json", "table"]
+__all__ = ["bytes_text", "console", "duration", "gflops", "milliseconds", "print_json", "progress", "table"]
 
 PIPE_WIDTH = 400  # columns when the output is no terminal, so that nothing is truncated
 
@@ -26,6 +28,13 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """Prints a value as JSON on stdout, with nothing else: no colours and no broken lines."""
     typer.echo(json.dumps(value, indent=1))
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Progress of work that counts: call it with what is done and the total."""
+    with reporting(title) as reporter:
+        yield lambda done, total: reporter.step(done, total=total)
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> Table:
