@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -250,21 +249,6 @@ def test_a_second_run_repeats_no_trial(tuned: Path, command: Callable[..., Any])
     before = len(list(Log(tuned)))
     done = command("tune", SMALL, "--trials", 3, "--logs", tuned)
     assert done.status == 0 and len(list(Log(tuned))) == before
-
-
-def test_progress_shows_best_gain_and_time_left() -> None:
-    from rich.console import Console
-
-    from im2win.cli.commands import tune
-    from im2win.tuner import Progress
-
-    with tune._progress(Console(quiet=True)) as progress:
-        task = progress.add_task("1/1", total=64, note="")
-        report = tune._reporter(progress, task, threading.Event())
-        report(Progress(Conv2d.parse(SMALL), "im2win/stored", 7, 64, None, None, 1.0, None))
-        assert progress.tasks[0].completed == 7 and progress.tasks[0].fields["note"] == "im2win / stored"
-        report(Progress(Conv2d.parse(SMALL), "im2win/stored", 8, 64, 1e-3, 1.5e-3, 1.0, 93.0))
-        assert progress.tasks[0].fields["note"] == "im2win / stored, best 1.000 ms, 1.50x default, 1:33 left"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def bench(
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
     untuned: Annotated[bool, typer.Option("--untuned", help="Time the default tile in the same run.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory of our kernel on each layer, too.")] = False,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
     target: options.Target = "cpu",
@@ -66,9 +66,8 @@ def bench(
     from im2win.bench import cpu as benchmark
 
     names = _names(algorithms)
-    how: dict[str, object] = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads}
+    how: dict[str, object] = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads, "logs": logs}
     how |= {"target": target if target != "cpu" else None, "accuracy": accuracy if accuracy != "float32" else None}
-    how["logs"] = logs if logs != options.DEFAULT_LOGS else None
     for name in names:
         path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name.replace('/', '-')}{json.suffix}")
         keep = None if path is None else partial(_save, path)
@@ -81,7 +80,7 @@ def bench(
             chosen,
             against=[] if against == "none" else against.split(","),
             threads=threads,
-            logs=logs if logs.is_dir() else None,
+            logs=logs,
             algorithm=name,
             accuracy=checked_accuracy(accuracy),
             untuned=untuned,
@@ -118,14 +117,14 @@ def _finish(console: Console, result: Result, path: Path | None, what: str, how:
 
 
 def _on_gpu(
-    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    layers: list[Layer], logs: Path | None, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
     tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
 ) -> Result:
     from im2win.bench import cuda as cuda_bench
 
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
-        layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
+        layers, logs=logs, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
         progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
     )  # fmt: skip

@@ -35,7 +35,7 @@ def compile_(
         ),
     ],
     batch: Annotated[str | None, typer.Option(metavar="1,8", help="Numbers of images to compile for; the model's own if not said.")] = None,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
@@ -46,10 +46,9 @@ def compile_(
 
     batches = _batches(batch)
     console = tables.console()
-    folder = str(logs) if logs.is_dir() else None
     with console.status("compiling"):
         compiled = compile_model(
-            model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
+            model, out, target, batches=batches, logs=logs, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
         )
     manifest = compiled.manifest
     rows: list[list[object]] = []

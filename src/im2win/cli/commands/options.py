@@ -10,7 +10,6 @@ import typer
 from im2win.cli.commands import completion, outputs
 from im2win.spec import accuracy
 
-DEFAULT_LOGS = Path("tuning_logs")
 ACCURACY = (
     "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts), tf32 (on a GPU) "
     "or winograd (on a GPU: Winograd in float16 and int8, too)."
@@ -40,5 +39,9 @@ Layout = Annotated[
     typer.Option(help="NCHW or NHWC, instead of what the suite or model says.", autocompletion=completion.choices("NCHW", "NHWC")),
 ]
 Accuracy = Annotated[str, typer.Option(help=ACCURACY, autocompletion=completion.choices(*get_args(accuracy.Accuracy)))]
-Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]
-WrittenLogs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.", callback=outputs.folder)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, as docs/command_line.md describes it.")]
+LOGS = "Folder of tuning records, searched before your own, which `im2win device` shows."
+Logs = Annotated[Path | None, typer.Option(metavar="DIR", help=LOGS)]
+WrittenLogs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder for the records, instead of your own.", callback=outputs.folder)
+]
