@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from im2win.builder.cache import Artefacts, artefact_name
 from im2win.common.messages import brief
+from im2win.common.progress import Reporter
 from im2win.common.worker_pool import Worker, in_order, serve
 from im2win.device.cpu import usable_cpus
 from im2win.device.gpu import Gpu
@@ -84,6 +85,14 @@ class Chooser:
         kept = Artefacts(self.folder).kept_default(conv, device, self.accuracy)
         return None if kept is None else Choice(*kept, DEFAULT)
 
+    def untuned_layer(self, conv: Conv2d, device: Device) -> bool:
+        """Whether a layer that im2win computes has no record of its own on the device."""
+        try:
+            known = self._known(conv, device)
+        except ValueError:  # no operator supports the layer
+            return False
+        return known is None or known.tier not in TUNED
+
     def lacks(self, conv: Conv2d, device: Device) -> bool:
         """Whether the operator of a layer must still be compiled."""
         try:
@@ -121,7 +130,9 @@ def main(job_fd: int, result_fd: int) -> None:
     serve(build, job_fd, result_fd)
 
 
-def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], processes: int | None = None) -> int:
+def build_ahead(
+    chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], processes: int | None = None, reporter: Reporter | None = None
+) -> int:
     """Compiles the operators of layers in parallel, so that later builds find them in the cache. Returns how many were compiled.
 
     A layer whose build fails here fails again, with its reason, where its operator is requested.
@@ -129,6 +140,7 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     Args:
         layers: layers with their devices.
         processes: worker processes; None: as many as CPUs may be used.
+        reporter: shows which operators are ready.
     """
     if len(layers) < LEAST or not _keeps(chooser.folder):
         return 0
@@ -140,7 +152,9 @@ def build_ahead(chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], proce
     workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=torch) for _ in range(count)]
     try:
         built = 0
-        for job, answer in zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True):
+        for done, (job, answer) in enumerate(zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True), 1):
+            if reporter is not None:
+                reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
             if isinstance(answer, int):
                 built += answer
             else:

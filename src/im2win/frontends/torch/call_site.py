@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch.autograd import forward_ad
 
 from im2win.frontends.torch import conv_op, native
 from im2win.frontends.torch.bound import Bound, note
+from im2win.frontends.torch.guard import Times
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
-from im2win.frontends.torch.planning import Decision, Planner
+from im2win.frontends.torch.planning import SLOWER, Decision, Planner
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -90,16 +92,28 @@ class Source:
         return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
 
 
+@dataclass(frozen=True)
+class OwnPath:
+    """What the module itself runs at a call site: (x, residual) -> output, and in words, which tell different paths apart."""
+
+    run: Callable[[Tensor, Tensor | None], Any]
+    text: str
+
+
 @dataclass
 class Prepared:
     """The decision for a problem that the example brought to a call site.
 
     Attributes:
         error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+        times: of im2win's operator and of PyTorch's path; None where they were not timed.
+        found: the decision before they were timed, where that changed it.
     """
 
     decision: Decision
     error: float | None = None
+    times: Times | None = None
+    found: Decision | None = None
 
 
 @dataclass(eq=False)
@@ -112,6 +126,7 @@ class CallSite:
     autocast, in function transforms and forward differentiation, and while its normalisation is in training mode, PyTorch computes.
 
     Attributes:
+        own: PyTorch's path, needed while `preparing`, if the planner has a guard.
         prepared: the decision for each problem that it met while `preparing`; the key None stands for inputs that im2win does not support.
     """
 
@@ -119,6 +134,7 @@ class CallSite:
     source: Source
     planner: Planner
     preparing: bool = False
+    own: OwnPath | None = None
     prepared: dict[Conv2d | None, Prepared] = field(default_factory=dict)
     _kernels: dict[tuple[int, ...], str] = field(default_factory=dict)
     _routes: dict[Any, Bound | None] = field(default_factory=dict)
@@ -282,10 +298,25 @@ class CallSite:
                 prepared.error, allowed = self._compare(conv, x, residual, parameters)
                 if prepared.error <= allowed:
                     self._kernels[tuple(x.shape)] = decision.name
+                    self._keep_the_faster(prepared, x, residual)
                 else:
                     prepared.decision = Decision("", None, f"wrong: error {prepared.error:.1e} over {allowed:.1e}")
                     self._routes.clear()
         return y
+
+    def _keep_the_faster(self, prepared: Prepared, x: Tensor, residual: Tensor | None) -> None:
+        """Leaves an input's shape to PyTorch if im2win's operator, which was found right, is not faster."""
+        guard, own, decision = self.planner.guard, self.own, prepared.decision
+        if guard is None or own is None:
+            return
+        self.planner.reporter.step(note=f"comparing {self.name}")
+        slug = self.planner.slug(decision.target)
+        times = guard.of_site(slug, decision.name, own.text, lambda: self.now(x, residual), lambda: own.run(x, residual), x)
+        prepared.times = times
+        if not times.faster:
+            prepared.found, prepared.decision = decision, Decision("", None, f"{SLOWER} ({decision.reason})")
+            del self._kernels[tuple(x.shape)]
+            self._routes.clear()
 
     @property
     def ready(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,81 +11,19 @@ import torch
 from torch import nn
 
 from im2win.builder.batch import LEAST
-from im2win.frontends.torch import conv_op, tracing
-from im2win.frontends.torch.bound import log, note
-from im2win.frontends.torch.call_site import CallSite, by_place
+from im2win.common.progress import Reporter, reporting
+from im2win.frontends.torch import tracing
+from im2win.frontends.torch.bound import log
+from im2win.frontends.torch.call_site import CallSite, OwnPath, Source
+from im2win.frontends.torch.guard import of_modules
+from im2win.frontends.torch.inventory import rows_of
+from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Planner
-from im2win.frontends.torch.report import LayerReport, Report
+from im2win.frontends.torch.report import Report
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
-
-HOLDER = "_im2win"
-Graph = Callable[[Mapping[str, Call]], Callable[..., Any]]  # builds a module's graph with these calls at its conv call sites
-
-
-class Holder:
-    """The state that an optimised module adds: its conv call sites, also as attributes, the functions that run them, and the report.
-
-    Attributes:
-        given: number of arguments of the example.
-        forward: runs the call sites; None where submodules run them.
-        by_place: as `forward`, but names the call sites by number, so that compiled programs have nothing to check at a call.
-    """
-
-    def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, CallSite] | None = None) -> None:
-        self.report, self.given, self.sites, self._graph = report, given, dict(sites or {}), graph
-        vars(self).update(self.sites)
-        self.forward = None if graph is None else graph({name: ("call_module", f"{HOLDER}.{name}", ()) for name in self.sites})
-        self._name_places()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._name_places()
-
-    def _name_places(self) -> None:
-        """Builds `by_place` for the current call sites; those of a copy have their own numbers."""
-        calls: dict[str, Call] = {name: ("call_function", conv_op.at_site, (site.place,)) for name, site in self.sites.items()}
-        self.by_place = None if self._graph is None else self._graph(calls)
-
-
-class Optimized(nn.Module):
-    """Mixin of the class of an optimised module that was traced.
-
-    In training mode, and for calls with more or fewer arguments than the example had, the module's own `forward` runs.
-    """
-
-    _im2win: Holder
-
-    @property
-    def im2win_report(self) -> Report:
-        """What `optimize` did with each convolution."""
-        return self._im2win.report
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's own `forward`."""
-        held = self._im2win
-        run = held.by_place if by_place() else held.forward
-        if self.training or run is None:
-            return super().forward(*args, **kwargs)
-        if len(args) + len(kwargs) != held.given:
-            name = type(self).__name__
-            note(f"arguments {name}", f"{name}: called with other arguments than the example's: PyTorch computes such calls")
-            return super().forward(*args, **kwargs)
-        return run(self, *args, **kwargs)
-
-
-class OptimizedConv2d(nn.Conv2d):
-    """Replaces one convolution of a module tree, and shares the parameters of the one that it replaces."""
-
-    _im2win_site: CallSite
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As `Conv2d.forward`."""
-        if self.training:
-            return super().forward(input)
-        return self._im2win_site(input)
 
 
 def optimize(
@@ -98,14 +36,18 @@ def optimize(
     dynamic: Dynamic = "fallback",
     accuracy: Accuracy = "float32",
     threads: int | None = None,
+    trials: int | None = None,
+    guard: bool = True,
 ) -> Any:
     """A module of the same class that computes the same in eval mode, with im2win's operators for its convolutions.
 
     Every `Conv2d` gets the operator that the look-up selects for the shape, type, memory format and device of its input on the example. The
     batch normalisation, addition and activation (`im2win.spec.activations`) that follow it are fused into the same kernel, if the graph
     that torch.fx traces shows that nothing else reads the values in between. Where torch.fx cannot trace the module, convolutions are
-    replaced one by one and nothing is fused. Each operator is checked on the example against PyTorch, and a wrong one is not used.
-    `im2win_report` of the result says what was done with each layer.
+    replaced one by one and nothing is fused. Each operator is checked on the example against PyTorch, and a wrong one is not used. Each is
+    then timed against what the module runs there itself, and where it is not faster PyTorch's path stays. At the end the whole is timed: if
+    it is slower than `module`, the result runs the module's own `forward`. `im2win_report` of the result says what was done with each
+    layer, with both times.
 
     The result shares parameters, buffers and submodules with `module`, which is not changed: `state_dict` has the same keys and tensors.
     Filters are packed once, which doubles their memory, and packed again when their tensors change. A change is detected in the call after
@@ -131,8 +73,12 @@ def optimize(
         dynamic: inputs of other shapes: "fallback" leaves them to PyTorch, "build" builds (or loads) an operator at the first such call.
         accuracy: the rounding that kernels may use, as for `im2win.build`.
         threads: CPUs to schedule CPU kernels for, as for `im2win.build`.
+        trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
+            folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
+        guard: keep PyTorch's path where im2win's is not faster; False uses every operator that is right.
 
     Raises:
+        LogError: with `trials`, the records cannot be written.
         ValueError: `module` is in training mode, a ScriptModule or a result of this function; or an argument has an unknown value.
         TypeError: `module` is no module.
         NoGpuError: tensors on a GPU that kernels cannot be built for.
@@ -146,14 +92,39 @@ def optimize(
         raise ValueError("`module` is a result of optimize already: pass the module that it was made from.")
     if module.training:
         raise ValueError("`module` must be in eval mode, since normalisation is fused as it is then: call module.eval() first.")
-    planner = Planner(logs=logs, cache=cache, untuned=untuned, dynamic=dynamic, accuracy=accuracy, threads=threads)
+    name = type(module).__name__
     example = example_input if isinstance(example_input, tuple) else (example_input,)
-    with torch.no_grad():
+    with torch.no_grad(), reporting(f"optimizing {name}") as reporter:
+        planner = Planner(
+            logs=logs, cache=cache, untuned=untuned, dynamic=dynamic, accuracy=accuracy, threads=threads, trials=trials, guard=guard,
+            reporter=reporter,
+        )  # fmt: skip
+        reporter.step(note="tracing")
         try:
-            return _in_graph(tracing.trace(module, example), example, planner)
+            result = _in_graph(tracing.trace(module, example), example, planner)
         except TraceFailure as failure:
-            log.info("%s: %s; its convolutions are swapped one by one, without fusion", type(module).__name__, failure)
-            return _one_by_one(module, example, planner, str(failure))
+            log.info("%s: %s; its convolutions are swapped one by one, without fusion", name, failure)
+            result = _one_by_one(module, example, planner, str(failure))
+        result = _unless_slower(result, module, example, planner)
+        planner.reporter = Reporter(reporter.what)
+    report: Report = result.im2win_report
+    if report.layers and not report.swapped and not report.given_back:
+        log.warning("%s: none of its %d convolutions runs on im2win: %s", name, len(report.layers), report.refusals)
+    return result
+
+
+def _unless_slower(result: Any, module: nn.Module, example: tuple[Any, ...], planner: Planner) -> Any:
+    """The result with the time of the whole in its report; a module that runs PyTorch's path if the result is slower than that."""
+    report: Report = result.im2win_report
+    if planner.guard is None or not report.swapped:
+        return result
+    planner.reporter.step(note="comparing the whole")
+    report = replace(report, whole=of_modules(result, module, example))
+    if report.whole is not None and report.whole.slower:
+        log.warning("%s: slower as a whole (%s): PyTorch's own path stays", type(module).__name__, report.whole)
+        return _like(module, Holder(replace(report, given_back=True)))
+    result._im2win.report = report
+    return result
 
 
 def repack(module: nn.Module) -> None:
@@ -182,7 +153,7 @@ def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, site
 
     If there are many, a first run notes their problems, which are then built in a batch.
     """
-    if sites >= LEAST:
+    if sites >= LEAST or planner.trials is not None:
         with planner.ahead():
             module(*tracing.copies(example))
     module(*tracing.copies(example))
@@ -193,14 +164,30 @@ def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, site
 
 def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any:
     patterns = {f"site_{i}": pattern for i, pattern in enumerate(patterns_of(traced))}
-    sites = {name: CallSite(pattern.name, pattern.source, planner, preparing=True) for name, pattern in patterns.items()}
+    sites = {
+        name: CallSite(pattern.name, pattern.source, planner, preparing=True, own=_own_path(traced, pattern))
+        for name, pattern in patterns.items()
+    }
     _prepare(_with_sites(traced, patterns, sites), example, planner, len(sites))
     ready = {name: site for name, site in sites.items() if site.ready}
-    for site in sites.values():
-        site.preparing = False
+    _end_preparing(sites.values())
     result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
-    result._im2win.report = _report(traced.module, sites.values(), planner, "graph", "")
+    result._im2win.report = Report("graph", "", planner.artefacts.built, rows_of(traced.module, example, list(sites.values())))
     return result
+
+
+def _own_path(traced: Traced, pattern: Pattern) -> OwnPath | None:
+    """What the module runs at a pattern."""
+    run = tracing.alone(traced, pattern)
+    if run is None:
+        return None
+    steps = (str(traced.module.get_submodule(str(one.target)) if one.op == "call_module" else one.target) for one in pattern.nodes)
+    return OwnPath(functools.partial(run, traced.module), "; ".join(steps))
+
+
+def _end_preparing(sites: Iterable[CallSite]) -> None:
+    for site in sites:
+        site.preparing, site.own = False, None
 
 
 def _with_sites(traced: Traced, patterns: dict[str, Pattern], sites: dict[str, CallSite]) -> Any:
@@ -234,21 +221,21 @@ def _like(module: nn.Module, held: Holder) -> Any:
 
 def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, note: str) -> Any:
     sites: dict[int, CallSite] = {}
-    left: list[LayerReport] = []
     for name, one in module.named_modules():
-        source = source_of(one)
-        if isinstance(source, str):
-            left += [LayerReport(name, None, "", source)] if source else []
-        else:
-            sites[id(one)] = CallSite(name, source, planner, preparing=True)
+        if isinstance(source := source_of(one), Source):
+            own = OwnPath(functools.partial(_forward, one), str(one))
+            sites[id(one)] = CallSite(name, source, planner, preparing=True, own=own)
     held = Holder(Report("modules"))
     _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
-    for site in sites.values():
-        site.preparing = False
+    _end_preparing(sites.values())
     result = _swapped(module, {key: site for key, site in sites.items() if site.ready}, {}, held)
-    report = _report(None, sites.values(), planner, "modules", note)
-    held.report = replace(report, layers=[*report.layers, *left])
+    held.report = Report("modules", note, planner.artefacts.built, rows_of(module, example, list(sites.values())))
     return result
+
+
+def _forward(conv: nn.Module, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
+    """A convolution by itself, as a call site's path."""
+    return conv(x)
 
 
 def _swapped(module: nn.Module, sites: dict[int, CallSite], done: dict[int, nn.Module], held: Holder | None = None) -> nn.Module:
@@ -273,31 +260,3 @@ def _swapped(module: nn.Module, sites: dict[int, CallSite], done: dict[int, nn.M
         result.__dict__["_modules"] = children
     done[id(module)] = result
     return result
-
-
-def _report(module: nn.Module | None, sites: Any, planner: Planner, mode: str, note: str) -> Report:
-    layers = [row for site in sites for row in _rows(site)]
-    if module is not None:
-        seen = {site.source.weight.owner for site in sites}
-        layers += [LayerReport(name, None, "", reason) for name, one, reason in _others(module) if one not in seen]
-    return Report(mode, note, planner.artefacts.built, layers)
-
-
-def _rows(site: CallSite) -> Iterator[LayerReport]:
-    if not site.prepared:
-        yield LayerReport(site.name, None, "", "the example did not reach it")
-    for conv, prepared in site.prepared.items():
-        decision = prepared.decision
-        algorithm = decision.op.method if decision.op is not None else ""
-        target = site.source.weight().device.type
-        yield LayerReport(site.name, conv, algorithm, decision.reason, site.source.fused, prepared.error, target)
-
-
-def _others(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Convolutions with which no pattern of the graph begins: their names and the reasons."""
-    held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
-    before = {site.source.weight.owner for one in held for site in one.sites.values()}
-    for name, one in module.named_modules():
-        if isinstance(one, nn.Conv2d):
-            reason = "optimised before" if one in before or isinstance(one, OptimizedConv2d) else source_of(one)
-            yield name, one, reason if isinstance(reason, str) else "the example did not reach it"

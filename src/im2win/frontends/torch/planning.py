@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from im2win.builder.batch import Chooser, build_ahead
 from im2win.builder.cache import Artefacts
+from im2win.common.progress import Reporter
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
+from im2win.frontends.torch.guard import Guard
 from im2win.records.tiers import TUNED, Untuned, checked_untuned
 from im2win.runtime.op import Op
 from im2win.spec.accuracy import Accuracy, checked_accuracy
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from im2win.registry.backends import Device
 
 Dynamic = Literal["fallback", "build"]
+SLOWER = "PyTorch is as fast or faster"  # why PyTorch's convolution stays after both were timed
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class Planner:
         untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
             leaves them to PyTorch.
         dynamic: calls with another shape: "fallback" leaves them to PyTorch, "build" builds an operator at the first such call.
+        trials: what each layer without a record is tuned with inside `ahead`; None tunes nothing.
+        guard: keep PyTorch's path where im2win's operator is not faster.
+        reporter: shows what is going on.
 
     Raises:
         ValueError: an unknown value; the message names the argument and the valid values.
@@ -62,12 +68,16 @@ class Planner:
 
     def __init__(
         self, *, logs: Any = None, cache: Any = None, untuned: Untuned = "default", dynamic: Dynamic = "fallback",
-        accuracy: Accuracy = "float32", threads: int | None = None,
+        accuracy: Accuracy = "float32", threads: int | None = None, trials: int | None = None, guard: bool = True,
+        reporter: Reporter | None = None,
     ) -> None:  # fmt: skip
         if dynamic not in get_args(Dynamic):
             raise ValueError(f"`dynamic` (={dynamic!r}) must be one of {', '.join(get_args(Dynamic))}.")
-        self.dynamic, self.threads, self.accuracy = dynamic, threads, checked_accuracy(accuracy)
-        self.artefacts = Artefacts(cache)
+        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
+            raise ValueError(f"`trials` (={trials!r}) must be None or an integer of at least 1.")
+        self.dynamic, self.threads, self.accuracy, self.trials = dynamic, threads, checked_accuracy(accuracy), trials
+        self.artefacts, self._logs, self.reporter = Artefacts(cache), logs, reporter or Reporter("optimizing")
+        self.guard = Guard(self.artefacts.folder) if guard else None
         self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
         self._decided: dict[tuple[Conv2d, str], Decision] = {}
         self._wanted: dict[tuple[Conv2d, str], None] | None = None  # collects problems inside `ahead`
@@ -95,21 +105,39 @@ class Planner:
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
-        """A context that builds the operators of all problems `noted` inside it when it ends, on all CPUs.
+        """A context that tunes, if there are trials, and builds the operators of all problems `noted` inside it when it ends, on all CPUs.
 
         `decide` then loads them from the cache.
 
         Raises:
             ValueError: there are fewer CPUs than `threads`.
             NoGpuError: target "cuda" without a usable GPU.
+            LogError: with trials, the log cannot be written.
         """
         self._wanted = {}
         try:
             yield
-            missing = [(conv, self._device(target)) for conv, target in self._wanted if (conv, target) not in self._decided]
+            wanted = [one for one in self._wanted if one not in self._decided]
         finally:
             self._wanted = None
-        self.artefacts.built += build_ahead(self._chooser, missing)
+        if self.trials is not None:
+            self._tune(wanted, self.trials)
+        self.reporter.step(note=f"selecting and building {len(wanted)} operators")
+        missing = [(conv, self._device(target)) for conv, target in wanted]
+        self.artefacts.built += build_ahead(self._chooser, missing, reporter=self.reporter)
+
+    def _tune(self, wanted: list[tuple[Conv2d, str]], trials: int) -> None:
+        """Tunes the problems that no record of this device is about."""
+        from im2win.tuner.layers import tune_layers
+
+        for target in dict.fromkeys(target for _, target in wanted):
+            device = self._device(target)
+            convs = [conv for conv, where in wanted if where == target and self._chooser.untuned_layer(conv, device)]
+            threads = self.threads if target == "cpu" else None
+            how: dict[str, Any] = {"trials": trials, "logs": self._logs, "threads": threads, "accuracy": self.accuracy}
+            for conv, found in tune_layers(convs, target, **how, reporter=self.reporter).items():
+                if isinstance(found, Exception):
+                    log.warning("%s is not tuned: %s", conv, found)
 
     def noted(self, conv: Conv2d, target: str) -> bool:
         """Notes a problem inside `ahead`. Returns whether it was noted, to be decided later."""
@@ -117,6 +145,10 @@ class Planner:
             return False
         self._wanted[conv, target] = None
         return True
+
+    def slug(self, target: str) -> str:
+        """The device's name in the cache and in logs."""
+        return self._device(target).name
 
     def _device(self, target: str) -> Device:
         from im2win.registry.backends import device_for

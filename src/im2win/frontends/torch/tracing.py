@@ -171,6 +171,37 @@ def compiled(graph: fx.Graph, patterns: Mapping[str, Pattern], calls: Mapping[st
     for node in reversed(list(new.nodes)):
         if node.op == "get_attr" and not node.users:
             new.erase_node(node)
+    return _function(new)
+
+
+def alone(traced: Traced, pattern: Pattern) -> Callable[..., Any] | None:
+    """A pattern's nodes as a function of the module, the pattern's input and its residual: what PyTorch runs without im2win.
+
+    None if the nodes read anything else that is computed.
+    """
+    new = fx.Graph(tracer_cls=getattr(traced.graph, "_tracer_cls", None))
+    mapped = {pattern.x: new.placeholder("x")}
+    added = new.placeholder("added")
+    if pattern.added is not None:
+        mapped[pattern.added] = added
+    outside: list[fx.Node] = []
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in mapped:
+            outside.extend([node] if node.op != "get_attr" else [])
+            mapped[node] = new.node_copy(node) if node.op == "get_attr" else mapped[pattern.x]
+        return mapped[node]
+
+    inside = set(pattern.nodes)
+    for node in traced.graph.nodes:
+        if node in inside:
+            mapped[node] = new.node_copy(node, copied)
+    new.output(mapped[pattern.nodes[-1]])
+    return None if outside else _function(new)
+
+
+def _function(new: fx.Graph) -> Callable[..., Any]:
+    """A graph as a function of the module and the graph's inputs."""
     code = new.python_code("self")
     namespace = dict(code.globals)
     name = f"<im2win.torch {id(new):x}>"
