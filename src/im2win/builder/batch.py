@@ -74,7 +74,7 @@ class Chooser:
 
         backend = backend_for(device, self.accuracy)
         names = [row.key for row in candidates("auto", conv, backend.target, self.accuracy)]
-        found = search(conv, device, names, self.logs, self.accuracy)
+        found = search(conv, device, names, self.logs, self.accuracy, Artefacts(self.folder).default_choice)
         record = found.record
         tier = tier_for(conv, found.tier, record.conv2d if record else None)
         if self.untuned == "keep" and tier not in TUNED:
