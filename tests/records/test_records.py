@@ -141,6 +141,7 @@ RULES = {
     "im2win": (["", None], "a string that is not empty"),
     "fingerprint": (["", 7], "a string that is not empty"),
     "generator": ([7, None], "a string"),
+    "rivals": ([7, None], "a string"),
     "seed": ([None, "0", 0.5, True, 2**63], "an integer"),
     "trial": ([-1, None, True], "an integer of at least 0"),
     "date": (

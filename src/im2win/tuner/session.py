@@ -173,10 +173,11 @@ class Session:
     def next_batch(self) -> list[Choice]:
         """The candidates to try next; empty when the session is over.
 
-        The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number.
+        The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number. It is none of
+        `trials` where its algorithm was not asked for.
         """
         lacking = [] if self.met else [self.default]
-        left = self.trials - len(self.tried) - len(lacking)
+        left = self.trials - sum(choice.algorithm in self.names for choice in (*(choice for choice, _ in self.tried), *lacking))
         if left <= 0 or self.stalled:
             return lacking
         tried = [*self.tried, *((choice, math.inf) for choice in lacking)]
