@@ -241,6 +241,21 @@ def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, ma
     assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
 
 
+def test_shipped_records_of_other_devices_are_hints(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up takes none that has not met the default; the tuner tries the best two of each device, right after it."""
+    candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
+    made, shipped = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "shipped")
+    for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
+        shipped.append(replace(record, device="intel-xeon-other-2t"))
+        shipped.append(replace(record, device="intel-xeon-fewer-1t", threads=machine.threads + 1))
+    monkeypatch.setattr("im2win.tuner.session.SHIPPED", shipped)
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "log"), 10, 0)
+    batch = session.next_batch()
+    assert batch[0] == session.default and [choice.tile for choice in batch[1:3]] == [candidates[place].tile for place in (50, 40)]
+    assert candidates[60].tile not in [choice.tile for choice in batch[:4]]
+
+
 def _names() -> list[str]:
     return [name for name, row in SCHEDULES.items() if row.supports(SMALL) is None]
 
