@@ -17,10 +17,12 @@ from typing import Any
 import im2win
 from im2win.bench.cpu import commit, versions
 from im2win.bench.models import INSIDE, PEERS, measure, with_random_weights
+from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.records.record import utc_now
 from im2win.reports.deploy import MODELS
+from im2win.studies.entries import SCHEMA
 
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
 
@@ -60,7 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.host(options.threads)
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    result: dict[str, Any] = {"study": MODELS, "schema": 1, **facts, "batch": options.batch, "models": []}
+    facts = {**facts, "digests": digests("cpu")}
+    result: dict[str, Any] = {"study": MODELS, "schema": SCHEMA, **facts, "batch": options.batch, "models": []}
     for model in options.models:
         with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:
             source, library = source_of(model, Path(folder)), Path(folder) / "model.so"

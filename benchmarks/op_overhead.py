@@ -23,11 +23,13 @@ import torch
 import tvm_ffi
 
 import im2win.torch
+from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.frontends.torch import conv_op
 from im2win.records.record import utc_now
 from im2win.registry.backends import backend_for, device_for
 from im2win.reports.deploy import NO_GRAD, OVERHEAD
+from im2win.studies.entries import SCHEMA
 
 CALLS = 200
 THROUGH_PYTORCH = ("module", "place", "operator", "torch_module")
@@ -104,7 +106,7 @@ def main() -> None:
         parser.error("`--device` (=cuda) needs a GPU that PyTorch can use.")
     backend = backend_for(device_for(options.device))
     facts = {"device": backend.name, "torch": torch.__version__, "date": utc_now(), "unit": "us"}
-    result: dict[str, Any] = {"study": OVERHEAD, **facts, "layouts": {}}
+    result: dict[str, Any] = {"study": OVERHEAD, "schema": SCHEMA, **facts, "digests": digests(backend.target), "layouts": {}}
     wait = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     for layout in ("NCHW", "NHWC"):
         ways = subjects(layout == "NHWC", options.device)

@@ -27,6 +27,7 @@ import im2win.torch
 from im2win.bench.cpu import commit, spreads, versions
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.peers.subject import Tensors, Trial
+from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
 from im2win.numerics.reference import error
@@ -35,8 +36,9 @@ from im2win.registry.backends import backend_for, device_for
 from im2win.reports.deploy import PYTORCH
 from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import SCHEMA
 
-SCHEMA, SEED = 1, 0
+SEED = 0
 MODELS = {"resnet18": 18, "resnet50": 50}
 WAYS = ["_".join(words) for words in itertools.product(("plain", "ours"), ("eager", "compile"), ("nchw", "nhwc"))]
 CALLS = 10
@@ -219,7 +221,7 @@ def main() -> None:
     result = {
         "study": PYTORCH, "schema": SCHEMA, "model": setting.model, "size": setting.size, "batch": setting.batch, "dtype": setting.dtype,
         "accuracy": setting.accuracy, "untuned": setting.untuned, **facts, "versions": versions(), "commit": commit(), "date": utc_now(),
-        "unit": "ms", "ways": {name: rows[name] for name in ways}, "layers": layers,
+        "digests": digests(setting.device), "unit": "ms", "ways": {name: rows[name] for name in ways}, "layers": layers,
     }  # fmt: skip
     replace_json(options.json, result)
     for name in ways:

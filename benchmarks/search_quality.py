@@ -18,12 +18,14 @@ from typing import Any
 import tvm
 
 import im2win
+from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
 from im2win.records.record import Record, utc_now
 from im2win.registry.schedules import schedule_of
 from im2win.reports.search import STUDY
+from im2win.studies.entries import SCHEMA
 from im2win.tuner.cost_model import with_cycles
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.session import Session
@@ -69,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.host()
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "tvm": tvm.__version__}
-    result: dict[str, Any] = {"study": STUDY, **facts, "layers": []}
+    result: dict[str, Any] = {"study": STUDY, "schema": SCHEMA, **facts, "digests": digests("cpu"), "layers": []}
     for conv in options.keys:
         row = study(conv, options.short, options.long, machine)
         print(f"{conv}: {row['short_ms']:.3f} ms after {options.short} trials, {row['long_ms']:.3f} ms after {options.long}", flush=True)

@@ -53,6 +53,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_logs(own_cache: Path) -> Iterator[Path]:
+    """The user's folder of tuning records is one of this run, in the processes that tests start, too: none reads or writes the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "IM2WIN_LOGS", str(own_cache.with_name("user_logs")))
+        yield own_cache.with_name("user_logs")
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
     """A log in a folder that does not exist yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from im2win.device.cpu import Machine
@@ -73,7 +74,8 @@ def _window_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tupl
                         yield lanes, vectors, rows, cols, row_block
 
 
-def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
+@functools.lru_cache(maxsize=4)  # algorithms that multiply the same windows are ranked one after the other
+def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
     """Every legal tile worth a trial, in a fixed order."""
     tiles: list[Tile] = []
     shapes = [("channels", shape) for shape in _channel_tiles(conv, machine, matrix)]
@@ -89,4 +91,4 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> list[Tile]:
             tiles += [
                 Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll) for order, unroll in _sums(conv)
             ]
-    return [tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix)]
+    return tuple(tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix))

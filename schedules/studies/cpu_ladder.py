@@ -56,9 +56,9 @@ class Rung:
         for name in ("windows", "channels"):
             size = getattr(self, name)
             if size < 1:
-                raise ValueError(f"Rung: `{name}` (={size}) must be at least 1.")
+                raise ValueError(f"`{name}` (={size}) must be at least 1.")
             if size > 1 and not self.reorder:
-                raise ValueError(f"Rung: `{name}` (={size}) above 1 needs `reorder`: tiles lie inside the loop over input channels.")
+                raise ValueError(f"`{name}` (={size}) above 1 needs `reorder`: tiles lie inside the loop over input channels.")
 
 
 WINDOWS, CHANNELS = 4, 8
@@ -94,7 +94,7 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], rung: Rung, machine: 
         ValueError: the rung is `production`, which schedules/cpu/kernel.py implements.
     """
     if rung.production:
-        raise ValueError(f"schedule: the rung {rung.title!r} is scheduled by schedules/cpu/kernel.py.")
+        raise ValueError(f"the rung {rung.title!r} is scheduled by schedules/cpu/kernel.py.")
     sch = Schedule(te.create_prim_func(list(arguments)))
     sch.compute_inline(sch.get_sblock(nest.ROWS))
     if conv.residual:

@@ -56,11 +56,11 @@ class CudaRung:
             ("vectorized", "the one output of a thread has no neighbours"),
         ):
             if getattr(self, name) and not self.blocks:
-                raise ValueError(f"CudaRung: `{name}` (=True) needs `blocks`: {reason}.")
+                raise ValueError(f"`{name}` (=True) needs `blocks`: {reason}.")
         if self.prefetch and not (self.shared or self.micro_kernel):
-            raise ValueError("CudaRung: `prefetch` (=True) needs `shared` or `micro_kernel`: there is no buffer to double.")
+            raise ValueError("`prefetch` (=True) needs `shared` or `micro_kernel`: there is no buffer to double.")
         if self.production and self.blocks:
-            raise ValueError("CudaRung: `production` (=True) stands alone: it is no kernel of the ladder.")
+            raise ValueError("`production` (=True) stands alone: it is no kernel of the ladder.")
 
     @property
     def techniques(self) -> tuple[str, ...]:

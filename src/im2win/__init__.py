@@ -10,6 +10,7 @@ from im2win.spec.conv2d import Conv2d, ConvError
 if TYPE_CHECKING:
     from im2win.builder.build import build as build
     from im2win.export.c_abi import export_c as export_c
+    from im2win.export.runtime import export_runtime as export_runtime
     from im2win.frontends.models.compiler import compile_model as compile_model
     from im2win.frontends.onnxruntime.operators import for_onnxruntime as for_onnxruntime
     from im2win.frontends.torch.capturing import capture as capture
@@ -31,6 +32,7 @@ _LAZY = {
     "compile_model": "frontends.models.compiler",
     "default_tile": "registry.ranking",
     "export_c": "export.c_abi",
+    "export_runtime": "export.runtime",
     "for_onnxruntime": "frontends.onnxruntime.operators",
     "Layer": "runtime.op",
     "Op": "runtime.op",
@@ -43,7 +45,7 @@ _LAZY = {
 
 __all__ = [
     "Conv2d", "ConvError", "Layer", "Model", "Op", "Tile", "build", "capture", "compile_model", "default_tile", "export_c",
-    "for_onnxruntime", "load", "load_model", "tune",
+    "export_runtime", "for_onnxruntime", "load", "load_model", "tune",
 ]  # fmt: skip
 
 

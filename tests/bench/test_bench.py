@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from im2win.bench.memory import MeasureError, peak_of_library
 from im2win.bench.peers.cpu import Array, OnnxRuntime, Torch, TvmDefault, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Result
+from im2win.bench.source import digests
+from im2win.builder.build import looked_up
+from im2win.device.cpu import Machine
 from im2win.numerics.reference import error
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -59,7 +63,7 @@ class Fake:
             while time.perf_counter() < end:
                 pass
 
-        return Trial(call, lambda: answer, "fake", True, 64)
+        return Trial(call, lambda: answer, "fake", True, 64, {"width": 8}, "nearest layer")
 
 
 def naive(conv: Conv2d, tensors: Tensors) -> Array:
@@ -221,7 +225,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_run_compares_checks_and_survives(tmp_path: Path) -> None:
     bad = [Fake("wrong", 0.0001, factor=1.1), Fake("nan", factor=float("nan")), Fake("x", mood="dies")]
-    field = [Fake("ours", 0.001), Fake("good", 0.002), *bad]
+    field = [Fake("ours", 0.001), Fake("untuned", 0.001), Fake("good", 0.002), *bad]
     seen: list[int] = []
     result = bench.run(
         [Layer("a", SMALL, 2)], against=(), batch=2, rounds=3, seconds_warmup=0.01, threads=1, subjects=field, suite="fakes",
@@ -234,8 +238,23 @@ def test_run_compares_checks_and_survives(tmp_path: Path) -> None:
     assert "code 3" in row.peers_failed["x"]
     assert row.error is not None and row.error < 1e-6 and (row.algorithm, row.tuned, row.extra_bytes) == ("fake", True, 64)
     assert row.spread["ours"].samples == 3 and row.spread["ours"].p10 <= row.spread["ours"].median <= row.spread["ours"].p90
+    assert (row.tile, row.tier, row.untuned_algorithm, row.untuned_tile) == ({"width": 8}, "nearest layer", "fake", {"width": 8})
+    assert result.digests == digests("cpu")
     path = result.save(tmp_path / "r.json")
     assert Result.load(path) == result
+
+
+@pytest.mark.parametrize("tuned", [None, False])
+def test_our_subject_says_which_tier_chose_which_tile(tuned: bool | None) -> None:
+    trial = bench.Ours(tuned=tuned).prepare(SMALL, Tensors.random(SMALL), 1)
+    assert trial.tile == bench.Ours(tuned=tuned).build(SMALL, 1).tile and trial.tile
+    assert trial.tier == ("default" if tuned is False else looked_up(SMALL, Machine.host(1))[2])
+    assert trial.tuned == (trial.tier == "exact") and json.loads(json.dumps(trial.tile)) == trial.tile
+
+
+def test_a_layer_without_a_record_is_refused_where_one_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"ours: no tuning record for n.*; tune it first"):
+        bench.Ours(tmp_path, tuned=True).prepare(SMALL, Tensors.random(SMALL), 1)
 
 
 @pytest.mark.usefixtures("quick")

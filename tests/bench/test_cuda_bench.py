@@ -18,8 +18,8 @@ from im2win.bench.cpu import OURS, UNTUNED, spreads
 from im2win.bench.cuda import TRANSFORM, _note, with_transform
 from im2win.bench.cuda_harness import Subject, interleaved
 from im2win.bench.peers.subject import PeerError
-from im2win.bench.results import Row
-from im2win.cli.commands.bench import _reporter
+from im2win.bench.results import Result, Row
+from im2win.cli.commands.bench import _finish, _reporter
 from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import CudaPack
 from im2win.runtime import cuda as cuda_runtime
@@ -41,16 +41,19 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
     order: list[float] = []
     monkeypatch.setattr(cuda_harness, "sample", lambda bench, timed: order.append(timed()) or timed())
     ready = {
-        OURS: Subject(call(1.0), 64, 1e-7, "im2win/stored", True, transform),
+        OURS: Subject(call(1.0), 64, 1e-7, "im2win/stored", True, transform, {"width": 8}),
+        UNTUNED: Subject(call(3.0), 64, 1e-7, "direct/tiled", False, None, {"width": 4}),
         "torch_nchw": Subject(call(2.0), 0, 1e-7),
     }
     samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
-    assert order == ([1.0, 2.0, 0.25] if transform else [1.0, 2.0]) * 4  # once before the rounds
+    assert order == ([1.0, 3.0, 2.0, 0.25] if transform else [1.0, 3.0, 2.0]) * 4  # once before the rounds
     row = Row("conv1", str(CONV))
     row.spread = spreads(samples)
     _note(row, CONV, ready, LIMITS, "float32")
     assert row.ours_ms == pytest.approx(1e3) and row.transform_ms == (pytest.approx(250.0) if transform else None)
     assert row.peers == {"torch_nchw": pytest.approx(2e3)} and row.best_peer == "torch_nchw" and row.ratio == pytest.approx(2.0)
+    assert row.untuned_ms == pytest.approx(3e3)
+    assert (row.tile, row.untuned_algorithm, row.untuned_tile) == ({"width": 8}, "direct/tiled", {"width": 4})
     assert (TRANSFORM in row.spread) == (transform is not None)
 
 
@@ -77,6 +80,38 @@ def test_a_layer_that_tvm_does_not_get_or_find_is_an_error_for_this_layer(tmp_pa
         prepare(SimpleNamespace(conv=CONV.with_(bias=True)))  # type: ignore[arg-type]
     found.inputs, found.output = {"data": None, "filter": None}, None
     assert prepare(found).error == 1e-7  # type: ignore[arg-type]
+
+
+def test_the_command_says_which_layers_to_tune() -> None:
+    printed: list[str] = []
+    console = SimpleNamespace(print=lambda text, **_: printed.append(text))
+    times = {"conv1": 1.0, "conv2": 1.04, "conv3": 2.0}
+    rows = [Row(name, str(CONV), ours_ms=ms, untuned_ms=1.0, peers={"a": 1.0}, ratio=1 / ms) for name, ms in times.items()]
+    result = Result("papers12", "float32", 2, "gpu", "A GPU", 1, {}, "", "2026-01-01", {}, rows)
+    how = {"batch": 2, "dtype": None, "target": "cuda"}
+    _finish(console, result, None, "papers12", how)  # type: ignore[arg-type]
+    slower = "conv2,conv3: more than 3% slower than the default tile; tune them: "
+    assert printed[1:] == [slower + "im2win tune papers12 --layers conv2,conv3 --batch 2 --target cuda"]
+    printed.clear()
+    result.layers = rows[:1]
+    _finish(console, result, None, "papers12", how)  # type: ignore[arg-type]
+    assert len(printed) == 1
+
+
+def test_the_line_of_a_layer_says_the_tier_that_chose_it() -> None:
+    printed: list[str] = []
+    console = SimpleNamespace(print=lambda text, **_: printed.append(text))
+    for tier in ("default", "nearest layer"):
+        _reporter(console, 5)(1, 1, Row("conv1", str(CONV), ours_ms=1.0, algorithm="im2win/stored", tier=tier))  # type: ignore[arg-type]
+    assert "im2win / stored (untuned);" in printed[0] and "im2win / stored (untuned, nearest layer);" in printed[1]
+
+
+def test_the_tier_is_that_of_the_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = SimpleNamespace(tier="nearest layer")
+    monkeypatch.setattr(cuda_bench, "choose", lambda conv, gpu, names, logs, accuracy: choice if logs is None and names else None)
+    assert cuda_bench.tier_of(CONV, H200, None, "auto", "exact") == "nearest layer"
+    assert cuda_bench.tier_of(CONV, H200, tmp_path, "auto", "exact") == "default"
+    assert cuda_bench.tier_of(CONV.with_(groups=2), H200, None, "winograd/tiled", "exact") == ""
 
 
 @pytest.mark.parametrize("transform_ms", [None, 0.125])

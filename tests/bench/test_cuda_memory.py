@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -240,7 +241,21 @@ def test_a_marker_is_filled_where_the_result_is_there_and_else_left_empty() -> N
     assert "| conv1 | 0 | 0 |" in filled and report.fill(filled, {}, memory={name: result}) == filled
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "layers": [{"layer": "a"}]}'])
+def test_results_of_memory_of_the_first_schema_load_without_digests(tmp_path: Path) -> None:
+    saved = result_of(LayerMemory("conv1", "n1-c1x1x1-k1x1x1", 0))
+    saved.digests = {"target": "cuda", "kernels": "0"}
+    path = saved.save(tmp_path / "memory-r.json")
+    assert MemoryResult.load(path) == saved
+    values = {**json.loads(path.read_text()), "schema": 1}
+    del values["digests"]
+    path.write_text(json.dumps(values))
+    assert MemoryResult.load(path) == result_of(LayerMemory("conv1", "n1-c1x1x1-k1x1x1", 0))
+
+
+FOREIGN = ["{", "[]", '{"schema": 3}', '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "layers": [{"layer": "a"}]}']
+
+
+@pytest.mark.parametrize("text", FOREIGN)
 def test_foreign_results_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "memory-r.json"
     path.write_text(text)

@@ -12,7 +12,6 @@ import pytest
 from paths import SUPPORT
 
 from im2win import tuner
-from im2win.cli.commands.tune import shared_out
 from im2win.common.worker_pool import Worker, WorkerError, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
@@ -20,6 +19,7 @@ from im2win.device.gpu import H200
 from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.layers import shared_out
 
 
 @pytest.mark.parametrize("count", [1, 3])

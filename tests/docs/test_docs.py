@@ -70,6 +70,7 @@ def test_the_guides_model_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_commands_run(command: Callable[..., Any], resnet50_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IM2WIN_LOGS", str(tmp_path / "own_logs"))  # no other test finds what is tuned here
     shutil.copy(resnet50_onnx, tmp_path / "resnet50.onnx")
     small_model(tmp_path / "squeezenet.onnx")
     np.save(tmp_path / "image.npy", np.ones((1, 3, 224, 224), np.float32))

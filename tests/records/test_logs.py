@@ -118,9 +118,9 @@ def test_an_unreadable_file_is_a_problem_to_readers_and_an_error_to_prune(log: L
     path.mkdir(parents=True)
     assert log.read(CONV, DEVICE) == []
     assert log.problems == [Problem(path, 0, "cannot be read: Is a directory")]
-    with pytest.raises(LogError, match=f"^Log: `{path}` cannot be read: Is a directory: change its permissions or remove it, then"):
+    with pytest.raises(LogError, match=f"^`{path}` cannot be read: Is a directory: change its permissions or remove it, then"):
         log.prune()
-    with pytest.raises(LogError, match=rf"^Log: cannot write `{path}` \(Is a directory\): there is a file where a folder belongs, or the"):
+    with pytest.raises(LogError, match=rf"^cannot write `{path}` \(Is a directory\): there is a file where a folder belongs, or the"):
         log.append(ok())
 
 
@@ -129,11 +129,11 @@ def test_an_unreadable_file_is_a_problem_to_readers_and_an_error_to_prune(log: L
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LogError, match=f"^Log: `{tmp_path / 'file'}` is a file; choose a folder for the logs.$"):
+    with pytest.raises(LogError, match=f"^`{tmp_path / 'file'}` is a file; choose a folder for the logs.$"):
         Log(tmp_path / "file")
     below = Log(tmp_path / "file" / "logs")
     assert below.read(CONV, DEVICE) == below.devices() == []
-    with pytest.raises(LogError, match=rf"^Log: cannot write `{below.folder / DEVICE}` \(Not a directory\): there is a file where"):
+    with pytest.raises(LogError, match=rf"^cannot write `{below.folder / DEVICE}` \(Not a directory\): there is a file where"):
         below.append(ok())
     with pytest.raises(LogError, match=r"\(Not a directory\)"):
         merge([fill(Log(tmp_path / "good"), ok())], below)
@@ -141,7 +141,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
 def test_a_path_that_nobody_can_write() -> None:
-    with pytest.raises(LogError, match=rf"^Log: cannot write `/proc/im2win/{DEVICE}` \(.*\): choose another folder for the logs.$"):
+    with pytest.raises(LogError, match=rf"^cannot write `/proc/im2win/{DEVICE}` \(.*\): choose another folder for the logs.$"):
         Log("/proc/im2win").append(ok())
 
 
@@ -165,7 +165,7 @@ def test_a_full_disk(log: Log) -> None:
     path = log.path(CONV, DEVICE)
     path.parent.mkdir(parents=True)
     path.symlink_to("/dev/full")
-    with pytest.raises(LogError, match=rf"^Log: cannot write `{path}` \(No space left on device\): free some space there, or choose"):
+    with pytest.raises(LogError, match=rf"^cannot write `{path}` \(No space left on device\): free some space there, or choose"):
         log.append(ok())
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_fills_up_within_a_line_leaves_nothing_of_it(log: Log) -> No
 def test_a_lock_that_stays_taken(log: Log) -> None:
     hurried = Log(log.folder, lock_timeout_s=0.05)
     with log._locked(DEVICE):
-        with pytest.raises(LogError, match=f"^Log: `{log.folder / DEVICE / '.lock'}` was held by another process for 0.05 s: wait until"):
+        with pytest.raises(LogError, match=f"^`{log.folder / DEVICE / '.lock'}` was held by another process for 0.05 s: wait until"):
             hurried.append(ok())
         hurried.append(ok(device="other"))  # devices do not wait for one another
     hurried.append(ok())
@@ -304,7 +304,7 @@ def test_prune_more_than_one_one_device_and_records_that_do_not_compete(log: Log
     assert log.prune(device="nowhere") == Pruned()
     assert log.prune() == Pruned(kept=4, slower=2, failing=2, broken=1)
     assert ok(0.5e-3, tvm="0.26.0") in log.read(CONV, DEVICE)  # faster, but it does not beat today's
-    with pytest.raises(ValueError, match=re.escape("Log.prune: `keep` (=0) must be at least 1.")):
+    with pytest.raises(ValueError, match=re.escape("`keep` (=0) must be at least 1.")):
         log.prune(0)
 
 
@@ -317,7 +317,7 @@ def test_a_prune_that_fails_leaves_the_file_whole(log: Log, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(LogError, match=rf"^Log: cannot write `{path}` \(No space left on device\): free some space"):
+    with pytest.raises(LogError, match=rf"^cannot write `{path}` \(No space left on device\): free some space"):
         log.prune(device=DEVICE)
     assert path.read_bytes() == before
     assert [name for name in os.listdir(path.parent) if name.endswith(".tmp")] == []

@@ -115,7 +115,7 @@ def test_the_tile_is_a_copy() -> None:
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
 def test_an_error_that_is_no_number_never_passes_for_ok(error: float) -> None:
     assert failed(error=error).error is None
-    with pytest.raises(RecordError, match=re.escape(f"Record: `error` (={error}) must be a finite number of at least 0, or null.")):
+    with pytest.raises(RecordError, match=re.escape(f"`error` (={error}) must be a finite number of at least 0, or null.")):
         good(error=error)
 
 
@@ -157,7 +157,7 @@ def test_every_field_has_its_rule_tested() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, (values, _) in RULES.items() for value in values])
 def test_each_field_is_held_to_its_rule_in_a_line_and_in_the_constructor(name: str, value: object) -> None:
-    message = re.compile(rf"^Record: `{name}` \(=.*\) must be {re.escape(RULES[name][1])}", re.DOTALL)
+    message = re.compile(rf"^`{name}` \(=.*\) must be {re.escape(RULES[name][1])}", re.DOTALL)
     with pytest.raises(RecordError, match=message):
         Record.from_line(line(**{name: value}))
     with pytest.raises(RecordError, match=message):
@@ -176,7 +176,7 @@ def test_each_field_is_held_to_its_rule_in_a_line_and_in_the_constructor(name: s
         ({"conv": "n1-c1x2x2-k1x1x1-s1"}, "the key of a valid Conv2d: key 'n1-c1x2x2-k1x1x1-s1' must be written 'n1-c1x2x2-k1x1x1'."),
         ({"conv": "n1-c1x2x2-k1x1x1-relu-bias"}, "must be written 'n1-c1x2x2-k1x1x1-bias-relu'."),
         ({"conv": f"n{'9' * 5000}-c1x2x2-k1x1x1"}, "must be the key of a valid Conv2d"),
-        ({"speed": 3}, "Record: `speed` (=3) must be one of schema, conv, algorithm,"),
+        ({"speed": 3}, "`speed` (=3) must be one of schema, conv, algorithm,"),
     ],
 )
 def test_rules_between_fields(changes: dict[str, Any], message: str) -> None:
@@ -187,7 +187,7 @@ def test_rules_between_fields(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_a_missing_field_is_named(name: str) -> None:
     fields = {key: value for key, value in GOOD.items() if key != name}
-    with pytest.raises(RecordError, match=f"^Record: `{name}` is missing; a line must hold all of schema, conv"):
+    with pytest.raises(RecordError, match=f"^`{name}` is missing; a line must hold all of schema, conv"):
         Record.from_line(json.dumps(fields))
 
 
@@ -198,14 +198,14 @@ def test_another_schema_is_named_before_its_other_fields() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", line()[:-9], line() + line(), "nonsense", "[" * 100_000, "1" * 5000, "\x00"])
 def test_a_line_that_is_not_json(text: str) -> None:
-    with pytest.raises(RecordError, match=r"^Record: the line \(=.*\) must be JSON: ") as caught:
+    with pytest.raises(RecordError, match=r"^the line \(=.*\) must be JSON: ") as caught:
         Record.from_line(text)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["3", "null", '"ok"', "[1, 2]", "NaN"])
 def test_a_line_that_is_not_an_object(text: str) -> None:
-    with pytest.raises(RecordError, match=r"^Record: the line \(=.*\) must be a JSON object\.$"):
+    with pytest.raises(RecordError, match=r"^the line \(=.*\) must be a JSON object\.$"):
         Record.from_line(text)
 
 

@@ -13,13 +13,16 @@ from tvm import s_tir, te
 
 import im2win.compute
 from im2win.compute import nest
+from im2win.device.gpu import H200
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.registry.algorithms import ALGORITHMS
+from im2win.registry.backends import backend_for
 from im2win.registry.cpu_schedules import CudaOnly, Windows
 from im2win.registry.ranking import ranked_tiles
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import OLD_NAMES, shown, split
+from im2win.spec.objective import cost
 
 KEYS = (
     "direct/tiled", "direct/persistent", "direct/warp_specialized", "im2col/tiled", "im2win/stored", "im2win/fused",
@@ -135,3 +138,12 @@ def test_candidates() -> None:
         candidates("fft", conv)
     with pytest.raises(ValueError, match="no algorithm computes n2-c8x12x14-k16x3x3-p1-int8 on 'cpu': CPU schedules"):
         candidates("auto", conv.with_(dtype="int8"))
+
+
+def test_a_gpu_s_workspace_costs_the_model_what_it_costs_the_tuner() -> None:
+    """So that the default tile of a layer and the winner of its tuning are the best by one measure."""
+    conv = Conv2d.parse("n1-c1024x14x14-k256x1x1")
+    backend, row = backend_for(H200), schedule_of("implicit_gemm/split_k")
+    estimate, tile = backend.ranked(conv, row)[0]
+    workspace = backend.workspace_bytes(conv, row, tile)
+    assert workspace and estimate == cost(conv, row.on_gpu.estimate(conv, tile, H200).seconds, workspace)

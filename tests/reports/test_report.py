@@ -87,6 +87,22 @@ def test_results_without_a_transforms_time_load(tmp_path: Path) -> None:
     assert Result.load(saved.save(path)).layers[0].transform_ms == 0.5
 
 
+def test_results_of_the_first_schema_load_without_digests(tmp_path: Path) -> None:
+    saved = result()
+    saved.digests = {"target": "cpu", "kernels": "0"}
+    saved.layers[0].tier, saved.layers[0].tile, saved.layers[0].untuned_tile = "exact", {"co": 8}, {"co": 4}
+    path = saved.save(tmp_path / "r.json")
+    assert Result.load(path) == saved
+    values = {**json.loads(path.read_text()), "schema": 1}
+    del values["digests"]
+    for row in values["layers"]:
+        for name in ("tier", "tile", "untuned_algorithm", "untuned_tile"):
+            del row[name]
+    path.write_text(json.dumps(values))
+    old = Result.load(path)
+    assert old.digests == {} and old.layers[0].tier == "" and old.layers[0].untuned_tile == {} and old.commit == saved.commit
+
+
 def test_fill_replaces_only_between_markers_and_settles() -> None:
     text = "a\n<!-- table:cpu-2t/demo -->\nold\n<!-- /table -->\nb\n<!-- table:summary -->\n<!-- /table -->\nc\n"
     filled = report.fill(text, {"cpu-2t/demo": result()})
@@ -220,7 +236,8 @@ def test_plot_is_a_png_beside_the_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not a readable JSON"), ("[]", "`schema` must be 1"), ('{"schema": 2}', "`schema` must be 1"),
+    [("{", "not a readable JSON"), ("[]", "`schema` must be 1 or 2"), ('{"schema": 3}', "`schema` must be 1 or 2"),
+     ('{"schema": 2, "layers": []}', "no 'digests'"),
      ('{"schema": 1}', "fields must be"), ('{"schema": 1, "layers": [{"layer": "a"}]}', "fields must be")],
 )  # fmt: skip
 def test_foreign_results_are_refused(tmp_path: Path, text: str, message: str) -> None:

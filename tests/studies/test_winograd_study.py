@@ -15,6 +15,7 @@ from scripts import script
 from im2win.bench import cuda_builds, cuda_harness
 from im2win.bench.cuda_builds import TileRecipe
 from im2win.bench.cuda_harness import Subject
+from im2win.bench.source import digests
 from im2win.device.gpu import H200
 from im2win.reports import studies
 from im2win.reports import winograd_tc as fused_report
@@ -22,7 +23,7 @@ from im2win.reports.tables import fill, plot_all
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 from im2win.studies import winograd_tc as cuda_fused_study
-from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SYNCHRONOUS, WHOLE
+from im2win.studies.entries import FUSED, INT8, INTEGERS, OTHERS, PROTOTYPE, REQUANTISED, SCHEMA, SYNCHRONOUS, WHOLE
 from im2win.studies.winograd_tc import FORMS, INT8_FORMS, integers, recipes
 
 MS = {SYNCHRONOUS: 6.0, PROTOTYPE: 4.0, WHOLE: 0.75,
@@ -81,6 +82,7 @@ def test_the_script_writes_what_table_and_plot_show(fake_gpu: None, tmp_path: Pa
     monkeypatch.setattr(sys, "argv", ["winograd_tensor_cores.py", *words])
     script("benchmarks/winograd_tensor_cores.py").main()
     study = json.loads(file.read_text())
+    assert study["schema"] == SCHEMA and study["digests"] == digests("cuda")
     assert {entry["batch"] for entry in study["entries"]} == {1, 16}
     assert len(study["entries"]) == 4 * (len(FORMS) * 2 + 2 + 3 + 1 + len(INT8) * 2 + 1 + 3)
     by_form = {form: [entry for entry in study["entries"] if entry["form"] == form] for form in FORMS}
@@ -164,6 +166,14 @@ def test_layers_that_the_row_does_not_compute_are_named() -> None:
         ValueError, match=r"must be of the row winograd/tensor_cores: .* multiplies float16 or int8, not float32"
     ):
         cuda_fused_study.run(list(suite("winograd64"))[:1])
+
+
+def test_an_interrupted_study_goes_on_with_the_same_kernels_only() -> None:
+    made_by = {"target": "cuda", "source": "1", "kernels": "2", "choice": "3"}
+    head = {"study": "s", "device": "d", "versions": {"system": "one"}, "digests": made_by}
+    assert cuda_fused_study._same(head, {**head, "versions": {"system": "two"}, "digests": {**made_by, "source": "other"}})
+    assert not cuda_fused_study._same(head, {**head, "digests": {**made_by, "kernels": "other"}})
+    assert not cuda_fused_study._same({name: value for name, value in head.items() if name != "digests"}, head)
 
 
 def test_a_form_without_a_legal_tile_has_a_reason(fake_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

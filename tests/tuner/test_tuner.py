@@ -216,12 +216,16 @@ def test_a_session_records_every_trial_and_resumes(tmp_path: Path, machine: Mach
     seen: list[Progress] = []
     record = im2win.tune(SMALL, trials=10, logs=tmp_path, progress=seen.append)
     assert record.outcome == "ok" and record.samples_s and record.error is not None and record.error <= tolerance(SMALL)
-    assert [p.trial for p in seen] == list(range(1, 11)) and seen[0].default_s is not None
+    measured = [p for p in seen if p.phase == "measuring"]
+    assert [p.trial for p in measured] == list(range(1, 11)) and measured[0].default_s is not None
+    phases = [p.phase for p in seen]
+    assert phases[0].startswith("ranking 0 of ") and phases[-1] == "measuring the best again"
+    assert phases.index("building 1 of 8") < phases.index("building 8 of 8") < phases.index("measuring")
     records = Log(tmp_path).read(SMALL, machine.name)
     assert {r.trial for r in records} == set(range(10)) and not any(stale(r) for r in records)
     again: list[Progress] = []
     im2win.tune(SMALL, trials=13, logs=tmp_path, progress=again.append)
-    assert [p.trial for p in again] == [11, 12, 13]
+    assert [p.trial for p in again if p.phase == "measuring"] == [11, 12, 13]
     tiles = [(r.method, json.dumps(r.tile)) for r in Log(tmp_path).read(SMALL, machine.name)]
     assert len(set(tiles)) == 13
     op = im2win.build(SMALL, logs=tmp_path)
@@ -366,7 +370,7 @@ def test_kill_9_loses_no_record_and_the_next_run_goes_on(tmp_path: Path, machine
         records = log.read(SMALL, machine.name)
         assert len(records) > before and not log.problems
         before = len(records)
-    keys = [(r.algorithm, json.dumps(r.tile)) for r in records]
+    keys = [(r.method, json.dumps(r.tile)) for r in records]
     assert len(set(keys)) == len(keys), "no trial was repeated"
 
 

@@ -27,6 +27,8 @@ from im2win.bench.memory import MeasureError, peak_bytes
 from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Result, Row, Spread, roofline_fraction
+from im2win.bench.source import digests
+from im2win.builder.build import build_tile, looked_up
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import error as error_of
 from im2win.numerics.tolerance import tolerance
@@ -64,21 +66,25 @@ class Ours:
         Raises:
             PeerError: `tuned` is True and the layer has no record.
         """
+        return self._build(conv, threads)[0]
+
+    def _build(self, conv: Conv2d, threads: int) -> tuple[Op, str]:
+        """The operator, and the tier of the look-up that chose it."""
+        machine, tier = Machine.host(threads), "default"
         if self.tuned is False:
-            name, tile = im2win.default_tile(conv, self.algorithm, Machine.host(threads), self.accuracy)
-            op = im2win.build(conv, algorithm=name, tile=tile, threads=threads, accuracy=self.accuracy)
+            name, tile = im2win.default_tile(conv, self.algorithm, machine, self.accuracy)
         else:
-            op = im2win.build(conv, logs=self.logs, algorithm=self.algorithm, threads=threads, accuracy=self.accuracy)
-        if self.tuned and not op.tuned:
+            name, tile, tier = looked_up(conv, machine, self.logs, self.algorithm, self.accuracy)
+        if self.tuned and tier != "exact":
             raise PeerError(f"{self.name}: no tuning record for {conv}; tune it first.")
-        return op
+        return build_tile(conv, name, tile, machine, tuned=tier == "exact"), tier
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
-        op = self.build(conv, threads)
+        op, tier = self._build(conv, threads)
         layer = op.bind(tensors.filter, tensors.bias)
         output = np.full(conv.output_shape, np.nan, conv.dtype)
         call = partial(layer, tensors.data, residual=tensors.residual, out=output)
-        return Trial(call, lambda: output, op.method, op.tuned, op.extra_bytes)
+        return Trial(call, lambda: output, op.method, op.tuned, op.extra_bytes, op.tile, tier)
 
 
 def run(
@@ -124,9 +130,9 @@ def run(
         ValueError: an unknown peer, no layers, or `rounds` below 1. A subject that fails is a message in its row instead.
     """
     if not layers:
-        raise ValueError("bench: `layers` must name at least one layer.")
+        raise ValueError("`layers` must name at least one layer.")
     if rounds < 1:
-        raise ValueError(f"bench: `rounds` (={rounds}) must be at least 1.")
+        raise ValueError(f"`rounds` (={rounds}) must be at least 1.")
     folder = None if logs is None else Path(logs)
     ours = Ours(folder, algorithm, tuned, accuracy=accuracy)
     field = list(subjects) if subjects is not None else _field(ours, untuned)
@@ -175,6 +181,8 @@ def time_layer(
         ready[name] = worker
         if name == ours:
             _note(row, prepared, error)
+        elif name == UNTUNED:
+            row.untuned_algorithm, row.untuned_tile = prepared.algorithm, prepared.tile
     samples, late = interleaved(ready, rounds, seconds_warmup)
     failed.update(late)
     row.failed = failed.pop(ours, None)
@@ -196,6 +204,7 @@ def checked(output: Array, expected: Array, allowed: float) -> float:
 
 def _note(row: Row, prepared: Prepared, error: float) -> None:
     row.algorithm, row.tuned, row.extra_bytes, row.error = prepared.algorithm, prepared.tuned, prepared.extra_bytes, error
+    row.tile, row.tier = prepared.tile, prepared.tier
 
 
 def spreads(samples: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
@@ -232,6 +241,7 @@ def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ce
         commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         ceilings={"fma_gflops": limits.fma_gflops, "copy_gbs": limits.copy_gbs},
+        digests=digests("cpu"),
     )
 
 

@@ -26,10 +26,12 @@ from im2win.bench.cuda_harness import (
     tvm_searched,
 )
 from im2win.bench.results import Result, Row, roofline_fraction
+from im2win.bench.source import digests
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
+from im2win.records.lookup import choose
 from im2win.registry.backends import backend_for
-from im2win.registry.schedules import schedule_of
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -101,12 +103,23 @@ def run(
             torch.cuda.empty_cache()
             ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
             row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
+            row.tier = tier_of(layer.conv, gpu, logs, algorithm, accuracy)
             result.layers.append(row)
             if keep is not None:
                 keep(result)
             if progress is not None:
                 progress(done, len(layers), row)
     return result
+
+
+def tier_of(conv: Conv2d, gpu: Gpu, logs: Path | None, algorithm: str, accuracy: Accuracy) -> str:
+    """The tier of the look-up that chooses im2win's kernel, as `builder.build.looked_up` names it; "" where no algorithm supports it."""
+    try:
+        names = [row.key for row in candidates(algorithm, conv, "cuda", accuracy)]
+    except ValueError:
+        return ""
+    found = choose(conv, gpu, names, logs, accuracy)
+    return "default" if found is None else found.tier
 
 
 def time_layer(
@@ -145,6 +158,9 @@ def _note(row: Row, conv: Conv2d, ready: dict[str, Subject], limits: dict[str, f
     if OURS in ready:
         ours = ready[OURS]
         row.algorithm, row.tuned, row.extra_bytes, row.error = ours.algorithm, ours.tuned, ours.extra_bytes, ours.error
+        row.tile = dict(ours.tile)
+    if UNTUNED in ready:
+        row.untuned_algorithm, row.untuned_tile = ready[UNTUNED].algorithm, dict(ready[UNTUNED].tile)
     if row.ours_ms is not None:
         row.gflops = conv.flops / row.ours_ms / 1e6
         row.roofline_fraction = roofline_fraction(row, [accuracy], limits)
@@ -216,4 +232,5 @@ def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, 
         commit=commit(),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         ceilings=limits,
+        digests=digests("cuda"),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Subject:
         extra_bytes: bytes of its workspace.
         error: against the reference.
         transform: the transform of the call alone; None without one.
+        tile: of im2win's subjects.
     """
 
     call: Callable[[], Any]
@@ -47,6 +48,7 @@ class Subject:
     algorithm: str = ""
     tuned: bool = False
     transform: Callable[[], Any] | None = None
+    tile: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WrongError(RuntimeError):
@@ -85,7 +87,7 @@ def op_subject(bench: Bench, op: Op, allowed: float) -> Subject:
     if message or error is None:
         raise WrongError(f"wrong result: {message}.")
     transform = partial(layer.transform, bench.inputs["data"]) if layer.transforms else None
-    return Subject(call, op.extra_bytes, error, op.method, op.tuned, transform)
+    return Subject(call, op.extra_bytes, error, op.method, op.tuned, transform, op.tile)
 
 
 def torch_subject(bench: Bench, layout: str) -> Subject:

@@ -20,6 +20,7 @@ from im2win.bench.cpu import commit, versions
 from im2win.bench.memory_result import LayerMemory, MemoryResult
 from im2win.bench.peers.cuda import call_bytes, cudnn_math, torch_call
 from im2win.bench.peers.cudnn import Cudnn, CudnnError
+from im2win.bench.source import digests
 from im2win.device.gpu import device_gpu
 from im2win.registry.schedules import SCHEDULES, Schedule
 from im2win.spec.accuracy import Accuracy, allows
@@ -133,7 +134,7 @@ def measure(
     result = MemoryResult(
         suite=suite, dtype="+".join(sorted({conv.types for conv in convs})), batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name, brand=gpu.brand, versions={**versions(), "cuda": str(torch.version.cuda)}, commit=commit(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), digests=digests("cuda"),
     )  # fmt: skip
     for done, layer in enumerate(layers, 1):
         torch.cuda.empty_cache()

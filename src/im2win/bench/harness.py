@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,6 +57,8 @@ class Prepared:
     algorithm: str
     tuned: bool
     extra_bytes: int
+    tile: dict[str, Any] = field(default_factory=dict)
+    tier: str = ""
 
 
 class Worker:

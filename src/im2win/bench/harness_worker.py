@@ -23,13 +23,13 @@ ATTEMPTS = 3  # samples that are tried until one had its CPUs to itself
 _CPUS = os.sched_getaffinity(0)
 
 
-def _prepare(subject: Subject, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[str, bool, int]]:
+def _prepare(subject: Subject, conv: Conv2d, seed: int, threads: int, path: Path) -> tuple[Trial, tuple[Any, ...]]:
     os.sched_setaffinity(0, _CPUS)  # new threads inherit the affinity
     trial = subject.prepare(conv, Tensors.random(conv, seed), threads)
     trial.call()
     leave_bound_cpus()
     np.save(path, trial.read())
-    return trial, (trial.algorithm, trial.tuned, trial.extra_bytes)
+    return trial, (trial.algorithm, trial.tuned, trial.extra_bytes, trial.tile, trial.tier)
 
 
 def _warm(call: Callable[[], object], seconds: float) -> tuple[float, float]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from im2win.bench.results import ResultError
+from im2win.bench.results import SCHEMA, ResultError, read_values
 from im2win.common.files import replace_json
 
-SCHEMA = 1
 PREFIX = "memory-"  # prefix of the names of its files
 
 
@@ -39,7 +37,7 @@ class LayerMemory:
 
 @dataclass
 class MemoryResult:
-    """One run: the machine, the versions and a row for each layer."""
+    """One run: the machine, the versions and a row for each layer. Schemas and `digests` are those of `results.Result`."""
 
     suite: str
     dtype: str
@@ -50,6 +48,7 @@ class MemoryResult:
     commit: str
     date: str
     layers: list[LayerMemory] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def save(self, path: Path) -> Path:
@@ -63,17 +62,12 @@ class MemoryResult:
 
     @classmethod
     def load(cls, path: Path) -> MemoryResult:
-        """Reads a file of `save`.
+        """Reads a file of `save`, of this schema or an older one.
 
         Raises:
             ResultError: no such file, not JSON, another schema, or missing or unknown fields.
         """
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            raise ResultError(f"{path}: `schema` must be {SCHEMA}.")
+        values = read_values(path)
         try:
             return cls(**{**values, "layers": [LayerMemory(**row) for row in values["layers"]]})
         except (TypeError, KeyError) as error:

@@ -13,7 +13,9 @@ from im2win.common.files import replace_json
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, SCHEMA)  # schema 1 has no `digests`
+SLOWER = 1.03  # a shipped choice is slower than the default tile where its time is more than this many times the default's
 WINOGRAD = "winograd"  # prefix of the names of Winograd's algorithms
 
 
@@ -40,7 +42,9 @@ class Row:
         roofline_fraction: least time of direct convolution on this machine, over im2win's (`roofline_fraction`).
         ratio: best peer's time / im2win's; above 1 im2win is faster.
         transform_ms: time of the transform alone, a part of ours_ms, where a separate kernel computes it (on a GPU).
+        tier, tile: the tier of the look-up that chose im2win's kernel ("default": the analytic model), and its tile, where known.
         untuned_ms, untuned_ratio: the default tile in the same run, where requested.
+        untuned_algorithm, untuned_tile: what the default was at that time.
         peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where requested;
             `peak_failed` says why it could not be measured.
         peers_extra_bytes: bytes that peers allocate beside input, filter and output, where measured (on a GPU).
@@ -68,11 +72,18 @@ class Row:
     peers_extra_bytes: dict[str, int] = field(default_factory=dict)
     spread: dict[str, Spread] = field(default_factory=dict)
     transform_ms: float | None = None
+    tier: str = ""
+    tile: dict[str, Any] = field(default_factory=dict)
+    untuned_algorithm: str = ""
+    untuned_tile: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Result:
-    """One run: the machine, the versions, the ceilings and a row for each layer."""
+    """One run: the machine, the versions, the ceilings and a row for each layer.
+
+    `digests` are those of the source that made it (`im2win.bench.source`); empty in files of schema 1.
+    """
 
     suite: str
     dtype: str
@@ -85,6 +96,7 @@ class Result:
     date: str
     ceilings: dict[str, float]
     layers: list[Row] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property
@@ -107,22 +119,34 @@ class Result:
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Reads a file of `save`.
+        """Reads a file of `save`, of this schema or an older one.
 
         Raises:
             ResultError: no such file, not JSON, another schema, or missing or unknown fields.
         """
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
-        if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-            raise ResultError(f"{path}: `schema` must be {SCHEMA}.")
+        values = read_values(path)
         try:
             rows = [_row(row) for row in values.pop("layers")]
             return cls(**values, layers=rows)
         except (TypeError, KeyError, AttributeError) as error:
             raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} ({error}).") from error
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The fields of a result file; those of an older schema as they are in today's.
+
+    Raises:
+        ResultError: no such file, not JSON, another schema, or a file of today's schema without digests.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
+    if not isinstance(values, dict) or values.get("schema") not in READABLE:
+        raise ResultError(f"{path}: `schema` must be {' or '.join(map(str, READABLE))}.")
+    if values["schema"] == SCHEMA and "digests" not in values:
+        raise ResultError(f"{path}: its fields must be those of schema {SCHEMA} (no 'digests').")
+    return {**values, "schema": SCHEMA}
 
 
 def _row(values: dict[str, Any]) -> Row:
@@ -161,6 +185,12 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
     conv = Conv2d.parse(row.conv)
     peak = max(arithmetic_roofs(conv.types, accuracy, ceilings).values())
     return max(conv.flops / peak, conv.bytes_moved / ceilings["copy_gbs"]) / 1e6 / row.ours_ms
+
+
+def slower_choices(rows: Iterable[Row]) -> list[Row]:
+    """The rows whose kernel, as chosen by the look-up, was slower than the default tile in the same run."""
+    timed = ((row, row.ours_ms, row.untuned_ms) for row in rows)
+    return [row for row, ours, default in timed if ours is not None and default is not None and ours > SLOWER * default]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -131,7 +131,7 @@ def build(
     Args:
         conv: the problem, or its key.
         target: "cpu" or "cuda".
-        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
+        logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         algorithm: a name of the registry, or "auto" for the fastest known one.
         tile: build exactly this tile, given as the schedule's tile or as its plain values. It requires a named `algorithm`.
         threads: CPUs to schedule for; all that the process may use by default.

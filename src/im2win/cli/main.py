@@ -6,26 +6,26 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
 from im2win import __version__
-from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, tune
+from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune
+from im2win.cli.log_lines import log_lines
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
 app = typer.Typer(
     name="im2win",
     help="The fastest correct convolution for a layer on this machine, with the memory it costs, ready to deploy.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, bench.bench, ablation.ablation,
-    report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
+    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, runtime.runtime,
+    bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
     app.command(name=verb.__name__.rstrip("_"))(verb)
@@ -50,20 +50,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
+        with log_lines():
+            status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)
+        print(end="", flush=True)  # here, where a closed pipe is understood, not when the interpreter ends
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader of the output closed it, as in `im2win layers resnet50 | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as ended:  # the parser and rich's console turn a closed pipe into status 1; completion ends so, too
+        if isinstance(ended.__context__, BrokenPipeError):
+            _closed()
+        raise
+    except BrokenPipeError:
+        _closed()
     except (typer.TyperException, ValueError, OSError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("im2win."):
             raise  # not one of im2win's messages to the user, but a defect
-        if "--debug" in words:
-            traceback.print_exc()
-        print(f"im2win: {_line(error)}", file=sys.stderr)
+        try:
+            if "--debug" in words:
+                traceback.print_exc()
+            print(f"im2win: {_line(error)}", file=sys.stderr)
+        except BrokenPipeError:  # nobody reads the message; the status tells
+            _discard(sys.__stderr__)
         sys.exit(BAD_INPUT)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _closed() -> NoReturn:
+    """Ends as if all were printed: the reader of the output had enough, as in `im2win layers resnet50 | head`."""
+    _discard(sys.__stdout__)
+    sys.exit(0)
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Sends what is still to be written to a stream nowhere, so that the interpreter's end does not fail on it."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _line(error: Exception) -> str:

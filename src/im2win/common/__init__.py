@@ -1,1 +1,1 @@
-"""Helpers for all rooms: files, locks, messages, Markdown tables, TVM's hooks, worker processes."""
+"""Helpers for all rooms: files, locks, messages, quantities, Markdown tables, progress, TVM's hooks, worker processes."""

@@ -38,7 +38,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, NotImplementedError) as error:  # filelock raises the latter on a file system without locks
         reason, advice = (error.strerror, _advice(error)) if isinstance(error, OSError) else (error, _advice(OSError()))
-        raise LogError(f"Log: cannot write `{path}` ({reason}): {advice}.") from error
+        raise LogError(f"cannot write `{path}` ({reason}): {advice}.") from error
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def locked(lock_path: Path, timeout_s: float = 30.0) -> Iterator[None]:
             lock.acquire(poll_interval=_POLL_S)
         except Timeout as error:
             waited = f"was held by another process for {timeout_s:g} s"
-            raise LogError(f"Log: `{lock_path}` {waited}: wait until that one is done, or end it.") from error
+            raise LogError(f"`{lock_path}` {waited}: wait until that one is done, or end it.") from error
     try:
         yield
     finally:

@@ -86,7 +86,7 @@ def _parse_line(path: Path, line: bytes) -> Record:
     record = Record.from_line(line.decode("utf-8"))
     for name, here in (("conv", path.name[: -len(_SUFFIX)]), ("device", path.parent.name)):
         if getattr(record, name) != here:
-            raise RecordError(f"Record: `{name}` (={getattr(record, name)!r}) must be {here!r}, as the path of its file says.")
+            raise RecordError(f"`{name}` (={getattr(record, name)!r}) must be {here!r}, as the path of its file says.")
     return record
 
 
@@ -137,7 +137,7 @@ class Log:
         self._files: dict[Path, _File] = {}
         self._strangers: dict[str, list[Problem]] = {}
         if self.folder.exists() and not self.folder.is_dir():
-            raise LogError(f"Log: `{self.folder}` is a file; choose a folder for the logs.")
+            raise LogError(f"`{self.folder}` is a file; choose a folder for the logs.")
 
     def __repr__(self) -> str:
         return f"Log({str(self.folder)!r})"
@@ -238,7 +238,7 @@ class Log:
             LogError: a file cannot be read or rewritten; the files before it are pruned, this one and those after it are unchanged.
         """
         if keep < 1:
-            raise ValueError(f"Log.prune: `keep` (={keep}) must be at least 1.")
+            raise ValueError(f"`keep` (={keep}) must be at least 1.")
         total: Counter[str] = Counter()
         for name in self.devices() if device is None else [device]:
             if not (convs := self.convs(name)):
@@ -251,7 +251,7 @@ class Log:
     def _prune_file(self, path: Path, keep: int, accepts: Accepts | None, dry_run: bool) -> Counter[str]:
         file = self._load(path)
         if unreadable := [problem.reason for problem in file.problems if problem.line_number == 0]:
-            raise LogError(f"Log: `{path}` {unreadable[0]}: change its permissions or remove it, then prune again.")
+            raise LogError(f"`{path}` {unreadable[0]}: change its permissions or remove it, then prune again.")
         fresh, count = [], Counter(broken=len(file.problems))
         for record in file.records:
             if record.outcome != "ok":

@@ -1,4 +1,4 @@
-"""Look-up of the record that applies to a problem: tier by tier, in the user's logs and then in those that ship with the package."""
+"""Look-up of the record that applies to a problem: tier by tier, in the named logs, the user's and those that ship with the package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import tvm
 
+from im2win.records.emitted_before import emitted_once, known
+from im2win.records.folders import Logs, named_folders, user_folder
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.merit import DefaultOf, Judge, unsuited
 from im2win.records.proofs import proven, verdict
@@ -60,14 +62,16 @@ def _log(folder: Path) -> Log:
     return Log(folder)
 
 
-def open_logs(logs: str | os.PathLike[str] | None) -> list[Log]:
-    """The logs to search, in order: the user's, then those that ship with the package.
+def open_logs(logs: Logs) -> list[Log]:
+    """The logs to search, in order: those that the caller names, the user's own, and those that ship with the package.
+
+    A folder that does not exist is left out.
 
     Raises:
-        LogError: `logs` is a file.
+        LogError: a folder is a file.
     """
-    folders = [Path(logs).resolve()] if logs is not None else []
-    return [_log(folder) for folder in (*folders, PACKAGED)]
+    folders = dict.fromkeys((*named_folders(logs), str(user_folder())))
+    return [*(_log(Path(folder)) for folder in folders if os.path.exists(folder)), _log(PACKAGED)]
 
 
 def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
@@ -75,7 +79,7 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
 
     A record applies if its candidate emits the kernel that was timed. That is known without emitting it where today's source made the
     record, or where a proof of `logs` or of the shipped logs covers it. Any other candidate is emitted again, which takes up to half a
-    second.
+    second, once for this source (`records.emitted_before`).
     """
     if record.tvm != tvm.__version__:
         return f"recorded with TVM {record.tvm}, this is {tvm.__version__}"
@@ -83,7 +87,14 @@ def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:
         return f"there is no {methods.shown(record.method)} any more"
     if proven(record, (*logs, _log(PACKAGED))) or record.generator == code_digest(record.target):
         return None
-    return verdict(record).reason
+    return verdict(record, emitted_once).reason
+
+
+def applies_at_once(record: Record, logs: Sequence[Log]) -> bool:
+    """Whether a record is known to apply without emitting its kernel. False says nothing."""
+    if record.tvm != tvm.__version__ or record.method not in SCHEDULES:
+        return False
+    return record.generator == code_digest(record.target) or known(record) == record.fingerprint or proven(record, logs)
 
 
 def tile_violations(conv: Conv2d, algorithm: str, tile: dict[str, TileValue], device: Device, accuracy: Accuracy = "float32") -> list[str]:
@@ -210,7 +221,7 @@ def search(
     conv: Conv2d,
     device: Device,
     names: Sequence[str],
-    logs: str | os.PathLike[str] | None,
+    logs: Logs,
     accuracy: Accuracy = "float32",
     default: DefaultOf | None = None,
 ) -> Found:
@@ -268,7 +279,7 @@ def accepting(device: Device, names: Sequence[str] | None, logs: Sequence[Log], 
 
 
 def choose(
-    conv: Conv2d, device: Device, names: Sequence[str], logs: str | os.PathLike[str] | None, accuracy: Accuracy = "float32"
+    conv: Conv2d, device: Device, names: Sequence[str], logs: Logs, accuracy: Accuracy = "float32"
 ) -> Choice | None:
     """The algorithm and tile that the look-up recommends; None if it finds no record, so that only the default tile is left."""
     found = search(conv, device, names, logs, accuracy)

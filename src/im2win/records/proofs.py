@@ -162,12 +162,12 @@ class Verdict:
     reason: str | None
 
 
-def verdict(record: Record) -> Verdict:
-    """Emits a record's candidate and compares fingerprints, without use of any proof."""
+def verdict(record: Record, emit: Callable[[Record], str] = emitted_now) -> Verdict:
+    """Compares the fingerprint of a record's candidate, which `emit` returns, with the record's, without use of any proof."""
     if record.tvm != tvm.__version__:
         return Verdict(record, f"recorded with TVM {record.tvm}, this is {tvm.__version__}")
     try:
-        now = emitted_now(record)
+        now = emit(record)
     except EmissionError as error:
         return Verdict(record, str(error))
     return Verdict(record, None if now == record.fingerprint else f"its kernel has changed since ({record.fingerprint}, now {now})")

@@ -150,7 +150,7 @@ def converted(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fail(name: str, value: object, rule: str) -> RecordError:
-    return RecordError(f"Record: `{name}` (={_show.repr(value)}) must be {rule}.")
+    return RecordError(f"`{name}` (={_show.repr(value)}) must be {rule}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,16 +275,16 @@ class Record:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RecordError(f"Record: the line (={_show.repr(text)}) must be JSON: {error}.") from error
+            raise RecordError(f"the line (={_show.repr(text)}) must be JSON: {error}.") from error
         if not isinstance(found, dict):
-            raise RecordError(f"Record: the line (={_show.repr(text)}) must be a JSON object.")
+            raise RecordError(f"the line (={_show.repr(text)}) must be a JSON object.")
         found = converted(found)
         if "schema" in found and not _RULES["schema"][0](found["schema"]):
             raise _fail("schema", found["schema"], _RULES["schema"][1])
         for name in _RULES:
             if name not in found:
-                raise RecordError(f"Record: `{name}` is missing; a line must hold all of {', '.join(_RULES)}.")
+                raise RecordError(f"`{name}` is missing; a line must hold all of {', '.join(_RULES)}.")
         for name, value in found.items():
             if name not in _RULES:
-                raise RecordError(f"Record: `{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
+                raise RecordError(f"`{_show.repr(name)[1:-1]}` (={_show.repr(value)}) must be one of {', '.join(_RULES)}.")
         return cls(**found)

@@ -17,6 +17,7 @@ from im2win.device.gpu import Gpu, alike_gpus, device_gpu
 from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.schedules import SCHEDULES, Schedule
 from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.spec import objective
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 
@@ -214,8 +215,8 @@ class CudaBackend:
         return row.on_gpu.tile(values)
 
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
-        """The model's estimate of a tile, in seconds."""
-        return float(row.on_gpu.estimate(conv, tile, self.gpu).seconds)
+        """The model's estimate of a tile in seconds, memory priced in."""
+        return objective.cost(conv, row.on_gpu.estimate(conv, tile, self.gpu).seconds, self.workspace_bytes(conv, row, tile))
 
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
         """A schedule's space with the model's estimates, best first; ties keep the space's order."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
+from im2win.runtime.device_memory import allocate, overwrite, upload
 from im2win.runtime.libraries import cuda_runtime_library
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Launch, Op
@@ -123,7 +124,7 @@ class CudaLayer:
             if is_torch(held):
                 held.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(array)))
             else:
-                held.copyfrom(np.ascontiguousarray(array))
+                overwrite(held, np.ascontiguousarray(array))
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """The convolution of x with the bound filters, written into `out` if it is given.
@@ -226,15 +227,11 @@ def _upload(array: np.ndarray[Any, Any], device: int) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{device}")
-    import tvm
-
-    return tvm.runtime.tensor(np.ascontiguousarray(array), tvm.cuda(device))
+    return upload(np.ascontiguousarray(array), tvm_ffi.device("cuda", device))
 
 
 def _empty(count: int, dtype: str, device: int) -> Any:
-    import tvm
-
-    return tvm.runtime.empty((count,), dtype, tvm.cuda(device))
+    return allocate((count,), dtype, tvm_ffi.device("cuda", device))
 
 
 def _values(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:

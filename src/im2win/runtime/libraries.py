@@ -15,16 +15,30 @@ import tvm_ffi
 
 from im2win.runtime.manifest import ArtefactError
 
+BUNDLED = Path(__file__).parent / "lib"  # what `im2win.export.runtime` writes has the libraries here
+
+
+def libraries_folder() -> Path:
+    """The folder with TVM's libraries: the one beside this module, else that of the package of TVM.
+
+    Raises:
+        ArtefactError: there is neither.
+    """
+    if BUNDLED.is_dir():
+        return BUNDLED
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.origin:
+        raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
+    return Path(spec.origin).parent / "lib"
+
 
 @functools.cache
 def runtime_library() -> ctypes.CDLL:
     """Loads TVM's runtime, not its compiler, and lets kernels use every CPU that this process may use."""
-    spec = importlib.util.find_spec("tvm")
-    if spec is None or not spec.origin:
-        raise ArtefactError("the TVM runtime is not installed: pip install apache-tvm.")
+    folder = libraries_folder()
     # TVM uses half of the logical CPUs by default; its thread pool reads this variable when the first kernel runs.
     os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
-    library = next(p for p in (Path(spec.origin).parent / "lib").iterdir() if p.name.startswith("libtvm_runtime."))
+    library = next(path for path in folder.iterdir() if path.name.startswith("libtvm_runtime."))
     return ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
 
 

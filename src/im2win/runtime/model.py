@@ -203,7 +203,7 @@ class Model:
                 os.replace(partial, goal)
             write_manifest(self.manifest, target)
         except OSError as error:
-            raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
+            raise ArtefactError(f"`path` (={str(target)!r}) must be a file that can be written: {error.strerror or error}.") from None
         return target
 
 

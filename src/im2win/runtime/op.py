@@ -115,7 +115,7 @@ class Op:
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
-            raise ArtefactError(f"{target}: cannot export there ({error.strerror or error}).") from None
+            raise ArtefactError(f"`path` (={str(target)!r}) must be a file that can be written: {error.strerror or error}.") from None
         return target
 
     def export_c(self, folder: str | os.PathLike[str], name: str | None = None) -> Path:
@@ -218,10 +218,11 @@ class Layer:
         library = self.op.export(path)
         names = [name for name in self.op.conv.arguments if name in ("filter", "bias")]
         packed = dict(zip(names, map(np.from_dlpack, self._packed), strict=True))
+        target = weights_path(library)
         try:
-            weights_path(library).write_bytes(weights_file(self.op.conv, packed, library.read_bytes()))
+            target.write_bytes(weights_file(self.op.conv, packed, library.read_bytes()))
         except OSError as error:
-            raise ArtefactError(f"{weights_path(library)}: cannot export there ({error.strerror or error}).") from None
+            raise ArtefactError(f"`path` (={str(target)!r}) must be a file that can be written: {error.strerror or error}.") from None
         return library
 
     @property

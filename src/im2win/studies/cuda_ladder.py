@@ -105,9 +105,9 @@ def run(
     """
     rungs = {**RUNGS, **WITHOUT} if rungs is None else rungs
     if not layers or not rungs:
-        raise ValueError("ablation: `layers` and `rungs` must name at least one each.")
+        raise ValueError("`layers` and `rungs` must name at least one each.")
     if rounds < 1 or not seconds > 0:
-        raise ValueError(f"ablation: `rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
+        raise ValueError(f"`rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     twins = _twins(rungs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+SCHEMA = 2  # of files of studies: since 2 they hold the `digests` of the source (`im2win.bench.source`); older files have no number, or 1
+
 LADDER = "ladder-"  # prefix of the suite's name in a ladder's result
 LADDER_TRANSFORM = "transform"  # the transform alone, beside a GPU's rungs
 

@@ -15,15 +15,17 @@ from im2win.bench.results import Spread
 from im2win.device.gpu import Gpu
 from im2win.spec.conv2d import LAYOUTS
 from im2win.spec.suites import Layer
+from im2win.studies.entries import SCHEMA
 from im2win.tuner.runners.cuda import Bench
 
 Entry = TypeVar("Entry")
 
 
 def head(study: str, layers: Sequence[Layer], gpu: Gpu) -> dict[str, Any]:
-    """A study's name, device, libraries, commit and date, as they are written to JSON."""
+    """A study's name, device, libraries, commit, date and digests of the source, as they are written to JSON."""
     facts = new_result(study, layers, gpu, {})
-    return {"study": study, **{name: getattr(facts, name) for name in ("device", "brand", "versions", "commit", "date")}}
+    names = ("device", "brand", "versions", "commit", "date", "digests")
+    return {"study": study, "schema": SCHEMA, **{name: getattr(facts, name) for name in names}}
 
 
 def timed(entry: Entry, spread: Spread | None, subject: Subject | None, failed: str | None) -> Entry:

@@ -100,9 +100,9 @@ def run(
     """
     rungs = RUNGS if rungs is None else rungs
     if not layers or not rungs:
-        raise ValueError("ablation: `layers` and `rungs` must name at least one each.")
+        raise ValueError("`layers` and `rungs` must name at least one each.")
     if rounds < 1 or not seconds > 0:
-        raise ValueError(f"ablation: `rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
+        raise ValueError(f"`rounds` (={rounds}) must be at least 1 and `seconds` (={seconds:g}) above 0.")
     machine = Machine.host(threads)
     limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup)
     result = new_result(SUITE + suite, [layer.conv for layer in layers], machine, limits)

@@ -121,7 +121,7 @@ def run(
         ToolchainError: there is no CUDA compiler.
     """
     if not layers or not blocks or rounds < 1:
-        raise ValueError(f"sliding: `layers` and `blocks` must name at least one each, and `rounds` (={rounds}) must be at least 1.")
+        raise ValueError(f"`layers` and `blocks` must name at least one each, and `rounds` (={rounds}) must be at least 1.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("float32")

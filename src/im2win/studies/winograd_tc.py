@@ -18,6 +18,7 @@ from typing import Any
 from im2win.bench.cpu import spreads
 from im2win.bench.cuda_builds import Builders, Library, Recipe, TileRecipe
 from im2win.bench.cuda_harness import Subject, interleaved, prepared, set_up_peers, tvm_searched
+from im2win.bench.source import SOURCE
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
 from im2win.registry.backends import backend_for
@@ -172,8 +173,8 @@ def run(
         tvm_trials: candidates that TVM's default search may try for a channels-first layer; 0 leaves it out.
         tvm_cache, note: as in `im2win.bench.cuda.run`.
         progress: called with (layers done, layers in all, entries of the layer) after each layer.
-        before: an interrupted study. Its entries are not measured again if it is of the same device and libraries; layers that lack some
-            forms, or had them removed, get these.
+        before: an interrupted study. Its entries are not measured again if it is of the same device, libraries and kernels; layers that
+            lack some forms, or had them removed, get these.
         keep: called with the partial study after each layer.
 
     Returns:
@@ -185,10 +186,10 @@ def run(
         ToolchainError: there is no CUDA compiler.
     """
     if not layers or tries < 1 or rounds < 1:
-        raise ValueError(f"winograd: `layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
+        raise ValueError(f"`layers` must name at least one, and `tries` (={tries}) and `rounds` (={rounds}) must be at least 1.")
     for layer in layers:
         if (reason := schedule_of(ROW).supports(layer.conv, "cuda", ACCURACY)) is not None:
-            raise ValueError(f"winograd: `layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
+            raise ValueError(f"`layers` (={layer.conv}) must be of the row {ROW}: {reason}.")
     gpu = device_gpu()
     backend_for(gpu).check_tools()
     set_up_peers("float32")
@@ -234,9 +235,12 @@ def _problem(entry: Entry) -> tuple[int, int, str]:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two studies are of the same device and libraries; the host's kernel version does not count."""
-    heads = ({**head, "versions": {**head.get("versions", {}), "system": None}} for head in (one, other))
-    first, second = ([head.get(name) for name in ("study", "device", "versions")] for head in heads)
+    """Whether two studies are of the same device, libraries and kernels; the system's version and the rest of the source do not count."""
+    heads = (
+        {**head, "versions": {**head.get("versions", {}), "system": None}, "digests": {**head.get("digests", {}), SOURCE: None}}
+        for head in (one, other)
+    )
+    first, second = ([head.get(name) for name in ("study", "device", "versions", "digests")] for head in heads)
     return first == second
 
 

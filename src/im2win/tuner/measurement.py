@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,24 @@ class Measurement:
         self.kernels[choice.key] = built.kernel
         return Outcome(built.outcome, built.message) if built.outcome != "ok" else None
 
-    def each_built(self, batch: list[Choice]) -> Iterator[tuple[Choice, Outcome | None]]:
+    def each_built(
+        self, batch: list[Choice], report: Callable[[int], None] = lambda built: None
+    ) -> Iterator[tuple[Choice, Outcome | None]]:
         """Yields candidates in order as they are built, each with its outcome if the build failed.
 
-        A GPU measures a candidate while the CPUs build the next ones. A CPU measures nothing before the whole batch is built.
+        A GPU measures a candidate while the CPUs build the next ones. A CPU measures nothing before the whole batch is built. `report` is
+        called with the number of candidates that are built.
         """
-        answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
-        pairs = ((choice, self._failed(choice, built)) for choice, built in zip(batch, answers, strict=True))
+        pairs = self._built(batch, report)
         yield from pairs if self.session.backend.target == "cuda" else list(pairs)
+
+    def _built(self, batch: list[Choice], report: Callable[[int], None]) -> Iterator[tuple[Choice, Outcome | None]]:
+        report(0)
+        answers = in_order(self.builders, [self._job(choice) for choice in batch], BUILD_S)
+        for count, (choice, built) in enumerate(zip(batch, answers, strict=True), 1):
+            failed = self._failed(choice, built)
+            report(count)
+            yield choice, failed
 
     def _how(self, choice: Choice) -> tuple[Any, Accuracy, int]:
         """What the measuring process must know of a candidate: filter packing, accuracy, and bytes of the workspace of its transform."""

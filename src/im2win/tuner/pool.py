@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from im2win.common.worker_pool import Worker, WorkerError, in_order
 from im2win.registry.backends import Device, Tile, backend_for
@@ -36,14 +36,21 @@ class Pool:
         self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
         self.runner = Worker(backend.runner, backend.measurement_slots()[place])
 
-    def ranked(self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy) -> Ranking:
+    def ranked(
+        self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy, report: Callable[[int], None] = lambda count: None
+    ) -> Ranking:
         """The ranked tiles of each algorithm.
 
-        Worker processes rank the algorithms in parallel; this process repeats what a worker fails at.
+        Worker processes rank the algorithms in parallel; this process repeats what a worker fails at. `report` is called with the number of
+        algorithms that are ranked.
         """
         jobs = [RankJob(conv, name, device, accuracy) for name in names]
-        answers = list(in_order(self.builders, jobs, RANK_S))
-        return {job.algorithm: rank(job) if isinstance(one, WorkerError) else one for job, one in zip(jobs, answers, strict=True)}
+        ranking: dict[str, list[tuple[float, Tile]]] = {}
+        report(0)
+        for job, answer in zip(jobs, in_order(self.builders, jobs, RANK_S), strict=True):
+            ranking[job.algorithm] = rank(job) if isinstance(answer, WorkerError) else answer
+            report(len(ranking))
+        return ranking
 
     def __enter__(self) -> Pool:
         return self

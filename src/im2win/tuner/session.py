@@ -14,7 +14,7 @@ import tvm
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log, best_first
-from im2win.records.lookup import PACKAGED, stale, tile_violations
+from im2win.records.lookup import PACKAGED, applies_at_once, stale, tile_violations
 from im2win.records.merit import rivals_now
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for
@@ -37,7 +37,12 @@ SHIPPED = Log(PACKAGED)
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a session; times in seconds. `best_s` and `default_s` are None until they are known."""
+    """Progress of a session; times in seconds. `best_s` and `default_s` are None until they are known.
+
+    Attributes:
+        algorithm: of the last trial; "" in phases without one.
+        phase: "measuring" after a trial; else what has begun: "ranking 2 of 7 algorithms", "building 3 of 8", "measuring the best again".
+    """
 
     conv: Conv2d
     algorithm: str
@@ -47,6 +52,7 @@ class Progress:
     default_s: float | None
     elapsed_s: float
     seconds_left: float | None
+    phase: str = "measuring"
 
 
 class Session:
@@ -134,7 +140,8 @@ class Session:
             if conv == self.conv:
                 continue
             for record in self.log.read(conv, self.backend.name):
-                if record.seconds is not None and self._applies(record):
+                # Thousands of records may be there: none is worth emitting its kernel again.
+                if record.seconds is not None and self._same_place(record) and applies_at_once(record, [self.log]):
                     yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:
@@ -206,11 +213,11 @@ class Session:
             self.tried.append((choice, record.cost))
         return record
 
-    def progress(self, algorithm: str) -> Progress:
+    def progress(self, algorithm: str = "", phase: str = "measuring") -> Progress:
         """The current `Progress`."""
         elapsed, new = time.monotonic() - self.started, len(self.tried) - self.resumed
         best_s = self.seconds[self.best[0].key] if self.best else None
         left = elapsed / new * (self.trials - len(self.tried)) if new else None
         return Progress(
-            self.conv, algorithm, len(self.tried), self.trials, best_s, self.seconds.get(self.default.key), elapsed, left
+            self.conv, algorithm, len(self.tried), self.trials, best_s, self.seconds.get(self.default.key), elapsed, left, phase
         )

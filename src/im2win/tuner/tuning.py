@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
+from im2win.records.folders import Logs, folder_to_write
 from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import device_for
@@ -69,7 +70,7 @@ def tune(
     *,
     algorithm: str = "auto",
     trials: int = 64,
-    logs: str | os.PathLike[str] = "tuning_logs",
+    logs: Logs = None,
     seed: int = 0,
     threads: int | None = None,
     patience: int | None = PATIENCE,
@@ -93,14 +94,15 @@ def tune(
         target: "cpu" or "cuda".
         algorithm: a name of the registry, or "auto" to share the trials among all that support the problem.
         trials: number of candidates to try, those in the log included.
-        logs: folder of the records; it is created if needed.
+        logs: folder of the records, the first of several; the user's own (`IM2WIN_LOGS`, else the platform's) if None. It is created if
+            needed. Every look-up searches the user's own folder, and another one when it is told.
         seed: of the inputs and of the search; the same seed and the same measurements give the same candidates.
         threads: CPUs to use; all that the process may use by default.
         patience: trials without a gain of 1 % after which the session ends; None disables the early end.
         accuracy: the rounding that kernels may use. "exact": sums of products in IEEE float32. "float32": also Winograd's algorithm, and on
             a GPU sums of TF32 products, where their errors stay within the tolerance of float32 sums. "tf32": also plain TF32, on a GPU.
             "winograd": also Winograd tiles transformed in float16 and int8 (docs/winograd.md states their errors).
-        progress: called after every trial.
+        progress: called after every trial, and when another phase has begun or come further (`Progress.phase`).
         pool: the worker pool to use, for several layers one after the other; a temporary one if None.
 
     Returns:
@@ -113,29 +115,44 @@ def tune(
     """
     conv = Conv2d.parse(conv) if isinstance(conv, str) else conv
     device = device_for(target, threads)
+    check_arguments(trials, seed, accuracy, patience)
+    names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
+    log = Log(folder_to_write(logs))
+    report = progress or (lambda state: None)
+    before = partial(Progress, conv, "", 0, trials, None, None, 0.0, None)  # before there is a session
+    with contextlib.ExitStack() as stack:
+        pool = pool or stack.enter_context(Pool(device))
+        every = [row.key for row in candidates("auto", conv, target, accuracy)]  # the default tile may be of another one
+        ranking = pool.ranked(conv, every, device, accuracy, lambda count: report(before(f"ranking {count} of {len(every)} algorithms")))
+        report(before("reading the records"))
+        session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
+        measurement = Measurement(session, pool)
+        stack.callback(measurement.close)
+        while batch := session.next_batch():
+            built = partial(_report_built, report, session, len(batch))
+            for choice, failed in measurement.each_built(batch, built):
+                give_up_s = HOPELESS * session.best[1] if session.best else math.inf
+                outcome = failed or measurement.run([choice], give_up_s=give_up_s)[0]
+                session.record(choice, outcome, measurement.kernels[choice.key])
+                report(session.progress(choice.algorithm))
+        report(session.progress(phase="measuring the best again"))
+        _finals(session, measurement)
+    return _winner(session)
+
+
+def check_arguments(trials: int, seed: int, accuracy: Accuracy, patience: int | None = None) -> None:
+    """Raises ValueError for a value that `tune` does not take."""
     checked_accuracy(accuracy)
     for name, value, least in (("trials", trials, 1), ("seed", seed, 0), ("patience", patience, 1)):
         if name == "patience" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}` (={value!r}) must be an integer of at least {least}.")
-    names = [row.key for row in candidates(algorithm, conv, target, accuracy)]
-    log = Log(logs)
-    with contextlib.ExitStack() as stack:
-        pool = pool or stack.enter_context(Pool(device))
-        every = [row.key for row in candidates("auto", conv, target, accuracy)]
-        session = Session(conv, names, device, log, trials, seed, patience, accuracy, pool.ranked(conv, every, device, accuracy))
-        measurement = Measurement(session, pool)
-        stack.callback(measurement.close)
-        while batch := session.next_batch():
-            for choice, failed in measurement.each_built(batch):
-                give_up_s = HOPELESS * session.best[1] if session.best else math.inf
-                outcome = failed or measurement.run([choice], give_up_s=give_up_s)[0]
-                session.record(choice, outcome, measurement.kernels[choice.key])
-                if progress:
-                    progress(session.progress(choice.algorithm))
-        _finals(session, measurement)
-    return _winner(session)
+
+
+def _report_built(report: Callable[[Progress], None], session: Session, total: int, count: int) -> None:
+    if count < total:
+        report(session.progress(phase=f"building {count + 1} of {total}"))
 
 
 def _winner(session: Session) -> Record:

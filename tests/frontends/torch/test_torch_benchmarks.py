@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch")
 from paths import ROOT  # noqa: E402
 
 import im2win.torch  # noqa: E402
+from im2win.bench.source import digests  # noqa: E402
 from im2win.registry.ranking import default_tile  # noqa: E402
+from im2win.studies.entries import SCHEMA  # noqa: E402
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *words: object) -> Any:
@@ -31,7 +33,8 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     few = ("--model", "resnet18", "--size", 32, "--rounds", 1, "--untuned", "keep", "--ways", ways)
     module = run("pytorch_models", monkeypatch, *few, "--json", path)
     result = json.loads(path.read_text())
-    assert result["schema"] == module.SCHEMA and list(result["ways"]) == ways.split(",") and len(module.WAYS) == 8
+    assert result["schema"] == module.SCHEMA and result["digests"] == digests("cpu")
+    assert list(result["ways"]) == ways.split(",") and len(module.WAYS) == 8
     assert all(row["median"] > 0 and row["error"] < 1e-5 and row["samples"] == 1 for row in result["ways"].values())
     assert len(result["layers"]) == 20 and result["layers"][0]["conv"] == "n1-c3x32x32-k64x7x7-s2-p3-NHWC-bias-relu"
     with pytest.raises(SystemExit):
@@ -44,6 +47,7 @@ def test_overhead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(im2win.builder.cache.Artefacts, "default_choice", choice)
     run("op_overhead", monkeypatch, "--rounds", 1, "--json", path)
     result = json.loads(path.read_text())
+    assert result["schema"] == SCHEMA and result["digests"] == digests("cpu")
     for rows in result["layouts"].values():
         assert {"kernel", "layer", "site", "module", "place", "operator", "torch_conv2d", "operator_no_grad"} < set(rows)
         assert all(row["median"] > 0 and row["overhead"] < row["median"] for row in rows.values())

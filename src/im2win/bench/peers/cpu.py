@@ -183,7 +183,7 @@ def peers(names: tuple[str, ...] | list[str], tvm_trials: int = 64, tvm_cache: P
     found: dict[str, Subject] = {}
     for name in names:
         if name not in PEERS:
-            raise ValueError(f"bench: `against` (={name!r}) must be one of {', '.join(PEERS)}.")
+            raise ValueError(f"`against` (={name!r}) must be one of {', '.join(PEERS)}.")
         for make in PEERS[name]:
             subject = TvmDefault(tvm_trials, tvm_cache) if name == "tvm" else make()
             found[subject.name] = subject

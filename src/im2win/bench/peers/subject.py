@@ -7,7 +7,7 @@ packing, tuning, layout conversion of the input) happens in `prepare`. `Trial.ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -44,13 +44,18 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Trial:
-    """A prepared subject: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`."""
+    """A prepared subject: `call()` runs the layer once; `read()` is the result of the last call in the layout of the `Conv2d`.
+
+    The other fields are facts of im2win's subjects; `tier` is the tier of the look-up that chose the tile.
+    """
 
     call: Callable[[], object]
     read: Callable[[], Array]
     algorithm: str = ""
     tuned: bool = False
     extra_bytes: int = 0
+    tile: dict[str, Any] = field(default_factory=dict)
+    tier: str = ""
 
 
 class Subject(Protocol):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables, workload
+from im2win.cli.commands import options, outputs, tables, workload
 from im2win.studies.entries import LADDER_TRANSFORM as TRANSFORM
 from im2win.studies.entries import last_rung
 
@@ -37,8 +37,8 @@ def ablation(
         typer.Option(help="Time for a rung's samples on a layer; slow rungs get fewer. 10 on a CPU, 1 on a GPU if not said."),
     ] = None,
     target: options.Target = "cpu",
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the ladder here, as PNG.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.", callback=outputs.file)] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the ladder here, as PNG.", callback=outputs.file)] = None,
 ) -> None:
     """Time the im2win papers' ladder of schedules, rung by rung, from the plain loops to the production schedule."""
     from im2win.registry.backends import check_target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from im2win.bench.results import summarise
-from im2win.cli.commands import options, tables, workload
+from im2win.bench.results import SLOWER, slower_choices, summarise
+from im2win.cli.commands import options, outputs, tables, workload
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
@@ -29,13 +30,13 @@ AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm
 def bench(
     what: options.What,
     against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = PEERS,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.", callback=outputs.file)] = None,
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
     untuned: Annotated[bool, typer.Option("--untuned", help="Time the default tile in the same run.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Measure the peak memory of our kernel on each layer, too.")] = False,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.")] = 15,
     target: options.Target = "cpu",
@@ -44,7 +45,9 @@ def bench(
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
     tvm_trials: Annotated[int, typer.Option(min=1, help="Trials that the peer tvm may tune a layer with.")] = 64,
-    tvm_cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.")] = None,
+    tvm_cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep what the peer tvm searched here.", callback=outputs.folder)
+    ] = None,
 ) -> None:
     """Time im2win's kernels and other libraries on the same layers, in interleaved rounds, with each output checked."""
     from im2win.registry.backends import check_target
@@ -63,19 +66,21 @@ def bench(
     from im2win.bench import cpu as benchmark
 
     names = _names(algorithms)
+    how: dict[str, object] = {"batch": batch, "dtype": dtype, "out-dtype": out_dtype, "layout": layout, "threads": threads, "logs": logs}
+    how |= {"target": target if target != "cpu" else None, "accuracy": accuracy if accuracy != "float32" else None}
     for name in names:
         path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name.replace('/', '-')}{json.suffix}")
         keep = None if path is None else partial(_save, path)
         if target == "cuda":
             trials = tvm_trials if against == "tvm" else 0
             result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep)
-            _finish(console, result, path)
+            _finish(console, result, path, what, how | {"algorithm": name if name != "auto" else None})
             continue
         result = benchmark.run(
             chosen,
             against=[] if against == "none" else against.split(","),
             threads=threads,
-            logs=logs if logs.is_dir() else None,
+            logs=logs,
             algorithm=name,
             accuracy=checked_accuracy(accuracy),
             untuned=untuned,
@@ -87,28 +92,39 @@ def bench(
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
             keep=keep,
         )
-        _finish(console, result, path)
+        _finish(console, result, path, what, how | {"algorithm": name if name != "auto" else None})
 
 
 def _save(path: Path, result: Result) -> None:
     result.save(path)
 
 
-def _finish(console: Console, result: Result, path: Path | None) -> None:
+def _finish(console: Console, result: Result, path: Path | None, what: str, how: Mapping[str, object]) -> None:
+    """Prints the summary, which layers to tune, and where the result is.
+
+    Args:
+        what, how: the workload, and the options that `im2win tune` takes as well; None where one was left out.
+    """
     _summary(console, result)
+    if slower := slower_choices(result.layers):
+        names = ",".join(dict.fromkeys(row.layer for row in slower))
+        given = [word for name, value in how.items() if value is not None for word in (f"--{name}", str(value))]
+        command = shlex.join(["im2win", "tune", what, "--layers", names, *given])
+        text = f"{names}: more than {SLOWER - 1:.0%} slower than the default tile; tune them: {command}"
+        console.print(escape(text), soft_wrap=True)
     if path is not None:
         console.print(f"Written to {path}.")
 
 
 def _on_gpu(
-    layers: list[Layer], logs: Path, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
+    layers: list[Layer], logs: Path | None, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
     tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
 ) -> Result:
     from im2win.bench import cuda as cuda_bench
 
     suite = Path(what).stem if what.endswith((".onnx", ".jsonl")) else what
     return cuda_bench.run(
-        layers, logs=logs if logs.is_dir() else None, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
+        layers, logs=logs, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
         progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
     )  # fmt: skip
@@ -144,7 +160,7 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
         fraction = "   -" if row.roofline_fraction is None else f"{100 * row.roofline_fraction:4.0f}"
         ours = f"{row.ours_ms:9.3f} ms {row.gflops or 0:6.0f} GFLOPS {fraction} % of roofline"
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
-        how = f"{methods.shown(row.algorithm)}{'' if row.tuned else ' (untuned)'}"
+        how = f"{methods.shown(row.algorithm)}{'' if row.tuned else _untuned(row)}"
         how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
         console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
         if row.peak_failed:
@@ -153,6 +169,11 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
             console.print(f"  {name} failed: {escape(reason)}", soft_wrap=True)
 
     return report
+
+
+def _untuned(row: Row) -> str:
+    """What a row says of a kernel that no record of its layer on this device chose."""
+    return f" (untuned, {row.tier})" if row.tier not in ("", "default") else " (untuned)"
 
 
 def _summary(console: Console, result: Result) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables, workload
+from im2win.cli.commands import options, outputs, tables, workload
+from im2win.common.progress import reporting
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 def build(
     what: options.What,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the libraries; made if it does not exist.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the libraries; made if it does not exist.", callback=outputs.folder)],
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithm: options.Algorithm = "auto",
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     target: options.Target = "cpu",
     dtype: options.Dtype = None,
@@ -41,16 +42,16 @@ def build(
     console = tables.console()
     rows: list[list[object]] = []
     names: set[str] = set()
-    with console.status("building") as status:
-        for layer in wanted:
-            status.update(f"building {escape(layer.name)}")
-            folder = str(logs) if logs.is_dir() else None
+    with reporting("building", len(wanted)) as reporter:
+        for done, layer in enumerate(wanted):
+            reporter.step(done, layer.name)
             made = checked_accuracy(accuracy)
-            kernel = chosen(layer.conv, target, logs=folder, algorithm=algorithm, threads=threads, accuracy=made)
+            kernel = chosen(layer.conv, target, logs=logs, algorithm=algorithm, threads=threads, accuracy=made)
             path, memory = (_for_c if c_abi else _library)(kernel, layer, out, names)
             sizes = tables.bytes_text(memory), tables.bytes_text(path.stat().st_size)
             tuned = "yes" if kernel.tuned else "no"
             rows.append([escape(layer.name), layer.conv, methods.shown(kernel.algorithm), tuned, path.name, *sizes])
+        reporter.step(len(wanted))
     for line in skipped:
         console.print(f"skipped: {escape(line)}")
     beside_tensors = "workspace" if c_abi else "extra memory"

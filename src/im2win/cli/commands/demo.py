@@ -14,6 +14,7 @@ import im2win
 from im2win.bench.peers.cpu import Array
 from im2win.bench.peers.subject import PeerError, Tensors, Trial
 from im2win.cli.commands import options, tables, tune, workload
+from im2win.common.progress import reporting
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 
@@ -83,9 +84,12 @@ def demo(
     with tempfile.TemporaryDirectory(prefix="im2win-demo-") as temporary:
         logs, libraries = Path(temporary, "logs"), Path(temporary, "libraries")
         console.print(f"1. Tune {len(chosen)} layers, {trials} candidates each")
-        settings = {"target": "cpu", "algorithm": "auto", "trials": trials, "logs": str(logs), "seed": 0, "threads": threads}
-        if not tune.tune_layers(chosen, console, settings):
+        with reporting("tuning") as reporter:
+            results, interrupted = tune.tune_layers(chosen, "cpu", reporter, {"trials": trials, "logs": logs, "threads": threads})
+        if interrupted:
             raise typer.Exit(130)
+        for failure in (result for result in results.values() if isinstance(result, Exception)):
+            raise failure
         console.print("2. Export each as a shared library")
         _export(chosen, logs, libraries, threads)
         console.print("3. Load them in a new process, check against float64, time")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from im2win.cli.commands import tables
+from im2win.cli.commands import options, tables
 from im2win.common.markdown import table
 from im2win.device.gpu import KNOWN, NoGpuError, device_gpu
 from im2win.spec.accuracy import Accuracy
@@ -38,13 +39,29 @@ Table = tuple[list[str], list[list[str]]]
 """Columns and rows."""
 
 
-def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
-    """The targets on which at least one of these layers is supported: yes for all, no for none, or their names."""
+def _targets(row: Schedule, convs: Sequence[Conv2d]) -> list[str]:
+    """The targets on which at least one of these layers is supported."""
     from im2win.registry.backends import TARGETS
 
     kinds = [conv.with_(dtype=dtype, layout=layout) for conv in convs for dtype in EXCHANGED for layout in LAYOUTS]
-    able = [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
+    return [target for target in TARGETS if any(row.supports(kind, target, LEAST) is None for kind in kinds)]
+
+
+def _where(row: Schedule, convs: Sequence[Conv2d]) -> str:
+    """These targets as a cell: yes for all, no for none, or their names."""
+    from im2win.registry.backends import TARGETS
+
+    able = _targets(row, convs)
     return "yes" if len(able) == len(TARGETS) else ", ".join(able) or "no"
+
+
+def _layouts(row: Schedule, target: str, dtype: str) -> list[str]:
+    """The layouts of a target and an element type in which a plain layer is supported."""
+
+    def computes(layout: str) -> bool:
+        return any(row.supports(conv.with_(dtype=dtype, layout=layout), target, LEAST) is None for conv in PLAIN)
+
+    return list(filter(computes, LAYOUTS))
 
 
 def properties() -> Table:
@@ -67,14 +84,7 @@ def types() -> Table:
     from im2win.registry.schedules import SCHEDULES
 
     pairs = [(target, dtype) for target in TARGETS for dtype in DTYPES]
-
-    def layouts(row: Schedule, target: str, dtype: str) -> str:
-        def computes(layout: str) -> bool:
-            return any(row.supports(conv.with_(dtype=dtype, layout=layout), target, LEAST) is None for conv in PLAIN)
-
-        return ", ".join(filter(computes, LAYOUTS)) or "no"
-
-    cells = [[shown(row.key), *(layouts(row, *pair) for pair in pairs)] for row in SCHEDULES.values()]
+    cells = [[shown(row.key), *(", ".join(_layouts(row, *pair)) or "no" for pair in pairs)] for row in SCHEDULES.values()]
     return ["algorithm / schedule", *(f"{target} {dtype}" for target, dtype in pairs)], cells
 
 
@@ -83,8 +93,25 @@ def markdown_tables() -> str:
     return "\n\n".join(table(columns, rows, words=len(columns)) for columns, rows in (properties(), types()))
 
 
-def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in docs/architecture.md.")] = False) -> None:
+def _algorithm(row: Schedule) -> dict[str, Any]:
+    """The JSON value of a schedule: what both tables say of it."""
+    from im2win.registry.backends import TARGETS
+
+    layouts = {target: {dtype: _layouts(row, target, dtype) for dtype in DTYPES} for target in TARGETS}
+    names = {"name": row.key, "algorithm": row.algorithm.title, "schedule": row.title, "source": row.algorithm.paper}
+    return {**names, "targets": {name: _targets(row, convs) for name, convs in PROBES.items()}, "layouts": layouts}
+
+
+def algorithms(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the tables in docs/architecture.md.")] = False,
+    json: options.Json = False,
+) -> None:
     """List the algorithms, their sources, the layers they compute, and on which target in which element types and layouts."""
+    if json:
+        from im2win.registry.schedules import SCHEDULES
+
+        tables.print_json({"algorithms": [_algorithm(row) for row in SCHEDULES.values()]})
+        return
     if markdown:
         typer.echo(markdown_tables())
         return
@@ -96,24 +123,50 @@ def algorithms(markdown: Annotated[bool, typer.Option("--markdown", help="As the
 
 def device(
     target: Annotated[str | None, typer.Option(help="cpu or cuda; if not said, the CPU, and the GPU where there is one.")] = None,
+    json: options.Json = False,
 ) -> None:
-    """Show what schedules know of this CPU and GPU, and the names of the folders of their records."""
+    """Show what schedules know of this CPU and GPU, the names of their records' folders, and the user's own folders."""
     from im2win.device.cpu import Machine
     from im2win.registry.backends import check_target
 
     if target is not None:
         check_target(target)
-    console = tables.console()
-    if target != "cuda":
-        console.print(tables.table("CPU", ("fact", "value"), _cpu(Machine.host()), left=2))
-    if target == "cpu":
+    cpu = Machine.host() if target != "cuda" else None
+    gpu, reason = None, None
+    if target != "cpu":
+        try:
+            gpu = device_gpu()
+        except NoGpuError as error:
+            if target == "cuda":
+                raise
+            reason = str(error)
+    if json:
+        tables.print_json(_device(cpu, gpu, reason))
         return
-    try:
-        console.print(tables.table("GPU", ("fact", "value"), _gpu(device_gpu()), left=2))
-    except NoGpuError as error:
-        if target == "cuda":
-            raise
-        console.print(f"no GPU: {error}")
+    console = tables.console()
+    for title, rows in (("CPU", cpu and _cpu(cpu)), ("GPU", gpu and _gpu(gpu)), ("Folders", list(_folders().items()))):
+        if rows:
+            console.print(tables.table(title, ("fact", "value"), rows, left=2))
+    if reason:
+        console.print(f"no GPU: {reason}")
+
+
+def _folders() -> dict[str, str]:
+    """The user's own folders: of tuning records, and of built kernels."""
+    from im2win.common.files import default_folder
+    from im2win.records.folders import user_folder
+
+    return {"tuning records": str(user_folder()), "built kernels": str(default_folder())}
+
+
+def _device(cpu: Machine | None, gpu: Gpu | None, reason: str | None) -> dict[str, Any]:
+    """The JSON value of the devices: their fields, in the units of `device.cpu.Machine` and `device.gpu.Gpu`."""
+    value: dict[str, Any] = {"folders": {name.replace(" ", "_"): folder for name, folder in _folders().items()}}
+    if cpu is not None:
+        value["cpu"] = {"name": cpu.name, **asdict(cpu)}
+    if gpu is not None:
+        value["gpu"] = {"name": gpu.name, **asdict(gpu), "capability": gpu.capability, "measured": gpu.name in KNOWN}
+    return value | ({"no_gpu": reason} if reason else {})
 
 
 def _cpu(machine: Machine) -> list[tuple[str, object]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables, workload
+from im2win.cli.commands import options, outputs, tables, workload
 from im2win.reports.memory import mebibytes, ours
 from im2win.spec import methods
 
@@ -29,7 +29,10 @@ def layers(
     dtype: options.Dtype = None,
     out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was measured on a GPU here (memory-NAME.json).")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what was measured on a GPU here (memory-NAME.json).", callback=outputs.file),
+    ] = None,
 ) -> None:
     """List the layers: how often each occurs, operations, bytes, and the extra memory of every algorithm."""
     from im2win.registry.backends import check_target

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from im2win.cli.commands import options, tables
+from im2win.cli.commands import options, outputs, tables
 from im2win.spec import methods
 
 if TYPE_CHECKING:
     from im2win.records.log import Log
+    from im2win.records.record import Record
+    from im2win.spec.conv2d import Conv2d
 
 app = typer.Typer(help="Show, merge, prune and prove folders of tuning records.")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of tuning records.")]
+Folder = Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder of tuning records; your own if not said.")]
 Device = Annotated[str | None, typer.Option(help="Only this device's records.")]
 
 
-def _open(folder: Path) -> Log:
+def _open(folder: Path | None) -> Log:
+    """The records of a folder, or of the user's own."""
     from im2win.common.locking import LogError
+    from im2win.records.folders import VARIABLE, user_folder
     from im2win.records.log import Log
 
+    if folder is None and not user_folder().exists():
+        raise LogError(f"there are no records of your own: `im2win tune` makes {user_folder()}, and {VARIABLE} names another folder.")
+    folder = user_folder() if folder is None else folder
     if not folder.is_dir():
         raise LogError(f"{str(folder)!r} must be a folder of tuning records.")
     return Log(folder)
@@ -32,21 +40,26 @@ def _open(folder: Path) -> Log:
 
 @app.command()
 def show(
-    folder: Folder = options.DEFAULT_LOGS,
+    folder: Folder = None,
     device: Device = None,
     stale: Annotated[
         bool, typer.Option("--stale", help="Show the layers whose records today's default tile has not met, why, and what mends it.")
     ] = False,
+    json: options.Json = False,
 ) -> None:
     """Show the best record of every layer, the number of records, and lines that could not be read."""
     log = _open(folder)
-    console = tables.console()
     if stale:
         _show_stale(log, device)
         return
-    rows = list(_rows(log, device))
+    layers = list(_layers(log, device))
+    if json:
+        problems = [{"path": str(one.path), "line": one.line_number, "reason": one.reason} for one in log.problems]
+        tables.print_json({"folder": str(log.folder), "layers": [layer.as_dict() for layer in layers], "problems": problems})
+        return
+    console = tables.console()
     columns = ("device", "problem", "algorithm", "records", "failed", "best ms", "GFLOPS", "date")
-    console.print(tables.table(None, columns, rows, left=3))
+    console.print(tables.table(None, columns, [layer.row() for layer in layers], left=3))
     for problem in log.problems:
         console.print(f"{problem.path}:{problem.line_number}: {problem.reason}", markup=False, soft_wrap=True)
 
@@ -71,24 +84,46 @@ def _show_stale(log: Log, device: str | None) -> None:
         console.print(f"{name}: {count} of {len(log.convs(name))} layers have records that are only hints.", markup=False, soft_wrap=True)
 
 
-def _rows(log: Log, device: str | None) -> Iterator[list[object]]:
+@dataclass(frozen=True)
+class _Layer:
+    """The records of a layer on a device: how many there are, how many of them failed, and the best."""
+
+    device: str
+    conv: Conv2d
+    records: int
+    failed: int
+    best: Record | None
+
+    def row(self) -> list[object]:
+        """The cells of the table."""
+        head, best = [self.device, self.conv], self.best
+        if best is None:
+            return [*head, None, self.records, self.failed, None, None, None]
+        times = tables.milliseconds(best.seconds), tables.gflops(self.conv.flops, best.seconds)
+        return [*head, methods.shown(best.method), self.records, self.failed, *times, best.date[:10]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON value; see docs/command_line.md."""
+        head = {"device": self.device, "conv": str(self.conv), "flops": self.conv.flops, "records": self.records, "failed": self.failed}
+        best = self.best
+        if best is None:
+            return {**head, "best": None}
+        choice = {"algorithm": best.algorithm, "schedule": best.schedule, "tile": best.tile}
+        return {**head, "best": {**choice, "best_s": best.seconds, "extra_bytes": best.extra_bytes, "tvm": best.tvm, "date": best.date}}
+
+
+def _layers(log: Log, device: str | None) -> Iterator[_Layer]:
     for name in log.devices() if device is None else [device]:
         for conv in log.convs(name):
             records = log.read(conv, name)
             timed = [record for record in records if record.seconds is not None]
-            best = min(timed, key=lambda record: record.cost, default=None)
-            head, failed = [name, conv], len(records) - len(timed)
-            if best is None:
-                yield [*head, None, len(records), failed, None, None, None]
-            else:
-                speed = tables.gflops(conv.flops, best.seconds)
-                yield [*head, methods.shown(best.method), len(records), failed, tables.milliseconds(best.seconds), speed, best.date[:10]]
+            yield _Layer(name, conv, len(records), len(records) - len(timed), min(timed, key=lambda record: record.cost, default=None))
 
 
 @app.command()
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders to read.")],
-    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets what it does not hold yet.")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="Folder that gets what it does not hold yet.", callback=outputs.folder)],
 ) -> None:
     """Copy every record of the sources into another folder; equal records are kept once."""
     from im2win.records.log import Log
@@ -100,7 +135,7 @@ def merge(
 
 @app.command()
 def prune(
-    folder: Folder = options.DEFAULT_LOGS,
+    folder: Folder = None,
     keep: Annotated[int, typer.Option(help="Fastest records to keep, for each layer and algorithm.")] = 1,
     stale: Annotated[bool, typer.Option("--stale", help="Also drop records of another TVM or of schedules that have changed.")] = False,
     device: Device = None,
@@ -118,7 +153,7 @@ def prune(
 
 @app.command()
 def restamp(
-    folder: Folder = options.DEFAULT_LOGS,
+    folder: Folder = None,
     device: Device = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare: write no proof, and exit with 1 if a kernel differs.")] = False,
     choices: Annotated[

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables
+from im2win.cli.commands import options, outputs, tables
 from im2win.device.affinity import off_bound_cpus
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
@@ -28,9 +28,14 @@ class InputError(ValueError):
 
 def compile_(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX file with its weights.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.so", help="The library; weights and manifest are written beside it.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE.so", help="The library; weights and manifest are written beside it.", callback=outputs.file
+        ),
+    ],
     batch: Annotated[str | None, typer.Option(metavar="1,8", help="Numbers of images to compile for; the model's own if not said.")] = None,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
@@ -41,10 +46,9 @@ def compile_(
 
     batches = _batches(batch)
     console = tables.console()
-    folder = str(logs) if logs.is_dir() else None
     with console.status("compiling"):
         compiled = compile_model(
-            model, out, target, batches=batches, logs=folder, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
+            model, out, target, batches=batches, logs=logs, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
         )
     manifest = compiled.manifest
     rows: list[list[object]] = []
@@ -74,7 +78,9 @@ def run(
     inputs: Annotated[
         list[str] | None, typer.Option("--input", metavar="NAME=FILE", help="A tensor for each input: .npy, or .pb as ONNX stores it.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the outputs: .npz, or .npy for a single one.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the outputs: .npz, or .npy for a single one.", callback=outputs.file)
+    ] = None,
     repeat: Annotated[int, typer.Option(min=0, help="Time this many further runs.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Check the weights' digest first.")] = False,
 ) -> None:

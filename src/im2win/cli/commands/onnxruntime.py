@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, tables
+from im2win.cli.commands import options, outputs, tables
 from im2win.cli.commands.models import TIERS
 from im2win.records.tiers import checked_untuned
 from im2win.spec import methods
@@ -18,12 +18,15 @@ from im2win.spec.accuracy import checked_accuracy
 
 def onnxruntime(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX file with its weights.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="The model that ONNX Runtime is given.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE.onnx", help="The model that ONNX Runtime is given.", callback=outputs.file)
+    ],
     library: Annotated[
-        Path | None, typer.Option(metavar="FILE.so", help="The library to register; the model's name with .so if not said.")
+        Path | None,
+        typer.Option(metavar="FILE.so", help="The library to register; the model's name with .so if not said.", callback=outputs.file),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Images of one call of a kernel where the model's batch is symbolic; else 1.")] = None,
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.Logs = None,
     threads: options.Threads = None,
     accuracy: options.Accuracy = "float32",
     untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
@@ -32,10 +35,9 @@ def onnxruntime(
     from im2win.frontends.onnxruntime.operators import for_onnxruntime
 
     console = tables.console()
-    folder = str(logs) if logs.is_dir() else None
     chosen, made = checked_untuned(untuned), checked_accuracy(accuracy)
     with console.status("compiling"):
-        done = for_onnxruntime(model, out, library, batch=batch, logs=folder, threads=threads, accuracy=made, untuned=chosen)
+        done = for_onnxruntime(model, out, library, batch=batch, logs=logs, threads=threads, accuracy=made, untuned=chosen)
     rows: list[list[object]] = []
     for layer in done.layers:
         rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])

@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-DEFAULT_LOGS = Path("tuning_logs")
+from im2win.cli.commands import completion, outputs
+from im2win.spec import accuracy
+
 ACCURACY = (
     "exact (IEEE float32 sums), float32 (about as accurate: Winograd too, and on a GPU TF32 products in parts), tf32 (on a GPU) "
     "or winograd (on a GPU: Winograd in float16 and int8, too)."
 )
 
 WHAT = "A named suite, an ONNX file, a file of captured layers or the key of one layer."
-What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|LAYERS.jsonl|KEY", help=WHAT)]
+What = Annotated[str, typer.Argument(metavar="SUITE|MODEL.onnx|LAYERS.jsonl|KEY", help=WHAT, autocompletion=completion.suites)]
 Batch = Annotated[int | None, typer.Option(help="Images at once, instead of what the suite or model says.")]
 Layers = Annotated[str | None, typer.Option(metavar="A,B", help="Only these layers, by name.")]
-Algorithm = Annotated[str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.")]
+Algorithm = Annotated[
+    str, typer.Option(help="One of `im2win algorithms`, or auto: all that support the layer.", autocompletion=completion.algorithms)
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; all that this process may use if not said.")]
-Target = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or int8, instead of what the suite or model says.")]
+Target = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=completion.choices("cpu", "cuda"))]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, float16 or int8, instead of what the suite or model says.",
+        autocompletion=completion.choices("float32", "float16", "int8"),
+    ),
+]
 OutDtype = Annotated[
     str | None, typer.Option("--out-dtype", help="Of outputs of int8: int32, or int8, float16 or float32, with a scale for every channel.")
 ]
-Layout = Annotated[str | None, typer.Option(help="NCHW or NHWC, instead of what the suite or model says.")]
-Accuracy = Annotated[str, typer.Option(help=ACCURACY)]
-Logs = Annotated[Path, typer.Option(metavar="DIR", help="Folder of tuning records.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(help="NCHW or NHWC, instead of what the suite or model says.", autocompletion=completion.choices("NCHW", "NHWC")),
+]
+Accuracy = Annotated[str, typer.Option(help=ACCURACY, autocompletion=completion.choices(*get_args(accuracy.Accuracy)))]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, as docs/command_line.md describes it.")]
+LOGS = "Folder of tuning records, searched before your own, which `im2win device` shows."
+Logs = Annotated[Path | None, typer.Option(metavar="DIR", help=LOGS)]
+WrittenLogs = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder for the records, instead of your own.", callback=outputs.folder)
+]

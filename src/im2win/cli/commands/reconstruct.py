@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from im2win.cli.commands import tables
+from im2win.cli.commands import outputs, tables
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,10 @@ _STYLES = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}
 
 def reconstruct(
     source: Annotated[Path, typer.Argument(metavar="IN.cu", help="CUDA that TVM generated, with its launches in comments.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="OUT.cu", help="The result; after split, one file for each kernel.", callback=outputs.file),
+    ],
     rules: Annotated[str, typer.Option(metavar="A,B", help="Rule sets in order: barriers, pkf-shmem, pkf-llc, hip, split.")] = "barriers",
     explain: Annotated[bool, typer.Option("--explain", help="Show each rule, what it matched and why, as a coloured diff.")] = False,
     validate: Annotated[bool, typer.Option("--validate", help="Ask a validator, the emulator, about every change; slow.")] = False,
@@ -61,6 +64,7 @@ def reconstruct(
         unit = applied.unit
     parts = {out.with_suffix(f".{name}{out.suffix}"): part for name, part in split(unit).items()} if names[-1] == SPLIT else {out: unit}
     for path, part in parts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(part.annotated())
         console.print(f"{path}: {len(part.kernels)} kernels, {len(part.launches)} launches.", markup=False, soft_wrap=True)
 

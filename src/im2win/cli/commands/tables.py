@@ -1,14 +1,21 @@
-"""Output of the verbs: one console and one format for each kind of number."""
+"""Output of the verbs: one console, one form of tables, and JSON for programs."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+
+from im2win.common.progress import reporting
+from im2win.common.quantities import bytes_text, duration, gflops, milliseconds
+
+__all__ = ["bytes_text", "console", "duration", "gflops", "milliseconds", "print_json", "progress", "table"]
 
 PIPE_WIDTH = 400  # columns when the output is no terminal, so that nothing is truncated
 
@@ -18,12 +25,16 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
+def print_json(value: Any) -> None:
+    """Prints a value as JSON on stdout, with nothing else: no colours and no broken lines."""
+    typer.echo(json.dumps(value, indent=1))
+
+
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal. Call it with what is done and the total."""
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    """Progress of work that counts: call it with what is done and the total."""
+    with reporting(title) as reporter:
+        yield lambda done, total: reporter.step(done, total=total)
 
 
 def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> Table:
@@ -34,33 +45,3 @@ def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[obj
     for row in rows:
         result.add_row(*("-" if cell is None else str(cell) for cell in row))
     return result
-
-
-def bytes_text(count: int | None) -> str:
-    """Bytes in the largest unit that leaves at least one: "0 B", "36.0 KiB", "1.5 MiB"."""
-    if count is None:
-        return "-"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds with three significant digits or more."""
-    return "-" if seconds is None else f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.0f}"
-
-
-def duration(seconds: float | None) -> str:
-    """A duration: "45 s", "3:05"."""
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02d}"
-
-
-def gflops(flops: int, seconds: float | None) -> str:
-    """Floating-point operations per second, in units of 1e9."""
-    return "-" if not seconds else f"{flops / seconds / 1e9:.0f}"

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-import im2win
 from im2win.cli.commands import options, tables, workload
+from im2win.common.progress import reporting
 from im2win.spec import methods
+from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
-
+    from im2win.common.progress import Reporter
+    from im2win.records.record import Record
+    from im2win.spec.conv2d import Conv2d
     from im2win.spec.suites import Layer
-    from im2win.tuner import Pool
 
-Job = TypeVar("Job")
+Results = dict["Conv2d", "Record | Exception"]
 
 
 def tune(
@@ -31,7 +26,7 @@ def tune(
     layers: options.Layers = None,
     trials: Annotated[int, typer.Option(help="Candidates measured for each layer.")] = 64,
     algorithm: options.Algorithm = "auto",
-    logs: options.Logs = options.DEFAULT_LOGS,
+    logs: options.WrittenLogs = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same candidates.")] = 0,
     threads: options.Threads = None,
     target: options.Target = "cpu",
@@ -39,110 +34,92 @@ def tune(
     out_dtype: options.OutDtype = None,
     layout: options.Layout = None,
     accuracy: options.Accuracy = "float32",
+    json: options.Json = False,
 ) -> None:
-    """Search for the fastest correct schedule of each layer. Ctrl-C stops the search; the same command resumes it."""
-    chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
-    console = tables.console()
-    for line in skipped:
-        console.print(f"skipped: {escape(line)}")
-    settings = {"target": target, "algorithm": algorithm, "trials": trials, "logs": str(logs), "seed": seed, "threads": threads}
-    settings["accuracy"] = accuracy
-    if not tune_layers(chosen, console, settings):
-        console.print(f"Stopped. Everything measured so far is in {logs}; the same command goes on from there.")
-        raise typer.Exit(130)
-    if what.endswith(".onnx"):
-        console.print(f"Records are in {logs}; `im2win compile {what} --logs {logs} --out FILE.so` makes one library of the model.")
-        return
-    console.print(f"Records are in {logs}; `im2win build {what} --logs {logs} --out DIR` makes libraries of them.")
+    """Search for the fastest correct schedule of each layer. Ctrl-C stops the search; the same command resumes it.
 
-
-def tune_layers(layers: list[Layer], console: Console, settings: dict[str, Any]) -> bool:
-    """Tunes the layers with live progress and a line for each, one after another on each device. False if the user interrupted it."""
-    from im2win.registry.backends import device_for
-    from im2win.tuner import pools
-
-    width = max(len(layer.name) for layer in layers)
-    with pools(device_for(settings["target"], settings["threads"]), len(layers)) as idle, _progress(console) as progress:
-
-        def one(numbered: tuple[int, Layer], pool: Pool, stop: threading.Event) -> None:
-            number, layer = numbered
-            task = progress.add_task(f"{number}/{len(layers)} {escape(layer.name)}", total=settings["trials"], note="")
-            record = im2win.tune(layer.conv, **settings, progress=_reporter(progress, task, stop), pool=pool)
-            progress.remove_task(task)
-            speed = tables.gflops(layer.conv.flops, record.seconds)
-            console.print(
-                f"{escape(layer.name):{width}}  {tables.milliseconds(record.seconds):>9} ms  {speed:>6} GFLOPS  "
-                f"{methods.shown(record.method)}",
-                soft_wrap=True,
-            )
-
-        try:
-            shared_out(list(enumerate(layers, 1)), idle, one)
-        except KeyboardInterrupt:
-            return False
-    return True
-
-
-def shared_out(jobs: Sequence[Job], pools: Sequence[Pool], do: Callable[[Job, Pool, threading.Event], None]) -> None:
-    """Runs all jobs, each worker pool one at a time.
-
-    If a job fails or the user interrupts, no other job starts, and the event asks the rest to end.
-
-    Raises:
-        BaseException: the first exception of a job, or KeyboardInterrupt.
+    The records are found later by every verb and function without being told, if they are in your own folder (`im2win device` shows it).
     """
-    stop = threading.Event()
-    if len(pools) == 1:
-        for job in jobs:
-            do(job, pools[0], stop)
+    settings: dict[str, Any] = {"algorithm": algorithm, "trials": trials, "logs": logs, "seed": seed, "threads": threads}
+    settings["accuracy"] = checked_accuracy(accuracy)
+    with reporting("tuning") as reporter:
+        reporter.step(note="reading the layers")
+        chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
+        if not json:
+            for line in skipped:
+                reporter.line(f"skipped: {line}")
+        results, interrupted = tune_layers(chosen, target, reporter, settings, lines=not json)
+        failures = [result for result in results.values() if isinstance(result, Exception)]
+        if failures and len(failures) == len({layer.conv for layer in chosen}):
+            raise failures[0]
+    if json:
+        tables.print_json({"target": target, **_facts(settings), "interrupted": interrupted} | _outcome(chosen, results, skipped))
+    else:
+        _farewell(what, settings, interrupted)
+    if interrupted or failures:
+        raise typer.Exit(130 if interrupted else 1)
+
+
+def tune_layers(
+    layers: list[Layer], target: str, reporter: Reporter, settings: dict[str, Any], *, lines: bool = True
+) -> tuple[Results, bool]:
+    """Tunes the layers, with a line on stdout for each. Returns the results, and whether the user interrupted it, which leaves out some."""
+    reporter.step(note="loading the compiler")
+    from im2win.tuner.layers import tune_layers as tune_all
+
+    width = max((len(layer.name) for layer in layers), default=0)
+    results: Results = {}
+
+    def finished(conv: Conv2d, result: Record | Exception) -> None:
+        results[conv] = result
+        for layer in layers:
+            if lines and layer.conv == conv:
+                reporter.line(f"{layer.name:{width}}  {_line(conv, result)}")
+
+    names = {layer.conv: layer.name for layer in layers}
+    try:
+        tune_all([layer.conv for layer in layers], target, reporter=reporter, names=names, finished=finished, **settings)
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
+
+
+def _line(conv: Conv2d, result: Record | Exception) -> str:
+    if isinstance(result, Exception):
+        return f"not tuned: {result}"
+    speed = tables.gflops(conv.flops, result.seconds)
+    return f"{tables.milliseconds(result.seconds):>9} ms  {speed:>6} GFLOPS  {methods.shown(result.method)}"
+
+
+def _farewell(what: str, settings: dict[str, Any], interrupted: bool) -> None:
+    """Says where the records are and what to do next."""
+    from im2win.records.folders import folder_to_write
+
+    folder = folder_to_write(settings["logs"])
+    if interrupted:
+        typer.echo(f"Stopped. Everything measured so far is in {folder}; the same command goes on from there.")
         return
-    idle: queue.SimpleQueue[Pool] = queue.SimpleQueue()
-    for pool in pools:
-        idle.put(pool)
-
-    def next_job(job: Job) -> None:
-        pool = idle.get()
-        try:
-            if not stop.is_set():
-                do(job, pool, stop)
-        except BaseException:
-            stop.set()
-            raise
-        finally:
-            idle.put(pool)
-
-    with ThreadPoolExecutor(len(pools)) as threads:
-        try:
-            futures = [threads.submit(next_job, job) for job in jobs]
-            failures = [future.exception() for future in as_completed(futures)]
-        except KeyboardInterrupt:
-            stop.set()
-            raise
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    told = f" --logs {settings['logs']}" if settings["logs"] is not None else ""
+    if what.endswith(".onnx"):
+        typer.echo(f"Records are in {folder}; `im2win compile {what}{told} --out FILE.so` makes one library of the model.")
+    else:
+        typer.echo(f"Records are in {folder}; `im2win build {what}{told} --out DIR` makes libraries of them.")
 
 
-def _progress(console: Console) -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+def _facts(settings: dict[str, Any]) -> dict[str, Any]:
+    from im2win.records.folders import folder_to_write
 
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return {**settings, "logs": str(folder_to_write(settings["logs"]))}
 
 
-def _reporter(progress: Progress, task: TaskID, stop: threading.Event) -> Callable[[Any], None]:
-    """The callback of `im2win.tune` after every trial, which shows algorithm, best time, gain over the default tile, and time left."""
+def _outcome(layers: list[Layer], results: Results, skipped: list[str]) -> dict[str, Any]:
+    """The JSON value of the layers."""
+    return {"layers": [_row(layer, results.get(layer.conv)) for layer in layers], "skipped": skipped}
 
-    def report(state: Any) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        parts = [methods.shown(state.algorithm)]
-        if state.best_s:
-            parts.append(f"best {tables.milliseconds(state.best_s)} ms")
-            if state.default_s:
-                parts.append(f"{state.default_s / state.best_s:.2f}x default")
-        if state.seconds_left is not None:
-            parts.append(f"{tables.duration(state.seconds_left)} left")
-        progress.update(task, completed=state.trial, total=state.trials, note=", ".join(parts))
 
-    return report
+def _row(layer: Layer, result: Record | Exception | None) -> dict[str, Any]:
+    head: dict[str, Any] = {"layer": layer.name, "conv": str(layer.conv), "count": layer.count, "flops": layer.conv.flops}
+    if result is None or isinstance(result, Exception):
+        return {**head, "failed": "interrupted" if result is None else str(result)}
+    chosen = {"algorithm": result.algorithm, "schedule": result.schedule, "tile": result.tile}
+    return {**head, **chosen, "best_s": result.seconds, "extra_bytes": result.extra_bytes, "device": result.device, "failed": None}

@@ -37,7 +37,7 @@ def export_kernel(kernel: Kernel, folder: Path, name: str | None = None) -> tupl
             return cuda.export(kernel.conv, kernel.algorithm, kernel.tile, kernel.device, folder, called)
         return cpu.export(kernel.conv, kernel.algorithm, kernel.tile, kernel.device, folder, called)
     except OSError as error:
-        raise ArtefactError(f"{folder}: cannot export there ({error.strerror or error}).") from None
+        raise ArtefactError(f"`folder` (={str(folder)!r}) must be a folder that can be written: {error.strerror or error}.") from None
 
 
 def export_c(op: Op, folder: str | os.PathLike[str], name: str | None = None) -> Path:

@@ -107,7 +107,7 @@ class Assembly:
         for port, tensor in zip((*self.inputs, *self.outputs), (*source.inputs, *source.outputs), strict=True):
             if port.at(batch) != tensor.shape:
                 raise ModelError(
-                    f"compile_model: `source` (={self.label}) must hold the images of {port.name!r} on its first axis alone to be "
+                    f"`source` (={self.label}) must hold the images of {port.name!r} on its first axis alone to be "
                     f"compiled for several batches; it has the shape {list(tensor.shape)} at batch {batch}."
                 )
 
@@ -159,7 +159,7 @@ class Assembly:
             return
         shape, code = source.graph.shapes.get(name), source.graph.types.get(name)
         if shape is None or not code or not all(isinstance(extent, int) for extent in shape):
-            raise ModelError(f"compile_model: `source` (={self.label}) must have fixed shapes but for the batch; {name!r} has {shape}.")
+            raise ModelError(f"`source` (={self.label}) must have fixed shapes but for the batch; {name!r} has {shape}.")
         dtype = str(import_onnx().helper.tensor_dtype_to_np_dtype(code))
         program.declare(name, tuple(int(extent) for extent in shape), dtype)
 

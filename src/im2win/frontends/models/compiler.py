@@ -60,7 +60,7 @@ def compile_model(
         path: of the library; None for a temporary one that lives as long as the result, which can be exported.
         target: "cpu" or "cuda".
         batches: numbers of images to compile for; the model's own by default, 1 where that is symbolic.
-        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
+        logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: the rounding that kernels may use; see `im2win.build`.
         dtype: "float16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and outputs keep
@@ -83,7 +83,7 @@ def _sizes(batches: Sequence[int] | None) -> list[int | None]:
         return [None]
     sizes = sorted(set(batches))
     if not sizes or len(sizes) > _MANY or any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(f"compile_model: `batches` (={batches!r}) must be 1 to {_MANY} integers, each at least 1.")
+        raise ValueError(f"`batches` (={batches!r}) must be 1 to {_MANY} integers, each at least 1.")
     return list(sizes)
 
 

@@ -34,7 +34,7 @@ class Job:
     conv: Conv2d
     symbol: str
     machine: Machine
-    logs: str | None
+    logs: tuple[str, ...]
     accuracy: Accuracy
     path: Path
 

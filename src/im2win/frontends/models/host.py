@@ -20,6 +20,7 @@ from im2win.device.cpu import Machine
 from im2win.frontends.models import loops
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
+from im2win.records.folders import Logs, named_folders
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -58,7 +59,7 @@ class Kernels(Protocol):
 
     alignment: int
 
-    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
+    def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
     def loops(self, name: str, function: Any) -> str: ...
     def arguments(self, kernel: str) -> Arguments: ...
@@ -78,14 +79,14 @@ class CpuKernels:
         self._folder = Path(tempfile.mkdtemp(prefix="im2win-objects-"))
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
-    def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
+    def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
         """Looks up and compiles convolutions that are not compiled yet."""
-        folder = None if logs is None else str(Path(logs).resolve())
+        folders = named_folders(logs)
         new = [conv for conv in dict.fromkeys(convs) if conv not in self._built]
         jobs = []
         for number, conv in enumerate(new, len(self._built)):
             path = self._folder / f"conv{number}.o"
-            jobs.append(Job(conv, f"conv_{number}", self.machine, folder, accuracy, path))
+            jobs.append(Job(conv, f"conv_{number}", self.machine, folders, accuracy, path))
         self._built |= dict(zip(new, build_all(jobs, self.machine.threads), strict=True))
         return {conv: Chosen(one.algorithm, one.tile, one.tier) for conv, one in self._built.items()}
 

@@ -29,12 +29,12 @@ def chosen(model: ModelProto, device: Device, dtype: str | None) -> Precision:
         ValueError: an unknown precision, or one that this model and device do not support.
     """
     if dtype not in (None, "float32", HALF):
-        raise ValueError(f"compile_model: `dtype` (={dtype!r}) must be float32, float16, or left out for the model's own.")
+        raise ValueError(f"`dtype` (={dtype!r}) must be float32, float16, or left out for the model's own.")
     own = HALF if _is_half(model.graph) else "float32"
     if dtype == HALF and not isinstance(device, Gpu):
-        raise ValueError("compile_model: `dtype` (='float16') must be float32 or left out on a CPU, whose kernels compute in float32.")
+        raise ValueError("`dtype` (='float16') must be float32 or left out on a CPU, whose kernels compute in float32.")
     if dtype == "float32" and own == HALF:
-        raise ValueError("compile_model: `dtype` (='float32') must be float16 or left out: the model's weights are float16.")
+        raise ValueError("`dtype` (='float32') must be float16 or left out: the model's weights are float16.")
     return "float16" if isinstance(device, Gpu) and HALF in (dtype, own) else "float32"
 
 

@@ -144,7 +144,7 @@ def _lowered(model: ModelProto, label: str) -> tvm.IRModule:
         return relax.get_pipeline("zero")(module)
     except Exception as error:  # the importer's converters raise any class
         line = next((text for text in reversed(str(error).strip().splitlines()) if text.strip()), type(error).__name__)
-        raise ModelError(f"compile_model: `source` (={label}) must have operators that TVM imports; it says: {line.strip()}") from error
+        raise ModelError(f"`source` (={label}) must have operators that TVM imports; it says: {line.strip()}") from error
 
 
 def _calls(module: tvm.IRModule, program: Program, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _calls(module: tvm.IRModule, program: Program, inputs: list[str], outputs: l
     def fresh(var: Any, ty: Any) -> str:
         name = f"rest/{len(program.shapes)}/{var.name}"
         if ty.shape is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape):
-            raise ModelError(f"compile_model: value {var.name!r} has the shape {ty.shape}; shapes must be fixed but for the batch.")
+            raise ModelError(f"value {var.name!r} has the shape {ty.shape}; shapes must be fixed but for the batch.")
         program.declare(name, tuple(int(extent) for extent in ty.shape), str(ty.dtype))
         return name
 
@@ -168,7 +168,7 @@ def _calls(module: tvm.IRModule, program: Program, inputs: list[str], outputs: l
         if isinstance(expression, tvm.ir.GenericConst):
             array = expression.value.numpy()
             return program.constant(f"rest/{len(program.shapes)}/constant", array)
-        raise ModelError(f"compile_model: TVM leaves {expression} as it is; only operators with loops of fixed size can be compiled.")
+        raise ModelError(f"TVM leaves {expression} as it is; only operators with loops of fixed size can be compiled.")
 
     functions: dict[str, Any] = {}
     for block in main.body.blocks:

@@ -63,7 +63,7 @@ def read(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
         try:
             external.load_external_data_for_model(model, str(Path(source).resolve().parent))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            raise ModelError(f"compile_model: `source` (={label}) must lie beside its external weights: {error}") from None
+            raise ModelError(f"`source` (={label}) must lie beside its external weights: {error}") from None
     return label, model
 
 
@@ -81,7 +81,7 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
     for node in kept:
         if next(subgraphs(node), None) is not None:
             name = name_of(node)
-            raise ModelError(f"compile_model: `source` (={label}) must have no control flow; node {name!r} is of type {node.op_type}.")
+            raise ModelError(f"`source` (={label}) must have no control flow; node {name!r} is of type {node.op_type}.")
     del inferred.graph.node[:]
     inferred.graph.node.extend(kept)
     graph = Graph(inferred.graph, constants)
@@ -95,7 +95,7 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
             shape, dtype = tuple(constants[name].shape), str(constants[name].dtype)
         elif shape is None or not all(isinstance(size, int) for size in shape) or not code:
             raise ModelError(
-                f"compile_model: `source` (={label}) must have fixed shapes but for the batch; {name!r} has {_shown(shape)}. "
+                f"`source` (={label}) must have fixed shapes but for the batch; {name!r} has {_shown(shape)}. "
                 "Fix them in the file, for example with onnx.tools.update_model_dims."
             )
         else:
@@ -132,7 +132,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
         inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
         where = "" if batch is None else f" at batch {batch}"
-        raise ModelError(f"compile_model: `source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
+        raise ModelError(f"`source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
     return inferred
 
 
@@ -231,7 +231,7 @@ def _computed(onnx: ModuleType, model: ModelProto, nodes: list[NodeProto], const
     try:
         values = ReferenceEvaluator(alone).run(None, feeds)
     except Exception as error:  # reference implementations of operators raise any class
-        raise ModelError(f"compile_model: what the model computes of constants alone cannot be computed: {error}") from error
+        raise ModelError(f"what the model computes of constants alone cannot be computed: {error}") from error
     return {value.name: np.asarray(array) for value, array in zip(outputs, values, strict=True)}
 
 

@@ -56,7 +56,7 @@ class TensorLayouts:
             return tuple(self.source.constants[name].shape)
         shape = self.source.graph.shapes.get(name)
         if shape is None or not all(isinstance(extent, int) for extent in shape):
-            raise ModelError(f"compile_model: value {name!r} has the shape {shape}; shapes must be fixed but for the batch.")
+            raise ModelError(f"value {name!r} has the shape {shape}; shapes must be fixed but for the batch.")
         return tuple(int(extent) for extent in shape)
 
     def reads(self, name: str, last: bool = False) -> str:
@@ -251,5 +251,5 @@ def narrowed(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
         found = array.astype(np.float16)
     if not np.array_equal(np.isfinite(found), np.isfinite(array)):
         largest = float(np.abs(array[np.isfinite(array)]).max())
-        raise ModelError(f"compile_model: `dtype` (='float16') must hold every weight; those of {name!r} reach {largest:g}, beyond 65504.")
+        raise ModelError(f"`dtype` (='float16') must hold every weight; those of {name!r} reach {largest:g}, beyond 65504.")
     return found

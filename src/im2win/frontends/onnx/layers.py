@@ -96,14 +96,14 @@ def layers_of(
     """
     onnx = import_onnx()
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ModelError(f"layers_of: `batch` (={batch!r}) must be an integer, at least 1.")
+        raise ModelError(f"`batch` (={batch!r}) must be an integer, at least 1.")
     label, model = load(onnx, source)
     try:
         found = _read(onnx, model, label, batch, epilogues, products)
     except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are not text, attributes of another type
-        raise ModelError(f"layers_of: `source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
+        raise ModelError(f"`source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
     if not found.layers and not found.skipped:
-        raise ModelError(f"layers_of: `source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")
+        raise ModelError(f"`source` (={label}) must have a convolution; it has none among its {len(model.graph.node)} nodes.")
     return found
 
 
@@ -191,7 +191,7 @@ def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple
     else:
         label = repr(os.fspath(source))
         if not Path(source).is_file():
-            raise ModelError(f"layers_of: `source` (={label}) must be an existing file.")
+            raise ModelError(f"`source` (={label}) must be an existing file.")
         content = Path(source).read_bytes()
         try:
             model = onnx.load_model_from_string(content)
@@ -220,7 +220,7 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
     try:
         inferred = infer(onnx, model, strict=False)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
-        raise ModelError(f"layers_of: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
+        raise ModelError(f"`source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     return inferred
 
 

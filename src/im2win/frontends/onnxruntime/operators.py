@@ -16,6 +16,7 @@ from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.source import read
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
+from im2win.records.folders import Logs, named_folders
 from im2win.records.lookup import search
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, tier_for
 from im2win.registry.backends import device_for
@@ -80,7 +81,7 @@ def for_onnxruntime(
         path: of the model that is written; its weights lie in `path`.data if they are too large for one file.
         library: its path; by default `path` with the suffix .so.
         batch: images of one kernel call where the model's batch is symbolic, 1 by default; the model then runs at any multiple of it.
-        logs: a folder of tuning records that is searched before the records that ship with the package; None for the latter only.
+        logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: the rounding that kernels may use; see `im2win.build`.
         untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
@@ -94,14 +95,14 @@ def for_onnxruntime(
     """
     accuracy, untuned = checked_accuracy(accuracy), checked_untuned(untuned)
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ValueError(f"for_onnxruntime: `batch` (={batch!r}) must be an integer, at least 1.")
+        raise ValueError(f"`batch` (={batch!r}) must be an integer, at least 1.")
     written, linked = _files(source, path, library)
     compiler_on_path()
     machine = device_for("cpu", threads)
     assert isinstance(machine, Machine)
     label, model = read(source)
     if any(node.domain == DOMAIN for node in model.graph.node):
-        raise ModelError(f"for_onnxruntime: `source` (={label}) must be a model as it was; it has been rewritten already.")
+        raise ModelError(f"`source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
     reasons = [f"{one.name}: {one.reason}" for one in left]
     kept: list[Replaceable] = []
@@ -134,7 +135,7 @@ def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike
     linked = written.with_suffix(".so") if library is None else Path(library)
     given = [Path(source)] if isinstance(source, (str, os.PathLike)) else []
     if len({one.resolve() for one in (*given, written, linked)}) < 2 + len(given):
-        raise ValueError(f"for_onnxruntime: `path` (={written}), `library` (={linked}) and the model must be different files.")
+        raise ValueError(f"`path` (={written}), `library` (={linked}) and the model must be different files.")
     return written, linked
 
 
@@ -146,7 +147,7 @@ def _none(label: str, reasons: Sequence[str], nodes: int) -> str:
     return f"{begin}; it has {reasons[0]}{more}."
 
 
-def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untuned: Untuned) -> str | None:
+def _untaken(conv: Conv2d, machine: Machine, logs: Logs, accuracy: Accuracy, untuned: Untuned) -> str | None:
     """The reason why a problem is left to ONNX Runtime; None if it is not."""
     try:
         names = [row.key for row in candidates("auto", conv, "cpu", accuracy)]
@@ -159,11 +160,11 @@ def _untaken(conv: Conv2d, machine: Machine, logs: Any, accuracy: Accuracy, untu
     return None if tier in TUNED else NO_RECORD
 
 
-def _built(convs: Sequence[Conv2d], machine: Machine, logs: Any, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:
+def _built(convs: Sequence[Conv2d], machine: Machine, logs: Logs, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:
     """The kernels of all distinct problems, as object files in a folder."""
     distinct = list(dict.fromkeys(convs))
-    place = None if logs is None else str(Path(logs).resolve())
-    jobs = [Job(conv, f"conv_{i}", machine, place, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
+    folders = named_folders(logs)
+    jobs = [Job(conv, f"conv_{i}", machine, folders, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
     return dict(zip(distinct, build_all(jobs, machine.threads), strict=True))
 
 

@@ -60,11 +60,11 @@ def replaceable(model: ModelProto, label: str, batch: int | None) -> tuple[list[
     copy.CopyFrom(model)
     fixed = set_batch(copy.graph, _UNIT * (batch or 1))
     if fixed is not None and batch is not None and batch != fixed:
-        raise ModelError(f"for_onnxruntime: `batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
+        raise ModelError(f"`batch` (={batch}) must be left out, or {fixed}: the model's batch is not symbolic.")
     try:
         read = infer(onnx, copy, strict=False)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
-        raise ModelError(f"for_onnxruntime: `source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
+        raise ModelError(f"`source` (={label}) must pass ONNX shape inference; it fails: {error}") from error
     graph = Graph(read.graph)
     found, left = fusions(graph, fixed or _UNIT * (batch or 1), products=False)
     taken: list[Replaceable] = []

@@ -124,7 +124,7 @@ def optimize(
     Args:
         module: in eval mode.
         example_input: a tensor, or a tuple of the positional arguments of `module.forward`; on the module's device.
-        logs: a folder of tuning records that is searched before the records that ship with the package.
+        logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         cache: folder of built operators, from which the next process loads them; the platform's cache folder if None.
         untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
             leaves them to PyTorch.

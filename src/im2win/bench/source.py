@@ -1,0 +1,62 @@
+"""Digests of the source that made a result file. They prove more than a commit, which a copy of the source without its history lacks.
+
+Comments, docstrings, layout and the files' names do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from im2win.registry import sources
+
+TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
+
+_SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
+# What chooses algorithms and tiles, as paths below the package: files among these folders that `sources.chooses` names, and these files.
+_SPACES = {"cpu": ("schedules/cpu", "schedules/cpu_winograd"), "cuda": ("schedules/cuda", "schedules/studies/winograd_tc")}
+_CHOOSERS = ("registry/backends.py", "registry/cpu_lowering.py", "registry/ranking.py", "records/lookup.py", "records/tiers.py")
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of all Python and C++ source of the package, as it is on disk at the first call."""
+    return _digest(_files(sources.ROOT))
+
+
+@functools.cache
+def choice_digest(target: str) -> str:
+    """Digest of what chooses algorithms and tiles for a target: legality, models, spaces, ranking and the look-up of records."""
+    found = [path for folder in _SPACES[target] for path in _files(sources.ROOT / folder)]
+    spaces = [path for path in found if sources.chooses(path.relative_to(sources.ROOT))]
+    return _digest([*spaces, *(sources.ROOT / path for path in _CHOOSERS)])
+
+
+def digests(target: str) -> dict[str, str]:
+    """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them."""
+    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: choice_digest(target)}
+
+
+def stale(found: Mapping[str, str]) -> str | None:
+    """Why a result file is older than the kernels it times, or None if it is not.
+
+    Args:
+        found: its digests; empty in files from before they were written.
+    """
+    if not found:
+        return "no digest"
+    today = digests(found[TARGET])
+    changed = [name for name in (KERNELS, CHOICE) if found.get(name) != today[name]]
+    return f"other {' and '.join(changed)}" if changed else None
+
+
+def _files(folder: Path) -> list[Path]:
+    # os.walk follows links to folders, which Path.rglob does only from Python 3.13 on.
+    found = [Path(where, name) for where, _, names in os.walk(folder, followlinks=True) for name in names]
+    return [path for path in found if path.suffix in _SUFFIXES]
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    return sources.combined(path.read_text(encoding="utf-8") if path.suffix == ".py" else sources.cpp(path) for path in paths)

@@ -1,0 +1,96 @@
+"""The committed result files: which are older than the kernels they time, and that no layer's shipped choice is slower than the default.
+
+A new file must be made by today's kernels, and a change of the kernels must say here which files it leaves behind. A file that is measured
+anew leaves both tables.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from im2win.bench.results import Result, Row, slower_choices
+from im2win.bench.source import stale
+
+ROOT = Path(__file__).parents[2] / "benchmarks"
+FILES = {path.relative_to(ROOT).as_posix(): path for kind in ("results", "studies") for path in sorted(ROOT.glob(f"{kind}/*/*.json"))}
+
+INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "studies/amd-epyc-znver5-2t"
+
+# Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
+# files held digests, so that nothing proves which kernels they timed.
+STALE = {
+    f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
+    f"{INTEL}/papers12-float32-b1.json": "no digest",
+    f"{INTEL}/papers12-float32-b8.json": "no digest",
+    f"{INTEL}/resnet50-float32-b1.json": "no digest",
+    f"{H200}/ladder-papers12-float32-b128.json": "no digest",
+    f"{H200}/memory-papers12-b128.json": "no digest",
+    f"{H200}/papers12-exact-float32-b128.json": "no digest",
+    f"{H200}/papers12-float16-b128.json": "no digest",
+    f"{H200}/papers12-float32-b128.json": "no digest",
+    f"{H200}/papers12-nhwc-float16-b128.json": "no digest",
+    f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
+    f"{H200}/resnet50-float32-b1.json": "no digest",
+    f"{H200}/resnet50-float32-b32.json": "no digest",
+    f"{H200}/resnet50-nhwc-float16-b1.json": "no digest",
+    f"{H200}/resnet50-nhwc-float16-b32.json": "no digest",
+    f"{H200}/winograd64-float32-b1.json": "no digest",
+    f"{AMD}/models-b1.json": "no digest",
+    f"{AMD}/op-overhead.json": "no digest",
+    f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
+    "studies/intel-xeon-rocketlake-2t/search-quality.json": "no digest",
+    "studies/nvidia-h200/op-overhead.json": "no digest",
+    "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
+    "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
+    "studies/nvidia-h200/sliding-window.json": "no digest",
+    "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
+}
+
+# Layers whose shipped choice was slower than the default tile. Only stale files may have any.
+SLOWER = {
+    f"{INTEL}/papers12-float32-b1.json": ["conv2", "conv6"],
+    f"{INTEL}/resnet50-float32-b1.json": ["res2_1_expand", "res3_2_reduce", "res3_2_3x3", "res4_1_expand"],
+    f"{H200}/papers12-float16-b128.json": ["conv4"],
+    f"{H200}/papers12-float32-b128.json": ["conv3", "conv10", "conv12"],
+    f"{H200}/papers12-tvm16-float32-b128.json": ["conv2"],
+    f"{H200}/resnet50-float32-b1.json": ["conv1", "res2_1_3x3", "res4_1_reduce", "res4_1_shortcut", "res5_1_reduce", "res5_1_3x3"],
+}
+
+AGAIN = """Measure it again on its device with today's source, one file at a time and nothing else running, then run `im2win report`:
+  results/*: im2win bench SUITE --untuned --json FILE (benchmarks/README.md; on a GPU benchmarks/gpu/bench.sh; ladder-*: im2win ablation;
+    memory-*: im2win layers --memory); studies/*: the script of benchmarks/ whose study it is.
+Where the device is out of reach, state it in STALE in tests/bench/test_committed_results.py; a file measured anew leaves the tables."""
+
+
+def found(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(FILES[name].read_text(encoding="utf-8"))
+    return values
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_as_old_as_the_table_says(name: str) -> None:
+    why, stated = stale(found(name).get("digests", {})), STALE.get(name)
+    state = f"is older than the kernels it times ({why})" if why else "was made by today's kernels"
+    assert why == stated, f"benchmarks/{name} {state}, and STALE says {stated!r}.\n{AGAIN}"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("results/") and "/memory-" not in name])
+def test_no_shipped_choice_is_slower_than_the_default(name: str) -> None:
+    slower = [row.layer for row in slower_choices(Result.load(FILES[name]).layers)]
+    again = f"Tune these layers, `im2win tune KEY` on that device with the keys of the file, and measure it again.\n{AGAIN}"
+    assert slower == SLOWER.get(name, []), f"benchmarks/{name}: the default tile beats the shipped choice of {slower}.\n{again}"
+
+
+def test_the_tables_name_files_that_exist_and_only_stale_ones_are_slower() -> None:
+    assert set(STALE) <= set(FILES), "STALE names files that are no longer there"
+    assert set(SLOWER) <= set(STALE), "a file made by today's kernels may hold no layer whose shipped choice is slower than the default"
+
+
+def test_slower_means_more_than_three_percent() -> None:
+    times = {"within": (1.03, 1.0), "slower": (1.04, 1.0), "faster": (0.5, 1.0), "failed": (None, 1.0), "alone": (2.0, None)}
+    rows = [Row(name, "n1-c1x1x1-k1x1x1", ours_ms=ours, untuned_ms=default) for name, (ours, default) in times.items()]
+    assert [row.layer for row in slower_choices(rows)] == ["slower"]

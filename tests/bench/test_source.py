@@ -1,0 +1,107 @@
+"""Digests of the source in result files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from scripts import script
+
+import im2win
+from im2win.bench import source
+from im2win.registry import sources
+from im2win.studies.entries import SCHEMA
+
+
+def _package(root: Path) -> Path:
+    for name in (*source._CHOOSERS, "schedules/cpu/model.py", "schedules/cuda/space/plain.py", "schedules/cuda/loop.py", "bench/cpu.py"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"NAME = {name!r}\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sources, "ROOT", _package(tmp_path / "package"))
+    return tmp_path / "package"
+
+
+def source_now() -> str:
+    return source.source_digest.__wrapped__()
+
+
+def choice_now(target: str) -> str:
+    return source.choice_digest.__wrapped__(target)
+
+
+def test_comments_and_docstrings_do_not_count_and_statements_do(package: Path) -> None:
+    before, path = source_now(), package / "bench/cpu.py"
+    path.write_text('"""Text."""\n' + path.read_text() + "# a comment\n", encoding="utf-8")
+    assert source_now() == before
+    path.write_text(path.read_text() + "OTHER = 1\n", encoding="utf-8")
+    assert source_now() != before
+
+
+def test_files_behind_linked_folders_count(package: Path, tmp_path: Path) -> None:
+    before, elsewhere = source_now(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "more.py").write_text("MORE = 1\n", encoding="utf-8")
+    (package / "linked").symlink_to(elsewhere)
+    assert source_now() != before
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("schedules/cpu/model.py", ("cpu",)),
+        ("schedules/cuda/space/plain.py", ("cuda",)),
+        ("registry/ranking.py", ("cpu", "cuda")),
+        ("schedules/cuda/loop.py", ()),  # generates a kernel and chooses nothing
+        ("bench/cpu.py", ()),
+    ],
+)
+def test_what_chooses_counts_for_its_target(package: Path, name: str, changed: tuple[str, ...]) -> None:
+    before = {target: choice_now(target) for target in sources.TARGETS}
+    (package / name).write_text("CHANGED = True\n", encoding="utf-8")
+    assert tuple(target for target in sources.TARGETS if choice_now(target) != before[target]) == changed
+
+
+def test_every_file_named_a_chooser_exists() -> None:
+    assert all((sources.ROOT / name).is_file() for name in source._CHOOSERS)
+    assert all((sources.ROOT / name).is_dir() for names in source._SPACES.values() for name in names)
+
+
+@pytest.mark.parametrize("target", sources.TARGETS)
+def test_stale_names_what_changed(target: str) -> None:
+    today = source.digests(target)
+    assert source.stale(today) is None
+    assert source.stale({**today, "source": "other"}) is None  # other code, but the same kernels and choices
+    assert source.stale({}) == "no digest"
+    assert source.stale({**today, "kernels": "other"}) == "other kernels"
+    assert source.stale({**today, "kernels": "x", "choice": "y"}) == "other kernels and choice"
+
+
+def test_the_study_of_searches_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, path = script("benchmarks/search_quality.py"), tmp_path / "search.json"
+    monkeypatch.setattr(module, "study", lambda *_: {"short_ms": 1.0, "long_ms": 1.0})
+    monkeypatch.setattr(sys, "argv", ["search_quality.py", "--json", str(path), "n1-c8x8x8-k8x3x3"])
+    module.main()
+    written = json.loads(path.read_text())
+    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu")
+
+
+def test_the_study_of_models_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx")
+    module, path = script("benchmarks/models.py"), tmp_path / "models.json"
+    row = SimpleNamespace(model="m", ours_ms=1.0, inside_ms=None, ratio=2.0, peers={}, peers_failed={}, failed=None, inside_failed=None)
+    row.as_dict = lambda: {"model": "m"}
+    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: None)
+    monkeypatch.setattr(module, "measure", lambda *_, **__: row)
+    monkeypatch.setattr(sys, "argv", ["models.py", "--json", str(path), "m.onnx"])
+    module.main()
+    written = json.loads(path.read_text())
+    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu") and written["models"] == [{"model": "m"}]
