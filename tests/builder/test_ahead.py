@@ -6,12 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
+import tvm
+from recorded import beside_default, fill, ok
 
 from im2win import Conv2d
 from im2win.builder import batch as ahead
 from im2win.builder.batch import Chooser, build_ahead
 from im2win.builder.cache import Artefacts
 from im2win.device.cpu import Machine
+from im2win.records.log import Log
+from im2win.registry.ranking import default_tile
+from im2win.registry.sources import code_digest
 
 CONVS = [Conv2d(1, 3, 8, 8, 4 + i, 3) for i in range(5)]
 
@@ -26,6 +31,22 @@ def test_what_is_missing_is_built_at_once(tmp_path: Path) -> None:
         choice = chooser.choose(conv, device)
         assert cache.get(conv, choice.algorithm, choice.tile, device)[1].conv == conv
     assert cache.built == 0
+
+
+def test_where_records_must_meet_a_default_first_the_workers_rank_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an operator is missing is asked in the caller's process, for all layers in turn."""
+    conv, device = Conv2d(1, 8, 12, 12, 16, 1), Machine.host()
+    tile = default_tile(conv, "mec/tiled", device)[1].as_dict()
+    facts = {"device": device.name, "threads": device.threads, "tvm": tvm.__version__, "generator": code_digest("cpu")}
+    record = ok(1e-3, conv, algorithm="mec/tiled", tile=tile, **facts)
+    chooser = Chooser(tmp_path / "cache", str(fill(Log(tmp_path / "logs"), record).folder))
+    with monkeypatch.context() as patch:
+        patch.setattr("im2win.registry.ranking.default_tile", None)
+        assert chooser.lacks(conv, device)
+    assert chooser.choose(conv, device).tier == ahead.DEFAULT
+    fill(Log(tmp_path / "logs"), *beside_default(record, device))
+    monkeypatch.setattr("im2win.registry.ranking.default_tile", None)
+    assert chooser.choose(conv, device).tier == "exact", "the default tile is in the cache"
 
 
 def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

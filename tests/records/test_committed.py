@@ -16,11 +16,12 @@ from im2win.device.gpu import H200, KNOWN
 from im2win.numerics.reference import error, random_tensors, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
-from im2win.records.lookup import PACKAGED, tile_violations
+from im2win.records.lookup import PACKAGED, search, tile_violations
 from im2win.records.proofs import current_proof, proven, verdict
 from im2win.records.record import Record
+from im2win.records.standings import device_of, of_layer
 from im2win.registry.backends import backend_for
-from im2win.registry.schedules import schedule_of
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.schedules.cuda.model import warp_specialized as model
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
@@ -56,8 +57,35 @@ def test_a_device_covers_a_whole_suite(device: str) -> None:
 def test_every_record_is_proven(device: str) -> None:
     """By a proof of today's source: nobody's look-up has to emit a shipped record's kernel. If not: `im2win logs restamp tuning_logs`."""
     proof = current_proof(PACKAGED / device)
-    assert proof is not None, "the generator's source has changed since the proof was made"
+    assert proof is not None, "the generator's source has changed since the proof was made; run: im2win logs restamp tuning_logs"
     assert all(proven(record, [LOG]) for conv in LOG.convs(device) for record in LOG.read(conv, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_look_ups_of_shipped_layers_rank_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof lists how every layer's records stand against today's default tile; those that earned their place are found."""
+    proof = current_proof(PACKAGED / device)
+    outdated = "the source that selects default tiles has changed; run: im2win logs restamp tuning_logs --choices"
+    assert proof is not None and proof.choices is not None, outdated
+    here = device_of(LOG, device)
+    assert here is not None and here.name == device and proof.choices.about(here)
+    monkeypatch.setattr("im2win.records.merit.default_of", None)
+    for conv in LOG.convs(device):
+        kind = proof.choices.layers[str(conv), "float32"][0]
+        found = search(conv, here, [row.key for row in candidates("auto", conv, proof.target)], None)
+        assert (found.tier == "exact") == (kind in ("met", "rivals")), f"{conv}: {kind}, {found}"
+        assert found.record is None or found.tier == "exact" or found.record.conv != str(conv)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_listed_standings_are_what_is_found_anew(device: str) -> None:
+    """Of a few layers."""
+    here, proof = device_of(LOG, device), current_proof(PACKAGED / device)
+    assert here is not None and proof is not None and proof.choices is not None
+    for conv in sorted(LOG.convs(device), key=lambda conv: conv.flops)[::40]:
+        found = of_layer(LOG, here, conv, "float32", anew=True)
+        assert found is not None
+        assert (*dataclasses.astuple(found.standing), found.records) == proof.choices.layers[str(conv), "float32"]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -60,7 +60,7 @@ BROKEN = {
     b'{"schema": 1, "conv"': "must be JSON",
     b"\xff\xfe": "'utf-8' codec can't decode",
     b"null": "must be a JSON object",
-    ok().to_line().replace('"schema": 3', '"schema": 4').encode(): "`schema` (=4) must be 3",
+    ok().to_line().replace('"schema": 4', '"schema": 5').encode(): "`schema` (=5) must be 4",
     ok().to_line().replace("[0.001]", "[NaN]").encode(): "`samples_s` (=(nan,)) must be a list of finite seconds",
     ok().to_line().replace("[0.001]", "[]").encode(): "`samples_s` (=()) must be a list of at least one time",
     ok(device="elsewhere").to_line().encode(): f"`device` (='elsewhere') must be '{DEVICE}', as the path of its file says",

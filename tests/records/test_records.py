@@ -17,7 +17,7 @@ from im2win.records.record import OUTCOMES, Record, RecordError, utc_now
 from im2win.spec.conv2d import Conv2d
 
 GOOD: dict[str, Any] = {
-    "schema": 3,
+    "schema": 4,
     "conv": "n1-c64x56x56-k64x3x3-p1",
     "algorithm": "im2win",
     "schedule": "stored",
@@ -35,6 +35,7 @@ GOOD: dict[str, Any] = {
     "im2win": "0.1.0",
     "fingerprint": "3fa9c1",
     "generator": "77aa01",
+    "rivals": "float32:88bb02",
     "seed": 0,
     "trial": 7,
     "date": "2026-01-31T12:00:00+00:00",
@@ -57,7 +58,7 @@ def test_a_line_is_one_readable_line_with_the_fields_in_order() -> None:
     text = good(message="two\nlines, \u2028 and ü").to_line()
     assert text.isascii() and len(text.splitlines()) == 1
     assert list(json.loads(text)) == list(GOOD) == [field.name for field in dataclasses.fields(Record)]
-    assert text.startswith('{"schema": 3, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
+    assert text.startswith('{"schema": 4, "conv": "n1-c64x56x56-k64x3x3-p1", "algorithm": "im2win", "schedule": "stored", "tile": {')
 
 
 UNKNOWN = {"error": None, "tolerance": None, "extra_bytes": None}
@@ -92,7 +93,7 @@ def test_memory_has_a_price() -> None:
 def test_defaults_are_those_of_a_candidate_that_was_not_timed() -> None:
     needed = ("conv", "algorithm", "schedule", "tile", "device", "threads", "target", "tvm", "im2win", "fingerprint", "seed", "trial")
     record = Record(outcome="illegal", **{name: GOOD[name] for name in needed})
-    assert (record.schema, record.message, record.samples_s) == (3, "", ())
+    assert (record.schema, record.message, record.samples_s) == (4, "", ())
     assert record.error is record.tolerance is record.extra_bytes is None
     assert record.date <= utc_now()
 
@@ -119,7 +120,7 @@ def test_an_error_that_is_no_number_never_passes_for_ok(error: float) -> None:
 
 
 RULES = {
-    "schema": ([4, 0, "3", True, None, 3.0], "3, the only schema this version reads"),
+    "schema": ([5, 0, "4", True, None, 4.0], "4, the only schema this version reads"),
     "conv": ([3, None], "a string, the key of a Conv2d"),
     "algorithm": (["", 1, None], "a string that is not empty"),
     "schedule": (["", 1, None], "a string that is not empty"),
@@ -140,6 +141,7 @@ RULES = {
     "im2win": (["", None], "a string that is not empty"),
     "fingerprint": (["", 7], "a string that is not empty"),
     "generator": ([7, None], "a string"),
+    "rivals": ([7, None], "a string"),
     "seed": ([None, "0", 0.5, True, 2**63], "an integer"),
     "trial": ([-1, None, True], "an integer of at least 0"),
     "date": (
@@ -190,8 +192,8 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 
 def test_another_schema_is_named_before_its_other_fields() -> None:
-    with pytest.raises(RecordError, match=r"`schema` \(=4\) must be 3, the only schema this version reads"):
-        Record.from_line('{"schema": 4, "layer": "conv1"}')
+    with pytest.raises(RecordError, match=r"`schema` \(=5\) must be 4, the only schema this version reads"):
+        Record.from_line('{"schema": 5, "layer": "conv1"}')
 
 
 @pytest.mark.parametrize("text", ["", "{", line()[:-9], line() + line(), "nonsense", "[" * 100_000, "1" * 5000, "\x00"])
@@ -209,10 +211,10 @@ def test_a_line_that_is_not_an_object(text: str) -> None:
 
 def test_a_record_of_the_first_schema_is_read() -> None:
     """It comes as a record whose kernel nothing is known of."""
-    old = {name: value for name, value in GOOD.items() if name not in ("generator", "schedule")} | {"schema": 1}
+    old = {name: value for name, value in GOOD.items() if name not in ("generator", "rivals", "schedule")} | {"schema": 1}
     for name, algorithm, schedule in (("im2win", "im2win", "stored"), ("direct_streamed", "direct", "warp_specialized")):
         read = Record.from_line(json.dumps({**old, "algorithm": name}))
-        assert read == good(algorithm=algorithm, schedule=schedule, generator="") and read.method == f"{algorithm}/{schedule}"
+        assert read == good(algorithm=algorithm, schedule=schedule, generator="", rivals="") and read.method == f"{algorithm}/{schedule}"
     with pytest.raises(RecordError, match="`tile` is missing"):
         Record.from_line(json.dumps({name: value for name, value in old.items() if name != "tile"}))
 
@@ -223,9 +225,19 @@ def test_a_record_of_the_second_schema_is_read() -> None:
     new = {"row_block": 2, "pingpong": 2, "shared": "accumulators", "tma_boxes": "halo", "rows": 7}
     for schema, generator in ((1, ""), (2, GOOD["generator"])):
         values = {**GOOD, "schema": schema, "tile": old, **({"algorithm": "im2win"} if schema == 1 else {})}
-        assert Record.from_line(json.dumps(values)) == good(tile=new, generator=generator)
+        assert Record.from_line(json.dumps(values)) == good(tile=new, generator=generator, rivals="")
     with pytest.raises(RecordError, match="`tile` "):
         Record.from_line(json.dumps({**GOOD, "schema": 2, "tile": [1]}))
+
+
+def test_a_record_of_the_third_schema_is_read() -> None:
+    """Nothing is known of the default tile that it was measured beside."""
+    old = {name: value for name, value in GOOD.items() if name != "rivals"} | {"schema": 3}
+    assert Record.from_line(json.dumps(old)) == good(rivals="")
+    with pytest.raises(RecordError, match="`rivals` is missing"):
+        Record.from_line(json.dumps({**old, "schema": 4}))
+    with pytest.raises(RecordError, match=r"`rivals` \(=3\) must be a string"):
+        good(rivals=3)
 
 
 WORDS = st.text(min_size=1, max_size=20)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from im2win.records.log import Log
 from im2win.records.record import Record
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.ranking import default_of
+from im2win.registry.schedules import candidates
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import split
 
@@ -39,3 +45,19 @@ def stale(record: Record) -> str | None:
     if record.tvm != "0.27.0":
         return f"recorded with TVM {record.tvm}"
     return None if record.fingerprint == "abc" else f"other kernel: {record.fingerprint}"
+
+
+def beside_default(
+    record: Record, device: Device, names: Sequence[str] | None = None, accuracy: Accuracy = "float32", slower: float = 10.0
+) -> list[Record]:
+    """A record, and one of today's default tile of its layer, that much slower: it must have met it to be used.
+
+    names: the algorithms that are asked for; None for all.
+    """
+    able = [row.key for row in candidates("auto", record.conv2d, backend_for(device).target, accuracy)] if names is None else names
+    found = default_of(record.conv2d, able, device, accuracy, named=names is not None)
+    if found is None or (record.method, record.tile) == (found[0], found[1].as_dict()):
+        return [record]
+    algorithm, schedule = split(found[0])
+    samples = tuple(slower * seconds for seconds in record.samples_s)
+    return [record, replace(record, algorithm=algorithm, schedule=schedule, tile=found[1].as_dict(), samples_s=samples)]

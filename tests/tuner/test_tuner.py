@@ -24,6 +24,7 @@ from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
 from im2win.records.lookup import stale
+from im2win.records.merit import rivals_now
 from im2win.registry.backends import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
@@ -33,6 +34,7 @@ from im2win.tuner.cost_model import LEAST, Choice, CostModel
 from im2win.tuner.proposer import BATCH, Search
 from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, verify
 from im2win.tuner.session import Session
+from im2win.tuner.tuning import FINALS, _finals
 
 SMALL = Conv2d(1, 8, 10, 10, 16, 3)
 SMALL_KEY = str(SMALL)
@@ -241,6 +243,108 @@ def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, ma
     session = Session(SMALL, ["direct/tiled"], machine, log, 10, 0)
     assert session.tried == []
     assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
+
+
+def test_shipped_records_of_other_devices_are_hints(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up takes none that has not met the default; the tuner tries the best two of each device, right after it."""
+    candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
+    made, shipped = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "made"), 10, 0), Log(tmp_path / "shipped")
+    for place, seconds in ((40, 2e-3), (50, 1e-3), (60, 3e-3)):
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
+        shipped.append(replace(record, device="intel-xeon-other-2t"))
+        shipped.append(replace(record, device="intel-xeon-fewer-1t", threads=machine.threads + 1))
+    monkeypatch.setattr("im2win.tuner.session.SHIPPED", shipped)
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path / "log"), 10, 0)
+    batch = session.next_batch()
+    assert batch[0] == session.default and [choice.tile for choice in batch[1:3]] == [candidates[place].tile for place in (50, 40)]
+    assert candidates[60].tile not in [choice.tile for choice in batch[:4]]
+
+
+def _names() -> list[str]:
+    return [name for name, row in SCHEDULES.items() if row.supports(SMALL) is None]
+
+
+def _took(session: Session, choice: Choice, seconds: float) -> str:
+    """Records a candidate as measured. Returns the default tile that the record says it was measured beside."""
+    return session.record(choice, Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16)).rivals
+
+
+def test_the_default_is_measured_whatever_the_log_holds(tmp_path: Path, machine: Machine) -> None:
+    """Records of before a new algorithm, and more of them than trials: only the default is left to try. Then it vouches for the rest."""
+    before = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    others = [choice for choice in before.search.all if choice.key != before.default.key][:5]
+    assert {_took(before, choice, 1e-3) for choice in others} == {""}
+    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    assert (session.default.algorithm, session.default.tile) == default_tile(SMALL, machine=machine)
+    assert session.next_batch() == [session.default]
+    assert _took(session, session.default, 2e-3) == rivals_now("cpu", "float32")
+    assert session.next_batch() == [] and Session(SMALL, _names(), machine, Log(tmp_path), 3, 0).next_batch() == []
+    more = Session(SMALL, _names(), machine, Log(tmp_path), 7, 0)
+    [last] = more.next_batch()
+    assert _took(more, last, 3e-3) == rivals_now("cpu", "float32")
+
+
+def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path, machine: Machine) -> None:
+    ranking = {name: ranked_tiles(SMALL, schedule_of(name), machine) for name in _names()}
+    [asked] = [name for name in _names() if name != default_tile(SMALL, machine=machine)[0]][:1]
+    session = Session(SMALL, [asked], machine, Log(tmp_path), 2, 0, ranking=ranking)
+    batch = session.next_batch()
+    assert [choice.algorithm == asked for choice in batch] == [False, True, True] and batch[0] == session.default
+    vouched = {_took(session, choice, seconds) for choice, seconds in zip(batch, (1e-3, 2e-3, 3e-3), strict=True)}
+    assert vouched == {rivals_now("cpu", "float32")}
+    assert session.best == (batch[1], session.tried[1][1]) and session.next_batch() == []
+    again = Session(SMALL, [asked], machine, Log(tmp_path), 2, 0, ranking=ranking)
+    assert again.tried == session.tried and again.best == session.best
+    assert Session(SMALL, [asked], machine, Log(tmp_path / "other"), 2, 0).rivals == "", "not all were ranked"
+
+
+class _Finals:
+    """A measurement whose finals take the times that it is given."""
+
+    def __init__(self, times: dict[Any, float]) -> None:
+        self.times, self.libraries, self.kernels = times, dict.fromkeys(times), dict.fromkeys(times)
+        self.rounds: list[list[Choice]] = []
+
+    def each_built(self, choices: list[Choice]) -> list[Any]:
+        assert not choices
+        return []
+
+    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        self.rounds.append(choices)
+        return [Outcome("ok", samples_s=[self.times[choice.key]], error=0.0) for choice in choices]
+
+
+def _held(tmp_path: Path, machine: Machine, searched: list[float], final: list[float]) -> tuple[Session, _Finals]:
+    """A session whose candidates, the default first, took these times in the search and in the finals."""
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    choices = session.search.all[: len(searched)]
+    assert choices[0] == session.default
+    for choice, seconds in zip(choices, searched, strict=True):
+        _took(session, choice, seconds)
+    measured = _Finals({choice.key: seconds for choice, seconds in zip(choices, final, strict=True)})
+    _finals(session, measured)  # type: ignore[arg-type]
+    return session, measured
+
+
+def test_the_default_is_in_the_finals_however_slow_it_was(tmp_path: Path, machine: Machine) -> None:
+    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 8e-3], [1e-3, *[2e-3] * 4, 8e-3])
+    assert len(measured.rounds) == 1 and session.default in measured.rounds[0]
+    assert session.best is not None and session.best[0] == session.default
+
+
+def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Machine) -> None:
+    """Finalists timed in a busy moment: who was not among them, and is now the best, meets them in another round."""
+    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 1.2e-3], [9e-3, *[2e-3] * 4, 2.5e-3])
+    first, second = measured.rounds
+    lucky = session.search.all[5]
+    assert lucky not in first and lucky in second and session.default in second
+    assert session.best is not None and session.best[0] != lucky
+
+
+def test_finals_end(tmp_path: Path, machine: Machine) -> None:
+    """Each round as slow as the next one's finalists are not."""
+    _, measured = _held(tmp_path, machine, [1e-3] * 20, [2e-3] * 20)
+    assert len(measured.rounds) == FINALS
 
 
 SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"

@@ -20,12 +20,17 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
+    from im2win.records.merit import DefaultOf
     from im2win.registry.backends import Device
 
 _log = logging.getLogger("im2win")
 DEFAULT = "default tile"  # the choice where no tier of the look-up has a record
 LEAST = 4  # fewer operators are not worth worker processes, which take seconds to start
 _BUILD_S = 300.0
+
+
+class _UnrankedError(Exception):
+    """A default tile that must be ranked first, which a worker process does."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +69,29 @@ class Chooser:
         Raises:
             ValueError: no algorithm supports the layer, or none has a legal tile for it.
         """
-        known = self._known(conv, device)
-        return known or Choice(*Artefacts(self.folder).default_choice(conv, device, self.accuracy), DEFAULT)
+        default = Artefacts(self.folder).default_choice
+        return self._known(conv, device, default) or Choice(*default(conv, device, self.accuracy), DEFAULT)
 
-    def _known(self, conv: Conv2d, device: Device) -> Choice | None:
-        """The choice if a record or a cached default gives it; None where the analytic model must rank tiles first, which takes time."""
+    def _kept(self, conv: Conv2d, device: Device, accuracy: Accuracy) -> tuple[str, Any]:
+        """The cached default tile of a layer; _UnrankedError if there is none."""
+        kept = Artefacts(self.folder).kept_default(conv, device, accuracy)
+        if kept is None:
+            raise _UnrankedError(str(conv))
+        return kept
+
+    def _known(self, conv: Conv2d, device: Device, default: DefaultOf) -> Choice | None:
+        """The choice if a record or a cached default gives it; None where the analytic model must rank tiles first, which takes time.
+
+        Args:
+            default: the default tile of a layer whose records do not say how they stand against it.
+        """
         from im2win.records.lookup import search
         from im2win.registry.backends import backend_for
         from im2win.registry.schedules import candidates, schedule_of
 
         backend = backend_for(device, self.accuracy)
         names = [row.key for row in candidates("auto", conv, backend.target, self.accuracy)]
-        found = search(conv, device, names, self.logs, self.accuracy)
+        found = search(conv, device, names, self.logs, self.accuracy, default)
         record = found.record
         tier = tier_for(conv, found.tier, record.conv2d if record else None)
         if self.untuned == "keep" and tier not in TUNED:
@@ -96,7 +112,9 @@ class Chooser:
     def lacks(self, conv: Conv2d, device: Device) -> bool:
         """Whether the operator of a layer must still be compiled."""
         try:
-            known = self._known(conv, device)
+            known = self._known(conv, device, self._kept)
+        except _UnrankedError:
+            return True
         except ValueError:  # no operator supports the layer
             return False
         if known is None or not known.algorithm:

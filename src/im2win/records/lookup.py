@@ -15,10 +15,11 @@ import tvm
 from im2win.records.emitted_before import emitted_once, known
 from im2win.records.folders import Logs, named_folders, user_folder
 from im2win.records.log import Accepts, Log, best_first
+from im2win.records.merit import DefaultOf, Judge, unsuited
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
 from im2win.registry.backends import Device, Tile, backend_for
-from im2win.registry.schedules import SCHEDULES, schedule_of
+from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
@@ -26,9 +27,12 @@ from im2win.spec.conv2d import Conv2d
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
+Unearned = Callable[[Record, Sequence[Record], Log], "str | None"]
 
 PACKAGED = Path(__file__).parent.parent / "tuning_logs"
 _NEAR_BEST = 1.25  # a borrowed tile's cost must be at most this many times the best one there; else the default tile may be better
+
+_NEAR_HINTS = 4  # nearest layers whose records have not earned their place before the look-up gives up: each may take a ranked space
 
 
 @dataclass(frozen=True)
@@ -131,18 +135,18 @@ def _kinship(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a.split("-"), b.split("-"), strict=False)) if x != y), a.count("-") + 1)
 
 
-def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Iterator[tuple[str, list[Record]]]:
-    """The tiers, each with its records. A file is read only when its tier is reached."""
+def _ladder(conv: Conv2d, device: str, logs: Sequence[Log], alike: Alike) -> Iterator[tuple[str, Log, list[Record]]]:
+    """The tiers, each with its log and records. A file is read only when its tier is reached."""
     for log in logs:
-        yield "exact", log.read(conv, device)
+        yield "exact", log, log.read(conv, device)
     others = [(-_kinship(other, device), other, log) for log in logs for other in log.devices() if other != device]
     for _, other, log in sorted(others, key=lambda row: row[:2]):
-        yield "compatible device", log.read(conv, other)
+        yield "compatible device", log, log.read(conv, other)
     family = _family(conv)
     others_here = ((log, near) for log in logs for near in log.convs(device) if near != conv)
     layers = [(log, near) for log, near in others_here if _family(near) == family and alike(conv, near)]
     for log, near in sorted(layers, key=lambda row: _distance(conv, row[1])):
-        yield "nearest layer", log.read(near, device)
+        yield "nearest layer", log, log.read(near, device)
 
 
 def find(
@@ -153,10 +157,14 @@ def find(
     accepts: Accepts,
     legal: Legal,
     alike: Alike = lambda conv, other: True,
+    unearned: Unearned = lambda record, records, log: None,
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
     """The best record for a layer on a device, from the first of these tiers that has one. Each tier searches the logs in order.
+
+    In every tier a record must have earned its place against the default tile of its layer (`im2win.records.merit`). Otherwise the best
+    record of that file is refused, and so are the slower ones.
 
     1. "exact": this device and this layer; the best record (`Record.cost`) to which `accepts` does not object.
     2. "compatible device": this layer on another device, the one with the most similar slug first. The tile must be legal here.
@@ -171,12 +179,14 @@ def find(
         accepts: returns the reason why a record does not apply, or None (see `records.record.validate`). It also sees records of other
             devices, so it must not compare the device.
         legal: ``legal(conv, algorithm, tile)`` returns the rules that a tile breaks for this layer on this machine.
+        unearned: ``unearned(record, records, log)`` returns the reason why the best record of a file is but a hint, or None.
         alike: ``alike(conv, other)`` says whether another layer's tile is likely to be better than the analytic model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
     skipped: list[tuple[Record, str]] = []
-    for tier, records in _ladder(conv, device, logs, alike):
+    hints = 0
+    for tier, log, records in _ladder(conv, device, logs, alike):
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
             if superseded(record, records):
@@ -188,9 +198,16 @@ def find(
                     break
                 problems = [] if tier == "exact" else legal(conv, record.method, record.tile)
                 if not problems:
-                    return Found(record, tier, skipped)
+                    hint = unearned(record, records, log)
+                    if hint is None:
+                        return Found(record, tier, skipped)
+                    skipped.append((record, hint))
+                    hints += tier == "nearest layer"
+                    break
                 reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
             skipped.append((record, reason))
+        if hints == _NEAR_HINTS:
+            break
     return Found(None, "none", skipped)
 
 
@@ -201,19 +218,24 @@ def _thread_mismatch(record: Record, threads: int | None) -> str | None:
 
 
 def search(
-    conv: Conv2d, device: Device, names: Sequence[str], logs: Logs, accuracy: Accuracy = "float32"
+    conv: Conv2d,
+    device: Device,
+    names: Sequence[str],
+    logs: Logs,
+    accuracy: Accuracy = "float32",
+    default: DefaultOf | None = None,
 ) -> Found:
-    """Runs the look-up. The result names the tier and every record that was refused on the way, with the reason."""
-    backend, opened = backend_for(device, accuracy), open_logs(logs)
+    """Runs the look-up. The result names the tier and every record that was refused on the way, with the reason.
 
-    def accepts(record: Record) -> str | None:
-        if (reason := stale(record, opened)) is not None:
-            return reason
-        if record.method not in names:
-            return f"{methods.shown(record.method)} was not asked for"
-        if backend.target == "cuda" and (broken := tile_violations(parse_key(record.conv), record.method, record.tile, device, accuracy)):
-            return "; ".join(broken)
-        return None
+    Args:
+        names: the algorithms that may be used.
+        default: the default tile of a problem, from a caller that keeps them; None to rank the tiles of a layer whose records do not say
+            how they stand against it.
+    """
+    opened = open_logs(logs)
+    backend, accepts = backend_for(device, accuracy), accepting(device, names, opened, accuracy)
+    able = {row.key for row in candidates("auto", conv, backend.target, accuracy)} if names else set()
+    judge = Judge(device, accuracy, None if able <= set(names) else tuple(names), accepting(device, None, opened, accuracy), default)
 
     def legal(problem: Conv2d, name: str, tile: dict[str, TileValue]) -> list[str]:
         broken = tile_violations(problem, name, tile, device, accuracy)
@@ -228,9 +250,32 @@ def search(
         accepts=accepts,
         legal=legal,
         alike=backend.alike,
+        unearned=judge.unearned,
         target=backend.target,
         threads=backend.threads,
     )
+
+
+def accepting(device: Device, names: Sequence[str] | None, logs: Sequence[Log], accuracy: Accuracy) -> Accepts:
+    """The rule by which a record of this or another device applies to a look-up, its own layer's tile asked alone.
+
+    Args:
+        names: the algorithms that may be used; None for all.
+    """
+    backend = backend_for(device, accuracy)
+
+    def accepts(record: Record) -> str | None:
+        if record.device != backend.name and (reason := unsuited(record, device)) is not None:
+            return reason
+        if (reason := stale(record, logs)) is not None:
+            return reason
+        if names is not None and record.method not in names:
+            return f"{methods.shown(record.method)} was not asked for"
+        if backend.target == "cuda" and (broken := tile_violations(parse_key(record.conv), record.method, record.tile, device, accuracy)):
+            return "; ".join(broken)
+        return None
+
+    return accepts
 
 
 def choose(

@@ -4,15 +4,19 @@ Emitting a kernel takes a tenth of a second for a GPU and half a second for a CP
 restamp` therefore makes a proof once and stores it beside the records as ``<folder>/<device>/proof.json``. It holds digests of the source
 that emitted the kernels (`im2win.registry.sources`) and of every record whose kernel is equal. While the source is unchanged, no kernel is
 emitted again.
+
+The proof also lists how the records of every layer stand against the default tile (`im2win.records.merit`), so that no space is ranked for
+them (`Choices`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +29,7 @@ from im2win.records.emission import EmissionError, emitted_now
 from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry import sources
+from im2win.registry.backends import Device
 
 FILE = "proof.json"
 _DIGITS = 12
@@ -37,6 +42,50 @@ def identity(record: Record) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 
+def facts(device: Device) -> dict[str, Any]:
+    """What the default tiles of a device depend on: its numbers, not its names."""
+    names = ("brand", "mcpu", "isa")
+    return {name: value for name, value in dataclasses.asdict(device).items() if name not in names}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How the records of layers stand against today's default tiles of their device.
+
+    Attributes:
+        source: digest of the source that selects default tiles (`sources.choice_digest`).
+        device: the device's numbers (`facts`).
+        layers: by layer's key and accuracy, the fields of the best record's `merit.Standing` and the number of records it was found from.
+    """
+
+    source: str
+    device: Mapping[str, Any] = field(hash=False)
+    layers: Mapping[tuple[str, str], tuple[str, str, int]] = field(hash=False, repr=False)
+
+    def current(self, target: str) -> bool:
+        """Whether today's source selects the same default tiles."""
+        return self.source == sources.choice_digest(target)
+
+    def about(self, device: Device) -> bool:
+        """Whether a device has the numbers of this one."""
+        return dict(self.device) == facts(device)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: one layer and accuracy a line."""
+        rows = [" ".join(map(str, (*what, *found))) for what, found in sorted(self.layers.items())]
+        return {"source": self.source, "device": dict(self.device), "layers": rows}
+
+    @classmethod
+    def from_json(cls, found: Any) -> Choices | None:
+        """The inverse of `to_json`; None if the value is something else."""
+        try:
+            rows = [str(row).split() for row in found["layers"]]
+            layers = {(key, accuracy): (kind, method, int(count)) for key, accuracy, kind, method, count in rows}
+            return cls(str(found["source"]), dict(found["device"]), layers)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
 @dataclass(frozen=True)
 class Proof:
     """The content of `proof.json`.
@@ -46,12 +95,14 @@ class Proof:
         target: kind of the device.
         source: digest of the source that emitted them (`sources.code_digest`).
         records: identities of the records whose kernels are equal.
+        choices: how the records stand against default tiles; None if that was not found, or is out of date.
     """
 
     tvm: str
     target: str
     source: str
     records: frozenset[str] = field(repr=False)
+    choices: Choices | None = field(default=None, repr=False)
 
     def current(self) -> bool:
         """Whether it was made with this version of TVM and with today's source."""
@@ -61,7 +112,8 @@ class Proof:
     def to_text(self) -> str:
         """The file's text: one identity a line, so that a version-control diff is readable."""
         facts = {"tvm": self.tvm, "target": self.target, "source": self.source}
-        return json.dumps({**facts, "records": sorted(self.records)}, indent=0) + "\n"
+        choices = {"choices": self.choices.to_json()} if self.choices else {}
+        return json.dumps({**facts, **choices, "records": sorted(self.records)}, indent=0) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> Proof | None:
@@ -69,7 +121,7 @@ class Proof:
         try:
             found = json.loads(text)
             facts = {name: str(found[name]) for name in ("tvm", "target", "source")}
-            return cls(records=frozenset(map(str, found["records"])), **facts)
+            return cls(records=frozenset(map(str, found["records"])), choices=Choices.from_json(found.get("choices")), **facts)
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -77,11 +129,17 @@ class Proof:
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, stamp: tuple[int, int]) -> Proof | None:
     proof = Proof.from_text(path.read_text(encoding="utf-8"))
-    return proof if proof is not None and proof.current() else None
+    if proof is None or not proof.current():
+        return None
+    outdated = proof.choices is not None and not proof.choices.current(proof.target)
+    return dataclasses.replace(proof, choices=None) if outdated else proof
 
 
 def current_proof(folder: Path) -> Proof | None:
-    """The proof of a device's folder; None if there is none, or if it was made from other source."""
+    """The proof of a device's folder; None if there is none, or if it was made from other source.
+
+    Its `choices` are None if other source selects default tiles.
+    """
     path = folder / FILE
     try:
         status = os.stat(path)
@@ -144,6 +202,7 @@ def restamp(
             progress(len(found), len(records))
     if write and records:
         target, equal = records[0].target, frozenset(identity(one.record) for one in found if one.reason is None)
-        proof = Proof(tvm.__version__, target, sources.code_digest(target), equal)
+        before = current_proof(log.folder / device)
+        proof = Proof(tvm.__version__, target, sources.code_digest(target), equal, before.choices if before else None)
         replace_text(log.folder / device / FILE, proof.to_text())
     return found

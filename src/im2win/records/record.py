@@ -18,7 +18,7 @@ from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
-SCHEMA = 3
+SCHEMA = 4
 NO_KERNEL = "none"  # the fingerprint of a candidate that was not compiled
 OUTCOMES = ("ok", "wrong", "build_error", "crashed", "timeout", "illegal")
 
@@ -123,6 +123,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "im2win": _WORD,
     "fingerprint": _WORD,
     "generator": (lambda value: isinstance(value, str), "a string"),
+    "rivals": (lambda value: isinstance(value, str), "a string"),
     "seed": (_is_integer, "an integer"),
     "trial": (lambda value: _is_integer(value, 0), "an integer of at least 0"),
     "date": (_is_date, "a date and time in UTC as ISO 8601 writes it, such as 2026-01-31T12:00:00+00:00"),
@@ -132,14 +133,14 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def converted(found: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record of an older schema in today's schema; `found` itself if it has no older schema.
 
-    Schema 2 had other names for some fields of tiles. Schema 1 also had one name for algorithm and schedule, no `generator`, and a digest
-    of source text as `fingerprint`. Such a record states which tile was fast, but not of which kernel.
+    Schema 3 had no `rivals`. Schema 2 also had other names for some fields of tiles. Schema 1 also had one name for algorithm and schedule,
+    no `generator`, and a digest of source text as `fingerprint`. Such a record states which tile was fast, but not of which kernel.
     """
     schema = found.get("schema")
-    if type(schema) is not int or schema not in (1, 2):
+    if type(schema) is not int or schema not in (1, 2, 3):
         return found
-    values = {**found, "schema": SCHEMA}
-    if "tile" in found:
+    values = {**found, "schema": SCHEMA, "rivals": ""}
+    if schema < 3 and "tile" in found:
         values["tile"] = methods.converted_tile(found["tile"])
     if schema == 1:
         values["generator"] = ""
@@ -174,6 +175,8 @@ class Record:
         tvm, im2win: versions.
         fingerprint: of the kernel that was timed (`im2win.records.emission`); `NO_KERNEL` where none was compiled.
         generator: digest of the source that generated it (`im2win.registry.sources.code_digest`); empty if unknown.
+        rivals: the default tile that was measured beside it, as accuracy and digest of the source that selects it (`rivals_now`), such as
+            "float32:0123456789abcdef"; empty if unknown.
         seed, trial: seed of the search, and the number of this candidate in it.
         date: ISO 8601, UTC.
 
@@ -199,6 +202,7 @@ class Record:
     im2win: str
     fingerprint: str
     generator: str = ""
+    rivals: str = ""
     seed: int
     trial: int
     date: str = field(default_factory=utc_now)

@@ -1,6 +1,7 @@
-"""Digests of the source that generates kernels, by target: equal digests mean equal kernels, whatever else has changed.
+"""Digests of the source that generates kernels, and of the source that selects untuned layers' tiles, by target.
 
-The reverse does not hold: code may change and still generate the same kernel. `im2win.records.emission` tells whether it does.
+Equal digests mean equal kernels, or equal default tiles, whatever else has changed. The reverse does not hold: code may change and still
+generate the same kernel. `im2win.records.emission` tells whether it does.
 """
 
 from __future__ import annotations
@@ -32,13 +33,23 @@ _GENERATORS = {
     ),
 }  # fmt: skip
 _CHOICE = {"legality", "model", "space"}  # of files and of folders
+_SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
 
 def files(target: str) -> list[Path]:
     """The files that generate kernels for a target, "cpu" or "cuda"."""
-    found = {path for pattern in _GENERATORS[target] for path in ROOT.glob(pattern)}
-    return sorted(path for path in found if path.suffix in (".py", ".hpp") and not chooses(path.relative_to(ROOT)))
+    return [path for path in _found(_GENERATORS[target]) if not chooses(path.relative_to(ROOT))]
+
+
+def choice_files(target: str) -> list[Path]:
+    """The files that select the default tile of a problem for a target, and that say which records beat it."""
+    return _found((*_GENERATORS[target], *_SELECTORS))
+
+
+def _found(patterns: Iterable[str]) -> list[Path]:
+    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if path.suffix in (".py", ".hpp"))
 
 
 def chooses(path: Path) -> bool:
@@ -49,7 +60,17 @@ def chooses(path: Path) -> bool:
 @functools.cache
 def code_digest(target: str) -> str:
     """Digest of what the generator's files execute: comments, docstrings, layout and the files' names do not count."""
-    return combined(path.read_text(encoding="utf-8") if path.suffix == ".py" else cpp(path) for path in files(target))
+    return _executed(files(target))
+
+
+@functools.cache
+def choice_digest(target: str) -> str:
+    """Digest of what the files execute that select default tiles: while it is equal, every problem's default tile is."""
+    return _executed(choice_files(target))
+
+
+def _executed(paths: Iterable[Path]) -> str:
+    return combined(path.read_text(encoding="utf-8") if path.suffix == ".py" else cpp(path) for path in paths)
 
 
 def cpp(path: Path) -> str:

@@ -13,11 +13,13 @@ import tvm
 
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
-from im2win.records.log import Log
-from im2win.records.lookup import applies_at_once, stale, tile_violations
+from im2win.records.log import Log, best_first
+from im2win.records.lookup import PACKAGED, applies_at_once, stale, tile_violations
+from im2win.records.merit import rivals_now
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for
-from im2win.registry.schedules import schedule_of
+from im2win.registry.ranking import first_of
+from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
@@ -28,7 +30,9 @@ from im2win.tuner.proposer import BATCH, Search
 from im2win.tuner.runners.cpu import Outcome
 
 PATIENCE = 24  # trials
-HINTS = 6  # candidates of records of other code versions; they follow the default tile
+ELSEWHERE = 2  # hints of one device's shipped records
+HINTS = 6  # candidates of records of other code versions and devices; they follow the default tile
+SHIPPED = Log(PACKAGED)
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,12 @@ class Session:
     ) -> None:  # fmt: skip
         self.conv, self.device, self.log, self.trials, self.seed, self.patience = conv, device, log, trials, seed, patience
         self.backend = backend_for(device, accuracy)
+        self.names = names
         found = {name: self.backend.ranked(conv, schedule_of(name)) for name in names} if ranking is None else ranking
         ranked = {name: [Choice(name, tile, cycles) for cycles, tile in found[name]] for name in names}
         if not any(ranked.values()):
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
-        self.default = min((choices[0] for choices in ranked.values() if choices), key=lambda c: c.cycles)
+        self.default, self.rivals = self._standard(found, ranked, accuracy)
         model = CostModel(training_data(list(self._other_layers()), device))
         self.search = Search(conv, device, ranked, seed, model, self._hints(names, accuracy))
         self.tried: list[tuple[Choice, float]] = []  # each with its `Record.cost`
@@ -73,6 +78,19 @@ class Session:
         self.started = time.monotonic()
         self._resume(names)
         self.resumed = len(self.tried)
+
+    def _standard(self, found: Ranking, ranked: dict[str, list[Choice]], accuracy: Accuracy) -> tuple[Choice, str]:
+        """The default tile among all ranked algorithms, and what `Record.rivals` says once it is measured.
+
+        That says nothing unless all algorithms were ranked that support the problem. Where the layer has no default, since no tile is
+        proven, the best estimate takes its place.
+        """
+        first = first_of(self.conv, found, self.backend)
+        if first is None:
+            return min((choices[0] for choices in ranked.values() if choices), key=lambda choice: choice.cycles), ""
+        able = {row.key for row in candidates("auto", self.conv, self.backend.target, accuracy)}
+        cycles, name, tile = first
+        return Choice(name, tile, cycles), rivals_now(self.backend.target, accuracy) if able <= set(found) else ""
 
     def _same_place(self, record: Record) -> bool:
         """Whether a record was taken with this session's target and number of threads."""
@@ -83,9 +101,10 @@ class Session:
         return self._same_place(record) and stale(record, [self.log]) is None
 
     def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
-        """The best candidates of records of other versions of the code or of TVM that are still legal.
+        """The best legal candidates of records that the look-up refuses: of other versions of the code or of TVM, or of other devices.
 
         For a problem that requantises its outputs, records of the same problem without requantisation count as well, of whatever version.
+        Records of this device come before those that ship with the package for others.
         """
         old: dict[tuple[str, str], Record] = {}
         for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
@@ -95,10 +114,20 @@ class Session:
                     old[record.method, str(record.tile)] = record
         legal = (
             record
-            for record in sorted(old.values(), key=lambda record: record.cost)
+            for record in (*best_first(old.values()), *best_first(self._elsewhere(names)))
             if not tile_violations(self.conv, record.method, record.tile, self.device, accuracy)
         )
         return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
+
+    def _elsewhere(self, names: list[str]) -> list[Record]:
+        """The best shipped records of this layer: of this device, and of other ones."""
+        found = []
+        for device in SHIPPED.devices():
+            here = (record for record in SHIPPED.read(self.conv, device) if record.method in names)
+            records = best_first(record for record in here if self._same_place(record))
+            distinct = {(record.method, str(record.tile)): record for record in reversed(records)}
+            found += best_first(distinct.values())[:ELSEWHERE]
+        return found
 
     def _choice(self, conv: Conv2d, record: Record) -> Choice:
         """The candidate of a record, with its estimate for a problem."""
@@ -116,11 +145,13 @@ class Session:
                     yield conv, self._choice(conv, record), record.cost
 
     def _resume(self, names: list[str]) -> None:
-        """Takes over the trials that the log already holds. The last record of a candidate counts."""
+        """Takes over the trials that the log already holds, the default tile's too. The last record of a candidate counts."""
         known: dict[Any, tuple[Choice, float]] = {}
         for record in self.log.read(self.conv, self.backend.name):
-            if self._applies(record) and record.method in names:
+            if self._applies(record) and record.method in {*names, self.default.algorithm}:
                 choice = self._choice(self.conv, record)
+                if record.method not in names and choice.key != self.default.key:
+                    continue
                 if self.backend.violations(self.conv, schedule_of(record.method), choice.tile):
                     continue  # tried by a session that allowed more
                 known[choice.key] = (choice, record.cost)
@@ -129,8 +160,8 @@ class Session:
 
     @property
     def best(self) -> tuple[Choice, float] | None:
-        """The best correct candidate so far, and its cost; None if there is none."""
-        good = [(choice, cost) for choice, cost in self.tried if math.isfinite(cost)]
+        """The best correct candidate so far of the algorithms asked for, and its cost; None if there is none."""
+        good = [(choice, cost) for choice, cost in self.tried if math.isfinite(cost) and choice.algorithm in self.names]
         return min(good, key=lambda item: item[1], default=None)
 
     @property
@@ -141,12 +172,23 @@ class Session:
         costs = [cost for _, cost in self.tried]
         return min(costs[-self.patience :]) > 0.99 * min(costs[: -self.patience])
 
+    @property
+    def met(self) -> bool:
+        """Whether the default tile was tried."""
+        return any(choice.key == self.default.key for choice, _ in self.tried)
+
     def next_batch(self) -> list[Choice]:
-        """The candidates to try next; empty when the session is over."""
-        left = self.trials - len(self.tried)
+        """The candidates to try next; empty when the session is over.
+
+        The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number. It is none of
+        `trials` where its algorithm was not asked for.
+        """
+        lacking = [] if self.met else [self.default]
+        left = self.trials - sum(choice.algorithm in self.names for choice in (*(choice for choice, _ in self.tried), *lacking))
         if left <= 0 or self.stalled:
-            return []
-        return self.search.propose(self.tried, min(max(BATCH, self.backend.workers), left))
+            return lacking
+        tried = [*self.tried, *((choice, math.inf) for choice in lacking)]
+        return [*lacking, *self.search.propose(tried, min(max(BATCH, self.backend.workers) - len(lacking), left))]
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
         """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate."""
@@ -158,7 +200,8 @@ class Session:
             tolerance=tolerance(self.conv, self.backend.accuracy(choice.tile)),
             extra_bytes=kernel.extra_bytes if kernel else None, device=self.backend.name, threads=self.backend.threads,
             target=self.backend.target, tvm=tvm.__version__, im2win=__version__,
-            fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target), seed=self.seed,
+            fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target),
+            rivals=self.rivals if self.met or choice.key == self.default.key else "", seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 from im2win.records.folders import Logs, folder_to_write
 from im2win.records.log import Log
@@ -17,11 +18,13 @@ from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
 from im2win.spec.accuracy import Accuracy, checked_accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.cost_model import Choice
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
 from im2win.tuner.session import PATIENCE, Progress, Session
 
-FINALISTS = 4  # candidates that are measured again, in interleaved rounds, at the end
+FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end
+FINALS = 3  # most rounds of finals
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
@@ -30,16 +33,35 @@ class TuneError(RuntimeError):
 
 
 def _finals(session: Session, measurement: Measurement) -> None:
-    """Measures the best candidates again in interleaved rounds, since the least of many noisy times is often an outlier."""
-    good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
-    finalists = [choice for choice, _ in good[:FINALISTS]]
-    if len(finalists) < 2 or len(session.tried) == session.resumed:
+    """Measures the best candidates and the default tile again in interleaved rounds: the least of many noisy times is often an outlier.
+
+    A candidate that was timed in a quiet moment of the search may remain better than finalists that were timed in a busy one. Finals are
+    therefore repeated until the best candidate was in one, `FINALS` times at most.
+    """
+    if len(session.tried) == session.resumed:
         return
-    unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
-    failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
-    finalists = [choice for choice in finalists if choice.key not in failed]
-    for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
-        session.record(choice, outcome, measurement.kernels[choice.key], again=True)
+    seen: set[Any] = set()
+    for _ in range(FINALS):
+        finalists = _finalists(session, seen)
+        if len(finalists) < 2:
+            return
+        unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
+        failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
+        finalists = [choice for choice in finalists if choice.key not in failed]
+        for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
+            session.record(choice, outcome, measurement.kernels[choice.key], again=True)
+        seen |= {choice.key for choice in finalists} | failed
+        if session.best is None or session.best[0].key in seen:
+            return
+
+
+def _finalists(session: Session, seen: Collection[Any]) -> list[Choice]:
+    """The candidates of the next finals: the best so far, the best of the finals before, and the default tile, where they are right."""
+    good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
+    before = [choice for choice, _ in good if choice.key in seen][:1]
+    default = [choice for choice, _ in good if choice.key == session.default.key]
+    best = [choice for choice, _ in good[:FINALISTS]]
+    return list({choice.key: choice for choice in (*best, *before, *default)}.values())
 
 
 def tune(
@@ -60,6 +82,9 @@ def tune(
 
     Candidates are compared by time and memory (`Record.cost`): of two kernels with about the same time, the one with the smaller workspace
     wins.
+
+    The default tile of the layer is always measured, and again in the finals: what wins there is never slower than it. An algorithm that is
+    asked for by name meets it too, but only candidates of this algorithm are returned.
 
     Trials in the log count and are not repeated, so an interrupted session can be resumed. The session ends early when the last `patience`
     trials gained less than 1 %.
@@ -97,7 +122,8 @@ def tune(
     before = partial(Progress, conv, "", 0, trials, None, None, 0.0, None)  # before there is a session
     with contextlib.ExitStack() as stack:
         pool = pool or stack.enter_context(Pool(device))
-        ranking = pool.ranked(conv, names, device, accuracy, lambda count: report(before(f"ranking {count} of {len(names)} algorithms")))
+        every = [row.key for row in candidates("auto", conv, target, accuracy)]  # the default tile may be of another one
+        ranking = pool.ranked(conv, every, device, accuracy, lambda count: report(before(f"ranking {count} of {len(every)} algorithms")))
         report(before("reading the records"))
         session = Session(conv, names, device, log, trials, seed, patience, accuracy, ranking)
         measurement = Measurement(session, pool)

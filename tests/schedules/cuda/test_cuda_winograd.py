@@ -12,7 +12,7 @@ import pytest
 import tvm
 from emulated import ROWS, Emulated, Kernel, differences, expected, generated, tiles, typed
 from oracle import exact_tensors, normal_tensors
-from recorded import fill, ok
+from recorded import beside_default, fill, ok
 
 from im2win.device.gpu import H200
 from im2win.numerics.reference import error, reference
@@ -238,7 +238,8 @@ def test_without_tuning_no_form_is_taken_whose_errors_are_near_the_tolerance(log
     assert default_tile(plain, "winograd/tiled", H200)[1].outputs == 4 and default_tile(clipped, "winograd/tiled", H200)[1].outputs == 2
     facts = {"algorithm": "winograd/tiled", "device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     facts["generator"] = code_digest("cuda")
-    fill(log, *(ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]))
+    made = [ok(1e-3 - m * 1e-6, plain, tile=kernel("fma", m, 32)[1].as_dict(), **facts) for m in FORMS[3]]
+    fill(log, *made[1:], *beside_default(made[0], H200, ["winograd/tiled"]))
     found = {conv: search(conv, H200, ["winograd/tiled"], log.folder) for conv in (plain, plain.with_(bias=True), clipped)}
     assert [(one.tier, one.record.tile["outputs"]) for one in found.values() if one.record] == [
         ("exact", 6), ("nearest layer", 4), ("nearest layer", 2),
@@ -277,7 +278,9 @@ def test_a_default_look_up_never_takes_halves_in_winograds_form(log: Log) -> Non
     facts = {"device": H200.name, "target": "cuda", "threads": 1, "tvm": tvm.__version__}
     for algorithm, tile, seconds in (("winograd/tiled", kernel("wg_f16", 4, 32)[1], 1e-4), ("implicit_gemm/tiled", direct, 1e-3)):
         facts |= {"algorithm": algorithm, "generator": code_digest("cuda")}
-        fill(log, ok(seconds, HALF, tile=tile.as_dict(), **facts))
+        fill(log, *beside_default(ok(seconds, HALF, tile=tile.as_dict(), **facts), H200, accuracy="winograd", slower=100))
+    for accuracy in ("exact", "float32", "tf32"):
+        fill(log, *beside_default(ok(1e-3, HALF, tile=direct.as_dict(), **facts), H200, accuracy=accuracy, slower=100))
     names = list(ROWS)
     for conv in (HALF, HALF.with_(bias=True)):
         found = {accuracy: search(conv, H200, names, log.folder, accuracy) for accuracy in get_args(Accuracy)}

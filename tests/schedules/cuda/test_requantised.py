@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import requantised
 from emulated import Emulated, Kernel, Made, cuda_algorithms, differences, everywhere, expected, generated, in_turn
+from recorded import beside_default, fill
 
 from im2win.bench.peers import cudnn
 from im2win.cli.commands import workload
@@ -305,7 +306,7 @@ def test_records_of_the_same_sums_are_hints(tmp_path: Path) -> None:
     ranked = backend.ranked(plain, schedule_of("implicit_gemm/tiled"))
     best = ranked[len(ranked) // 2][1]
     log = Log(tmp_path)
-    log.append(_record(plain, best))
+    fill(log, *beside_default(_record(plain, best), H200, ["implicit_gemm/tiled"]))
     conv = plain.with_(out_dtype="int8")
     found = choose(conv, H200, ["implicit_gemm/tiled"], tmp_path)
     assert found is not None and found.tile == best and not found.exact

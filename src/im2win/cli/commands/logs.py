@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,19 @@ def _open(folder: Path | None) -> Log:
 
 
 @app.command()
-def show(folder: Folder = None, device: Device = None, json: options.Json = False) -> None:
+def show(
+    folder: Folder = None,
+    device: Device = None,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Show the layers whose records today's default tile has not met, why, and what mends it.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
     """Show the best record of every layer, the number of records, and lines that could not be read."""
     log = _open(folder)
+    if stale:
+        _show_stale(log, device)
+        return
     layers = list(_layers(log, device))
     if json:
         problems = [{"path": str(one.path), "line": one.line_number, "reason": one.reason} for one in log.problems]
@@ -51,6 +62,26 @@ def show(folder: Folder = None, device: Device = None, json: options.Json = Fals
     console.print(tables.table(None, columns, [layer.row() for layer in layers], left=3))
     for problem in log.problems:
         console.print(f"{problem.path}:{problem.line_number}: {problem.reason}", markup=False, soft_wrap=True)
+
+
+def _show_stale(log: Log, device: str | None) -> None:
+    """Prints the layers whose records are but hints, with reasons and the commands that measure today's default tile beside them."""
+    from im2win.records.standings import device_of, unmet
+    from im2win.registry.backends import backend_for
+
+    console = tables.console()
+    for name in log.devices() if device is None else [device]:
+        known = device_of(log, name)
+        if known is None:
+            console.print(f"{name}: its default tiles are unknown on this machine.", markup=False, soft_wrap=True)
+            continue
+        target, count = backend_for(known).target, 0
+        for one in unmet(log, name):
+            count += 1
+            console.print(f"{name} {one.conv}: {one.standing.reason}", markup=False, soft_wrap=True)
+            mend = f"im2win tune {one.conv} --target {target} --logs {log.folder}"
+            console.print(f"  {mend}", markup=False, soft_wrap=True)
+        console.print(f"{name}: {count} of {len(log.convs(name))} layers have records that are only hints.", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -125,23 +156,53 @@ def restamp(
     folder: Folder = None,
     device: Device = None,
     check: Annotated[bool, typer.Option("--check", help="Only compare: write no proof, and exit with 1 if a kernel differs.")] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes that emit kernels; one for each CPU by default.")] = None,
+    choices: Annotated[
+        bool, typer.Option("--choices", help="Emit nothing: only find which records beat today's default tiles. Needs a current proof.")
+    ] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Processes that work; one for each CPU by default.")] = None,
 ) -> None:
     """Emit every record's kernel again and compare. Records whose kernels are equal stay valid without being emitted again.
 
-    The proof is written beside the records, as proof.json in the device's folder.
+    Then rank every layer's tiles and list how its records stand against the default tile, so that the look-up need not. The proof is
+    written beside the records, as proof.json in the device's folder.
     """
     from im2win.device.cpu import usable_cpus
-    from im2win.records.proofs import restamp as emit_again
 
-    log, console, differ = _open(folder), tables.console(), 0
+    log, differ = _open(folder), 0
     for name in log.devices() if device is None else [device]:
-        with tables.progress(name) as progress:
-            verdicts = emit_again(log, name, processes=processes or usable_cpus(), write=not check, progress=progress)
-        changed = [one for one in verdicts if one.reason is not None]
-        differ += len(changed)
-        console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
-        for one in changed:
-            console.print(f"  {one.record.conv} {methods.shown(one.record.method)}: {one.reason}", markup=False, soft_wrap=True)
+        if not choices:
+            differ += _emit_again(log, name, processes or usable_cpus(), write=not check)
+        if not check:
+            _rank_again(log, name, processes or usable_cpus())
     if check and differ:
         raise typer.Exit(1)
+
+
+def _emit_again(log: Log, name: str, processes: int, *, write: bool) -> int:
+    """Emits the kernels of a device's records and says which differ. Returns their number."""
+    from im2win.records.proofs import restamp as emit_again
+
+    console = tables.console()
+    with tables.progress(name) as progress:
+        verdicts = emit_again(log, name, processes=processes, write=write, progress=progress)
+    changed = [one for one in verdicts if one.reason is not None]
+    console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
+    for one in changed:
+        console.print(f"  {one.record.conv} {methods.shown(one.record.method)}: {one.reason}", markup=False, soft_wrap=True)
+    return len(changed)
+
+
+def _rank_again(log: Log, name: str, processes: int) -> None:
+    """Lists how the records of a device stand against default tiles, and says how many earned their place."""
+    from im2win.records.standings import stamp
+
+    console = tables.console()
+    try:
+        with tables.progress(f"{name}, default tiles") as progress:
+            found = stamp(log, name, processes=processes, progress=progress)
+    except ValueError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return
+    counts = Counter((one.accuracy, one.standing.kind) for one in found)
+    for (accuracy, kind), count in sorted(counts.items()):
+        console.print(f"{name}, accuracy {accuracy}: {count} layers {kind}")
