@@ -15,9 +15,6 @@ from im2win.registry import sources
 TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
 
 _SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
-# What chooses algorithms and tiles, as paths below the package: files among these folders that `sources.chooses` names, and these files.
-_SPACES = {"cpu": ("schedules/cpu", "schedules/cpu_winograd"), "cuda": ("schedules/cuda", "schedules/studies/winograd_tc")}
-_CHOOSERS = ("registry/backends.py", "registry/cpu_lowering.py", "registry/ranking.py", "records/lookup.py", "records/tiers.py")
 
 
 @functools.cache
@@ -26,17 +23,9 @@ def source_digest() -> str:
     return _digest(_files(sources.ROOT))
 
 
-@functools.cache
-def choice_digest(target: str) -> str:
-    """Digest of what chooses algorithms and tiles for a target: legality, models, spaces, ranking and the look-up of records."""
-    found = [path for folder in _SPACES[target] for path in _files(sources.ROOT / folder)]
-    spaces = [path for path in found if sources.chooses(path.relative_to(sources.ROOT))]
-    return _digest([*spaces, *(sources.ROOT / path for path in _CHOOSERS)])
-
-
 def digests(target: str) -> dict[str, str]:
     """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them."""
-    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: choice_digest(target)}
+    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.choice_digest(target)}
 
 
 def stale(found: Mapping[str, str]) -> str | None:

@@ -104,7 +104,9 @@ class Chooser:
     def untuned_layer(self, conv: Conv2d, device: Device) -> bool:
         """Whether a layer that im2win computes has no record of its own on the device."""
         try:
-            known = self._known(conv, device)
+            known = self._known(conv, device, self._kept)
+        except _UnrankedError:  # its records, if any, do not say how they stand against today's default tile
+            return True
         except ValueError:  # no operator supports the layer
             return False
         return known is None or known.tier not in TUNED
