@@ -15,7 +15,6 @@ from im2win.bench import source
 from im2win.registry import sources
 from im2win.studies.entries import SCHEMA
 
-
 FILES = ("registry/ranking.py", "schedules/cpu/model.py", "schedules/cuda/space/plain.py", "schedules/cuda/loop.py", "bench/cpu.py")
 
 

@@ -33,6 +33,7 @@ _GENERATORS = {
     ),
 }  # fmt: skip
 _CHOICE = {"legality", "model", "space"}  # of files and of folders
+_CPU_FOLDERS = ("cpu", "cpu_winograd")  # of schedules, whose choice says nothing of a GPU
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -44,7 +45,8 @@ def files(target: str) -> list[Path]:
 
 def choice_files(target: str) -> list[Path]:
     """The files that select the default tile of a problem for a target, and that say which records beat it."""
-    return _found((*_GENERATORS[target], *_SELECTORS))
+    found = _found((*_GENERATORS[target], *_SELECTORS))
+    return [path for path in found if target == "cpu" or path.parent.name not in _CPU_FOLDERS or not chooses(path.relative_to(ROOT))]
 
 
 def _found(patterns: Iterable[str]) -> list[Path]:
