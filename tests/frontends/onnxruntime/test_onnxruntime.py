@@ -37,7 +37,7 @@ pytestmark = needs_compiler
 
 
 def rewritten(model: Any, folder: Path, **options: Any) -> Rewritten:
-    return im2win.for_onnxruntime(model, folder / "ours.onnx", **{"accuracy": "exact", **options})
+    return im2win.for_onnxruntime(model, folder / "ours.onnx", **{"accuracy": "exact", "guard": False, **options})
 
 
 def session(made: Rewritten, threads: int = 2, spinning: bool = True, parallel: bool = False) -> Any:
@@ -203,7 +203,7 @@ def test_old_files_and_computed_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["squeezenet"])
 def test_real_graph(name: str, tmp_path: Path) -> None:
-    made = im2win.for_onnxruntime(light.path(name), tmp_path / f"{name}.onnx")
+    made = im2win.for_onnxruntime(light.path(name), tmp_path / f"{name}.onnx", guard=False)
     assert not made.skipped and operators_of(made).count("im2win") == 26 and not {"Conv", "Relu"} & set(operators_of(made))
     one = session(made)
     [found] = one.run(None, {one.get_inputs()[0].name: light.stored_input(name)})
@@ -384,7 +384,8 @@ def test_the_library_needs_nothing(tmp_path: Path) -> None:
 def test_command(tmp_path: Path, command: Callable[..., Any]) -> None:
     onnx.save(everything(), tmp_path / "model.onnx")
     out, library = tmp_path / "new" / "ours.onnx", tmp_path / "lib" / "libours.so"
-    done = command("onnxruntime", tmp_path / "model.onnx", "-o", out, "--library", library, "--accuracy", "exact", "--threads", 1)
+    words = "-o", out, "--library", library, "--accuracy", "exact", "--threads", 1, "--no-guard"
+    done = command("onnxruntime", tmp_path / "model.onnx", *words)
     assert done.status == 0, done.err
     assert "5 convolutions on im2win" in done.out and "the model's tile" in done.out and str(library) in done.out
     feeds = {"x": integers(2, 3, 11, 9)}
@@ -403,7 +404,7 @@ def test_the_benchmark_takes_it_in(tmp_path: Path) -> None:
     made = rewritten(small(), tmp_path, threads=1)
     row = measure("small", tmp_path / "small.onnx", tmp_path / "small.so", ["onnxruntime"], 1, 1, 0.01, made)
     assert row.inside_failed is not None and "differs from ONNX Runtime's" in row.inside_failed  # weights are random
-    made = im2win.for_onnxruntime(tmp_path / "small.onnx", tmp_path / "ours.onnx", threads=1)
+    made = im2win.for_onnxruntime(tmp_path / "small.onnx", tmp_path / "ours.onnx", threads=1, guard=False)
     row = measure("small", tmp_path / "small.onnx", tmp_path / "small.so", ["onnxruntime"], 1, 1, 0.01, made)
     assert row.inside_ms and not row.inside_failed and list(row.peers) == ["onnxruntime"]
     facts = {"brand": "b", "device": "d", "threads": 1, "batch": 1, "versions": {}, "date": "2026-01-01T00:00:00", "commit": "c"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
 from im2win.device.affinity import off_bound_cpus
+from im2win.records.tiers import TUNED
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -40,17 +42,22 @@ def compile_(
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
     dtype: Annotated[str | None, typer.Option(help="float16, on a GPU, or float32; the model's own if not said.")] = None,
+    trials: options.TrialsOfUntuned = None,
+    json: options.Json = False,
 ) -> None:
     """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
     from im2win.frontends.models.compiler import compile_model
 
     batches = _batches(batch)
     console = tables.console()
-    with console.status("compiling"):
-        compiled = compile_model(
-            model, out, target, batches=batches, logs=logs, threads=threads, accuracy=checked_accuracy(accuracy), dtype=dtype
-        )
+    made = checked_accuracy(accuracy)
+    compiled = compile_model(
+        model, out, target, batches=batches, logs=logs, threads=threads, accuracy=made, dtype=dtype, trials=trials
+    )
     manifest = compiled.manifest
+    if json:
+        typer.echo(dumps(_as_dict(out, compiled), indent=1))
+        return
     rows: list[list[object]] = []
     for layer in manifest.layers:
         rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
@@ -61,7 +68,20 @@ def compile_(
     size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
     memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
     sizes = ", ".join(map(str, compiled.batches))
+    if untuned := sum(layer.tier not in TUNED for layer in manifest.layers):
+        console.print(f"{untuned} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
     console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {tiers or 'none'}.", soft_wrap=True)
+
+
+def _as_dict(out: Path, compiled: Model) -> dict[str, Any]:
+    """What was compiled, as plain values."""
+    manifest = compiled.manifest
+    layers = [
+        {"name": one.name, "conv": one.conv, "algorithm": one.algorithm, "tier": one.tier, "tile": one.tile} for one in manifest.layers
+    ]
+    facts = {"library": str(out), "bytes": out.stat().st_size, "weights_bytes": manifest.weights_bytes, "batches": list(compiled.batches)}
+    workspace = max(bucket.workspace for bucket in manifest.buckets)
+    return {"schema": 1, **facts, "workspace_bytes": workspace, "layers": layers, "left": list(manifest.skipped)}
 
 
 def _batches(text: str | None) -> list[int] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +13,11 @@ from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
 from im2win.cli.commands.models import TIERS
-from im2win.records.tiers import checked_untuned
+from im2win.records.tiers import TUNED, checked_untuned
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
+
+log = logging.getLogger("im2win")
 
 
 def onnxruntime(
@@ -30,22 +34,41 @@ def onnxruntime(
     threads: options.Threads = None,
     accuracy: options.Accuracy = "float32",
     untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
+    trials: options.TrialsOfUntuned = None,
+    guard: Annotated[bool, typer.Option(help="Leave to ONNX Runtime what im2win does not compute faster there.")] = True,
+    json: options.Json = False,
 ) -> None:
-    """Make ONNX Runtime compute a model's convolutions with im2win's kernels, on its own threads; it runs the rest itself."""
+    """Make ONNX Runtime compute a model's convolutions with im2win's kernels, where they are faster, on its own threads."""
     from im2win.frontends.onnxruntime.operators import for_onnxruntime
 
     console = tables.console()
     chosen, made = checked_untuned(untuned), checked_accuracy(accuracy)
-    with console.status("compiling"):
-        done = for_onnxruntime(model, out, library, batch=batch, logs=logs, threads=threads, accuracy=made, untuned=chosen)
+    done = for_onnxruntime(
+        model, out, library, batch=batch, logs=logs, threads=threads, accuracy=made, untuned=chosen, trials=trials, guard=guard
+    )
+    if done.note:
+        log.warning("%s: %s", out, done.note)
+    if json:
+        typer.echo(dumps(done.as_dict(), indent=1))
+        return
     rows: list[list[object]] = []
     for layer in done.layers:
-        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
-    console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
+        found = done.times.get(layer.name)
+        times = ("", "") if found is None else (f"{found.ours_s * 1e3:.3f}", f"{found.theirs_s * 1e3:.3f}")
+        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier), *times])
+    heads = ("layer", "problem", "algorithm", "tile from", "im2win ms", "ONNX Runtime ms")
+    console.print(tables.table(None, heads, rows, left=4))
     for line in done.skipped:
         console.print(f"left to ONNX Runtime: {escape(line)}", soft_wrap=True)
     tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in done.layers).items())
     size = tables.bytes_text(done.library.stat().st_size)
     memory = f"packed filters take {tables.bytes_text(done.growth)} more, workspace {tables.bytes_text(done.workspace)}"
+    if done.whole is not None and not done.whole.failed:
+        ratio = done.whole.theirs_s / done.whole.ours_s
+        console.print(
+            f"the whole: {done.whole.ours_s * 1e3:.3f} ms, ONNX Runtime {done.whole.theirs_s * 1e3:.3f} ms, {ratio:.2f}x", soft_wrap=True
+        )
+    if untuned_count := sum(layer.tier not in TUNED for layer in done.layers):
+        console.print(f"{untuned_count} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
     console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {tiers}.", soft_wrap=True)
     console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)

@@ -39,6 +39,9 @@ Layout = Annotated[
     typer.Option(help="NCHW or NHWC, instead of what the suite or model says.", autocompletion=completion.choices("NCHW", "NHWC")),
 ]
 Accuracy = Annotated[str, typer.Option(help=ACCURACY, autocompletion=completion.choices(*get_args(accuracy.Accuracy)))]
+TrialsOfUntuned = Annotated[
+    int | None, typer.Option("--trials", min=1, help="Tune each layer first that has no record of this device, with so many candidates.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, as docs/command_line.md describes it.")]
 LOGS = "Folder of tuning records, searched before your own, which `im2win device` shows."
 Logs = Annotated[Path | None, typer.Option(metavar="DIR", help=LOGS)]

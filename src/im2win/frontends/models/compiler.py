@@ -6,6 +6,7 @@ linked.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 
 from im2win import __version__
+from im2win.common.progress import reporting
 from im2win.device.gpu import Gpu
 from im2win.frontends.models import driver
 from im2win.frontends.models.assembly import Assembly
@@ -25,15 +27,19 @@ from im2win.frontends.models.host import CpuKernels, Kernels
 from im2win.frontends.models.precision import chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
 from im2win.frontends.models.tensor_layouts import HALF
+from im2win.frontends.onnx.layers import ModelError, layers_of
+from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.registry.backends import Device, device_for
 from im2win.runtime.load import load_model
 from im2win.runtime.model import Model, write_manifest
 from im2win.runtime.model_manifest import ModelManifest, digest, weights_path
 from im2win.spec.accuracy import Accuracy
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+_log = logging.getLogger("im2win")
 _MANY = 64  # batches of one library, each of which adds code
 
 
@@ -47,8 +53,9 @@ def compile_model(
     threads: int | None = None,
     accuracy: Accuracy = "float32",
     dtype: str | None = None,
+    trials: int | None = None,
 ) -> Model:
-    """Compiles an ONNX model: a library, its weights and a manifest. Never tunes.
+    """Compiles an ONNX model: a library, its weights and a manifest.
 
     Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` builds for its shape. The
     kernel includes the batch normalisation, bias, residual addition and activation that follow, and its filters are packed now. TVM
@@ -65,8 +72,13 @@ def compile_model(
         accuracy: the rounding that kernels may use; see `im2win.build`.
         dtype: "float16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and outputs keep
             the model's types. "float32", or None for the model's own.
+        trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
+            folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
+
+    A warning says so if im2win computes none of the model's convolutions, and why.
 
     Raises:
+        LogError: with `trials`, the records cannot be written.
         ModelError: the model cannot be read, has shapes that are not fixed, or has operators that TVM cannot import.
         ToolchainError: there is no C++ compiler to link with.
         NoGpuError: target "cuda" without a usable GPU.
@@ -75,7 +87,23 @@ def compile_model(
     sizes = _sizes(batches)
     label, model = read(source)
     device = device_for(target, threads)
-    return compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
+    if (trials := checked_trials(trials)) is not None:
+        convs = [conv for size in sizes for conv in _problems(model, size)]
+        tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
+    with reporting(f"compiling {label}"):
+        compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
+    if compiled.manifest.skipped and not compiled.manifest.layers:
+        reasons = "; ".join(compiled.manifest.skipped[:3])
+        _log.warning("%s: im2win computes none of its convolutions, TVM's plain loops do: %s", label, reasons)
+    return compiled
+
+
+def _problems(model: ModelProto, batch: int | None) -> list[Conv2d]:
+    """The layers that compiling looks up; none of a model without any."""
+    try:
+        return [layer.conv for layer in layers_of(model, batch, epilogues=True, products=True)]
+    except ModelError:
+        return []
 
 
 def _sizes(batches: Sequence[int] | None) -> list[int | None]:

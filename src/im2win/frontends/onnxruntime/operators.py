@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from im2win.common.progress import Reporter, reporting
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiler_on_path
 from im2win.export.c_abi.operators import DOMAIN, OPERATOR, Operator, link, workspace_of
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.source import read
 from im2win.frontends.onnx.layers import ModelError, import_onnx
+from im2win.frontends.onnxruntime.guard import Layer, missing, of_layers, of_models
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
+from im2win.frontends.onnxruntime.timing import Found
+from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.records.folders import Logs, named_folders
 from im2win.records.lookup import search
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, tier_for
 from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
+from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import ArtefactError
 from im2win.runtime.model_manifest import ModelLayer
 from im2win.spec.accuracy import Accuracy, checked_accuracy
@@ -40,6 +45,9 @@ class Rewritten:
     Attributes:
         layers: the convolutions that im2win computes.
         skipped: those that ONNX Runtime computes, with the reason.
+        times: what comparisons with ONNX Runtime found, by convolution; empty where nothing was compared.
+        whole: what the comparison of the whole model found; None where it was not compared.
+        note: why nothing was compared, or why the written model is the original; "" otherwise.
         growth: bytes by which packed filters exceed the model's own.
         workspace: bytes that the library holds for each concurrent call, whatever the number of layers.
     """
@@ -50,6 +58,19 @@ class Rewritten:
     skipped: tuple[str, ...]
     growth: int
     workspace: int
+    times: dict[str, Found] = field(default_factory=dict)
+    whole: Found | None = None
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain values, which JSON can hold; times in seconds."""
+        facts = {"model": str(self.path), "library": str(self.library), "growth_bytes": self.growth, "workspace_bytes": self.workspace}
+        layers = [
+            {"name": one.name, "conv": one.conv, "algorithm": one.algorithm, "tier": one.tier, "tile": one.tile} for one in self.layers
+        ]
+        times = {name: asdict(found) for name, found in self.times.items()}
+        whole = None if self.whole is None else asdict(self.whole)
+        return {"schema": 1, **facts, "note": self.note, "layers": layers, "left": list(self.skipped), "times": times, "whole": whole}
 
 
 def for_onnxruntime(
@@ -62,8 +83,10 @@ def for_onnxruntime(
     threads: int | None = None,
     accuracy: Accuracy = "float32",
     untuned: Untuned = "default",
+    trials: int | None = None,
+    guard: bool = True,
 ) -> Rewritten:
-    """Rewrites an ONNX model so that ONNX Runtime computes its convolutions with im2win's kernels. Never tunes.
+    """Rewrites an ONNX model so that ONNX Runtime computes its convolutions with im2win's kernels, where they are faster.
 
     Each float32 Conv with fixed filters, height and width becomes a node of the domain `im2win`. The node includes the Pad before it and
     the batch normalisation, scalings, bias, residual addition and activation after it, as in `compile_model`, and its filters are packed
@@ -72,6 +95,10 @@ def for_onnxruntime(
         options = onnxruntime.SessionOptions()
         options.register_custom_ops_library("./model_im2win.so")
         session = onnxruntime.InferenceSession("model_im2win.onnx", options)
+
+    If onnxruntime is installed, each layer is compared with ONNX Runtime's own operators, in a process of its own: outputs first, then
+    times. It stays with ONNX Runtime where im2win is not faster by more than the noise. At the end the whole models are compared; if the
+    new one is slower, the original is written instead, and `note` says so. Results of comparisons are kept in the cache.
 
     Kernels run on ONNX Runtime's own threads. ONNX Runtime must be 1.17 or newer, on Linux. The machine that runs the model needs no
     im2win.
@@ -86,8 +113,12 @@ def for_onnxruntime(
         accuracy: the rounding that kernels may use; see `im2win.build`.
         untuned: layers without a tuning record of this device: "default" uses a neighbouring layer's tile or the analytic model's, "keep"
             leaves them to ONNX Runtime.
+        trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
+            folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
+        guard: compare with ONNX Runtime; False replaces every layer that im2win can compute.
 
     Raises:
+        LogError: with `trials`, the records cannot be written.
         ModelError: the model cannot be read, or none of its convolutions can be replaced; the message says why.
         ArtefactError: the files cannot be written.
         ToolchainError: there is no C compiler, or the system is not Linux.
@@ -105,6 +136,8 @@ def for_onnxruntime(
         raise ModelError(f"`source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
     reasons = [f"{one.name}: {one.reason}" for one in left]
+    if (trials := checked_trials(trials)) is not None:
+        tune_untuned([one.convolution.conv for one in found], "cpu", trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     kept: list[Replaceable] = []
     for one in found:
         reason = _untaken(one.convolution.conv, machine, logs, accuracy, untuned)
@@ -114,19 +147,38 @@ def for_onnxruntime(
             reasons.append(f"{one.convolution.name}: {reason}")
     if not kept:
         raise ModelError(_none(label, reasons, len(model.graph.node)))
+    note = missing() if guard else ""
+    compares, times, whole = guard and not note, dict[str, Found](), None
+    original = type(model)()
+    original.CopyFrom(model)
     try:
         written.parent.mkdir(parents=True, exist_ok=True)
         linked.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder:
+        with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder, reporting(f"onnxruntime {written.name}") as reporter:
+            reporter.step(note=f"building {len({one.convolution.conv for one in kept})} kernels")
             built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
-            operators = {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in built.items()}
-            growth = _rewrite(model, kept, operators)
-            link(list(operators.values()), machine, linked)
-        _save(model, written)
+            replacements = _linked(kept, built, machine, linked)
+            if compares:
+                times = _times(original, replacements, built, linked, machine, reporter)
+                reasons += [f"{name}: {_left(result)}" for name, result in times.items() if not result.faster]
+                kept = [one for one in kept if times[one.convolution.name].faster]
+                replacements = _linked(kept, built, machine, linked) if 0 < len(kept) < len(times) else replacements[: len(kept)]
+            if kept:
+                rewrite(model, replacements, DOMAIN, OPERATOR)
+            _save(model, written)
+            if compares and kept:
+                reporter.step(note="comparing the whole")
+                _save(original, Path(folder) / "original.onnx")
+                whole = of_models(Path(folder) / "original.onnx", written, linked, machine, batch or 1)
+            if compares and (note := _given_back(bool(kept), whole)):
+                kept, replacements = [], []
+                _save(original, written)
     except OSError as error:
         raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
     layers = tuple(_layer(one, built[one.convolution.conv]) for one in kept)
-    return Rewritten(written, linked, layers, tuple(reasons), growth, workspace_of(list(operators.values()), machine))
+    growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in replacements)
+    workspace = workspace_of(list(_operators(kept, built).values()), machine)
+    return Rewritten(written, linked, layers, tuple(reasons), growth, workspace, times, whole, note)
 
 
 def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike[str] | None) -> tuple[Path, Path]:
@@ -140,7 +192,7 @@ def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike
 
 
 def _none(label: str, reasons: Sequence[str], nodes: int) -> str:
-    begin = f"for_onnxruntime: `source` (={label}) must have a convolution that im2win can compute"
+    begin = f"`source` (={label}) must have a convolution that im2win can compute"
     if not reasons:
         return f"{begin}; it has none among its {nodes} nodes."
     more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
@@ -168,15 +220,52 @@ def _built(convs: Sequence[Conv2d], machine: Machine, logs: Logs, accuracy: Accu
     return dict(zip(distinct, build_all(jobs, machine.threads), strict=True))
 
 
-def _rewrite(model: ModelProto, kept: Sequence[Replaceable], operators: dict[Conv2d, Operator]) -> int:
-    """Rewrites the graph. Returns the bytes by which its filters grow."""
-    replacements = []
-    for one in kept:
-        operator = operators[one.convolution.conv]
-        packed = operator.pack.filter(operator.conv, one.convolution.filter)
-        replacements.append(Replacement(one, {"kernel": operator.name}, packed))
-    rewrite(model, replacements, DOMAIN, OPERATOR)
-    return sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in replacements)
+def _operators(kept: Sequence[Replaceable], built: dict[Conv2d, Built]) -> dict[Conv2d, Operator]:
+    """The operators of all distinct problems."""
+    distinct = {one.convolution.conv: built[one.convolution.conv] for one in kept}
+    return {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in distinct.items()}
+
+
+def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine, library: Path) -> list[Replacement]:
+    """Links the library of these convolutions' kernels. Returns what replaces each of them."""
+    operators = _operators(kept, built)
+    link(list(operators.values()), machine, library)
+    found = [(one, operators[one.convolution.conv]) for one in kept]
+    return [Replacement(one, {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter)) for one, each in found]
+
+
+def _times(
+    model: ModelProto, replacements: Sequence[Replacement], built: dict[Conv2d, Built], library: Path, machine: Machine, reporter: Reporter
+) -> dict[str, Found]:
+    """What comparisons of each convolution find, by its name."""
+    layers = [Layer(one, _kernel(built[one.replaced.convolution.conv])) for one in replacements]
+    found = of_layers(model, layers, library, machine, lambda done, of: reporter.step(done, "comparing with ONNX Runtime", total=of))
+    return {one.replaced.convolution.name: result for one, result in zip(replacements, found, strict=True)}
+
+
+def _kernel(built: Built) -> str:
+    """What tells a kernel apart from others for its problem."""
+    return f"{built.algorithm} {sorted(built.tile.as_dict().items())} {code_digest('cpu')}"
+
+
+def _left(found: Found) -> str:
+    """Why a layer that was compared stays with ONNX Runtime."""
+    return found.failed or f"ONNX Runtime is as fast or faster ({found.theirs_s * 1e3:.3f} ms, im2win {found.ours_s * 1e3:.3f} ms)"
+
+
+def _given_back(faster: bool, whole: Found | None) -> str:
+    """Why the original is written in place of the new model; "" if it is not.
+
+    Args:
+        faster: whether any layer is.
+    """
+    if not faster:
+        return "no layer is faster than ONNX Runtime's: the model is the original"
+    if whole is not None and whole.failed.startswith("its outputs"):
+        return f"the whole: {whole.failed}: the model is the original"
+    if whole is not None and whole.slower:
+        return f"slower as a whole ({whole.ours_s * 1e3:.3f} ms, ONNX Runtime {whole.theirs_s * 1e3:.3f} ms): the model is the original"
+    return ""
 
 
 def _layer(one: Replaceable, built: Built) -> ModelLayer:

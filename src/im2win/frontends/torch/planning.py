@@ -13,6 +13,7 @@ from im2win.common.progress import Reporter
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
 from im2win.frontends.torch.guard import Guard
+from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.records.tiers import TUNED, Untuned, checked_untuned
 from im2win.runtime.op import Op
 from im2win.spec.accuracy import Accuracy, checked_accuracy
@@ -73,9 +74,7 @@ class Planner:
     ) -> None:  # fmt: skip
         if dynamic not in get_args(Dynamic):
             raise ValueError(f"`dynamic` (={dynamic!r}) must be one of {', '.join(get_args(Dynamic))}.")
-        if trials is not None and (isinstance(trials, bool) or not isinstance(trials, int) or trials < 1):
-            raise ValueError(f"`trials` (={trials!r}) must be None or an integer of at least 1.")
-        self.dynamic, self.threads, self.accuracy, self.trials = dynamic, threads, checked_accuracy(accuracy), trials
+        self.dynamic, self.threads, self.accuracy, self.trials = dynamic, threads, checked_accuracy(accuracy), checked_trials(trials)
         self.artefacts, self._logs, self.reporter = Artefacts(cache), logs, reporter or Reporter("optimizing")
         self.guard = Guard(self.artefacts.folder) if guard else None
         self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
@@ -128,16 +127,12 @@ class Planner:
 
     def _tune(self, wanted: list[tuple[Conv2d, str]], trials: int) -> None:
         """Tunes the problems that no record of this device is about."""
-        from im2win.tuner.layers import tune_layers
-
         for target in dict.fromkeys(target for _, target in wanted):
-            device = self._device(target)
-            convs = [conv for conv, where in wanted if where == target and self._chooser.untuned_layer(conv, device)]
+            convs = [conv for conv, where in wanted if where == target]
             threads = self.threads if target == "cpu" else None
-            how: dict[str, Any] = {"trials": trials, "logs": self._logs, "threads": threads, "accuracy": self.accuracy}
-            for conv, found in tune_layers(convs, target, **how, reporter=self.reporter).items():
-                if isinstance(found, Exception):
-                    log.warning("%s is not tuned: %s", conv, found)
+            tune_untuned(
+                convs, target, trials=trials, logs=self._logs, threads=threads, accuracy=self.accuracy, reporter=self.reporter
+            )
 
     def noted(self, conv: Conv2d, target: str) -> bool:
         """Notes a problem inside `ahead`. Returns whether it was noted, to be decided later."""

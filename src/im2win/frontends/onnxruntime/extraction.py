@@ -1,0 +1,39 @@
+"""Models of one layer, cut out of a whole one: what ONNX Runtime computes there, and the same with im2win's operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from im2win.frontends.onnx.graph import reads_of
+from im2win.frontends.onnx.layers import import_onnx
+from im2win.frontends.onnxruntime.rewriting import Replaceable
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def layer_model(model: ModelProto, one: Replaceable) -> ModelProto:
+    """The nodes that one operator replaces, as a model that reads the layer's input, and what is added, with one kernel call's images."""
+    onnx = import_onnx()
+    convolution, makers = one.convolution, {name: node for node in model.graph.node for name in node.output}
+    given = {convolution.data: convolution.conv.input_shape}
+    if convolution.residual:
+        given[convolution.residual] = convolution.conv.output_shape
+    wanted, names = set(one.nodes), [convolution.output]
+    read: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in given or name in read:
+            continue
+        read.add(name)
+        if (node := makers.get(name)) is not None:
+            wanted.add(node.output[0])
+            names += reads_of(node)
+    nodes = [node for node in model.graph.node if node.output and node.output[0] in wanted]
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
+    inputs = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in given.items()]
+    shape = convolution.conv.output_shape
+    output = onnx.helper.make_tensor_value_info(convolution.output, onnx.TensorProto.FLOAT, shape)
+    graph = onnx.helper.make_graph(nodes, "layer", inputs, [output], weights)
+    cut: ModelProto = onnx.helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+    return cut

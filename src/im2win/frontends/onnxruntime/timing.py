@@ -1,0 +1,113 @@
+"""Process that compares models in ONNX Runtime: a model as it was, and with im2win's operators, in sessions on one thread pool.
+
+A process of its own keeps ONNX Runtime's threads, which spin between calls, away from the caller. One pool for all sessions keeps the pool
+of the one from disturbing the other. Every output is compared before anything is timed.
+
+    python -m im2win.frontends.onnxruntime.timing JOB.json
+
+The job holds the number of threads, the library and the pairs of models. The process prints a line of JSON for each pair.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from im2win.common.comparison import SECONDS, compare
+
+TOLERANCE = 1e-3  # of an output's largest magnitude, for whole models; layers are checked more closely when they are built
+_KINDS: dict[str, Any] = {
+    "tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models to compare. The first dimension of inputs, where it is symbolic, is `batch`.
+
+    Attributes:
+        seconds: of sampling.
+    """
+
+    original: str
+    ours: str
+    batch: int = 1
+    seconds: float = SECONDS
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a comparison found; times in seconds per run. `failed` says why there is none."""
+
+    ours_s: float = 0.0
+    theirs_s: float = 0.0
+    faster: bool = False
+    slower: bool = False
+    disturbed: bool = False
+    failed: str = ""
+
+
+class _UnknownInputError(Exception):
+    """An input that cannot be made up. The message says why."""
+
+
+def _feeds(session: Any, batch: int) -> dict[str, Any]:
+    """Random inputs of a session."""
+    random, feeds = np.random.default_rng(0), {}
+    for one in session.get_inputs():
+        shape = [batch if place == 0 and not isinstance(extent, int) else extent for place, extent in enumerate(one.shape)]
+        if one.type not in _KINDS or not all(isinstance(extent, int) for extent in shape):
+            raise _UnknownInputError(f"its input {one.name} ({one.type}, {one.shape}) has no one shape of numbers")
+        kind = _KINDS[one.type]
+        made = random.standard_normal(shape) if np.issubdtype(kind, np.floating) else np.zeros(shape)
+        feeds[one.name] = np.asarray(made, kind)
+    return feeds
+
+
+def _differ(found: Any, expected: Any) -> bool:
+    a, b = np.asarray(found), np.asarray(expected)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return True
+    if not np.issubdtype(b.dtype, np.floating):
+        return False  # an index, say, which rounding may change
+    scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    return not np.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True)
+
+
+def _compared(library: str, pair: Pair) -> Found:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.use_per_session_threads = False
+    options.register_custom_ops_library(library)
+    theirs, ours = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in (pair.original, pair.ours))
+    feeds = _feeds(theirs, pair.batch)
+    if any(_differ(one, expected) for one, expected in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True)):
+        return Found(failed="its outputs differ from ONNX Runtime's")
+    found = compare(lambda: ours.run(None, feeds), lambda: theirs.run(None, feeds), seconds=pair.seconds)
+    return Found(found.ours_s, found.theirs_s, found.faster, found.slower, found.disturbed)
+
+
+def main(job: Mapping[str, Any]) -> None:
+    """Entry point of the process."""
+    import onnxruntime as ort
+
+    ort.set_global_thread_pool_sizes(int(job["threads"]), 1)
+    for each in job["pairs"]:
+        try:
+            found = _compared(job["library"], Pair(**each))
+        except Exception as error:  # ONNX Runtime raises its own classes
+            found = Found(failed=" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        print(json.dumps(asdict(found)), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

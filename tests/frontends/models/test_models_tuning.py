@@ -1,0 +1,50 @@
+"""What `compile` tunes and reports: layers without a record, JSON, and a model of which nothing is im2win's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from model_graphs import graph, helper, integers, node  # noqa: E402
+
+import im2win  # noqa: E402
+
+
+def one() -> Any:
+    return graph([node("Conv", "x w", "y")], {"x": (1, 4, 8, 8)}, {"w": integers(4, 4, 1, 1)})
+
+
+def test_what_it_meets_is_tuned(tmp_path: Path) -> None:
+    made = im2win.compile_model(one(), trials=2, logs=tmp_path / "logs")
+    assert [layer.tier for layer in made.manifest.layers] == ["exact"]
+    with pytest.raises(ValueError, match="`trials`"):
+        im2win.compile_model(one(), trials=0)
+
+
+def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> None:
+    onnx.save(one(), tmp_path / "model.onnx")
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
+    assert done.status == 0 and "1 layers have no tuning record of this device" in done.out
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--json")
+    values = json.loads(done.out)
+    assert done.status == 0 and values["schema"] == 1 and values["layers"][0]["conv"] == "n1-c4x8x8-k4x1x1" and values["left"] == []
+
+
+def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: Any) -> None:
+    """A convolution whose filters are an input."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Conv", "x w", "y")], "computed", [value("x", 1, [1, 4, 8, 8]), value("w", 1, [4, 4, 1, 1])], [value("y", 1, [1, 4, 8, 8])]
+    )
+    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
+    assert done.status == 0 and "im2win computes none of its convolutions" in done.err
+    ours = im2win.load_model(tmp_path / "model.so").run({"x": np.ones((1, 4, 8, 8), "float32"), "w": np.ones((4, 4, 1, 1), "float32")})
+    assert (next(iter(ours.values())) == 4).all()
