@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
+import os
+import re
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,14 +143,42 @@ def _lowered(model: ModelProto, label: str) -> tvm.IRModule:
     """The model as loops: one function for each fused group, and `main`, which calls them."""
     from tvm.relax.frontend.onnx import from_onnx
 
+    said = io.StringIO()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # ONNX's checker warns about the partial graph
             module = from_onnx(model)
         return relax.get_pipeline("zero")(module)
     except Exception as error:  # the importer's converters raise any class
-        line = next((text for text in reversed(str(error).strip().splitlines()) if text.strip()), type(error).__name__)
-        raise ModelError(f"`source` (={label}) must have operators that TVM imports; it says: {line.strip()}") from error
+        reason = _reason(error, said.getvalue(), model)
+        with _quiet():
+            error.__traceback__ = error.__cause__ = error.__context__ = None  # TVM's builder writes a line when it goes
+            gc.collect()
+    raise ModelError(f"`source` (={label}) must have operators that TVM imports; {reason}.")
+
+
+def _reason(error: Exception, said: str, model: ModelProto) -> str:
+    """Why TVM's importer failed: the operator that it names, and what it raises."""
+    line = next((text.strip() for text in reversed(str(error).strip().splitlines()) if text.strip()), "")
+    raised = f"{type(error).__name__}: {line}" if isinstance(error, LookupError) or not line else line
+    found = re.findall(r"Error converting operator (\w+)", said)
+    if not found:
+        return f"it says: {raised.rstrip('.')}"
+    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
+    return f"{found[-1]}, as operator set {opset} has it, it cannot import ({raised.rstrip('.')})"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing that C++ code writes to stderr is seen."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _calls(module: tvm.IRModule, program: Program, inputs: list[str], outputs: list[str]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def read(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
         ModelError: the file or its external weights are missing, or it is not ONNX.
         ImportError: the package `onnx` is not installed.
     """
+    label, model = load(source)
     onnx = import_onnx()
-    label, model = load(onnx, source)
     if not isinstance(source, onnx.ModelProto):
         import onnx.external_data_helper as external
 
@@ -100,6 +100,8 @@ def at_batch(model: ModelProto, label: str, batch: int | None) -> Source:
             )
         else:
             dtype = str(onnx.helper.tensor_dtype_to_np_dtype(code))
+        if np.dtype(dtype).kind not in "iufb":
+            raise ModelError(f"`source` (={label}) must have inputs and outputs of integers, booleans or IEEE floats; {name!r} is {dtype}.")
         return Tensor(name, tuple(int(size) for size in shape), dtype, name in batched)
 
     inputs = tuple(tensor(name) for name in own)

@@ -94,12 +94,11 @@ def layers_of(
         ModelError: the file is missing, not ONNX or truncated, shape inference fails, it has no convolution, or `batch` is not positive.
         ImportError: the package `onnx` is not installed.
     """
-    onnx = import_onnx()
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(f"`batch` (={batch!r}) must be an integer, at least 1.")
-    label, model = load(onnx, source)
+    label, model = load(source)
     try:
-        found = _read(onnx, model, label, batch, epilogues, products)
+        found = _read(import_onnx(), model, label, batch, epilogues, products)
     except (AttributeError, IndexError, TypeError) as error:  # a damaged file: names that are not text, attributes of another type
         raise ModelError(f"`source` (={label}) must follow the ONNX specification; reading it fails: {error}") from error
     if not found.layers and not found.skipped:
@@ -182,16 +181,22 @@ def import_onnx() -> ModuleType:
     return onnx
 
 
-def load(onnx: ModuleType, source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
-    """A copy of the model that may be changed, and its name for messages."""
+def load(source: str | os.PathLike[str] | ModelProto) -> tuple[str, ModelProto]:
+    """A copy of the model that may be changed, and its name for messages.
+
+    Raises:
+        ModelError: the file is missing or not ONNX.
+        ImportError: the package `onnx` is not installed.
+    """
+    if isinstance(source, (str, os.PathLike)) and not Path(source).is_file():  # said before the package is missed
+        raise ModelError(f"`source` (={os.fspath(source)!r}) must be an existing file.")
+    onnx = import_onnx()
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
         model.CopyFrom(source)
         label = repr(model.graph.name)
     else:
         label = repr(os.fspath(source))
-        if not Path(source).is_file():
-            raise ModelError(f"`source` (={label}) must be an existing file.")
         content = Path(source).read_bytes()
         try:
             model = onnx.load_model_from_string(content)

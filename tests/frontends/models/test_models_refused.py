@@ -1,0 +1,49 @@
+"""Models that cannot be compiled end in one line that names what is wrong: element types, operators, files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper  # noqa: E402
+
+import im2win  # noqa: E402
+from im2win.frontends.onnx.layers import ModelError  # noqa: E402
+
+
+def model(nodes: list[Any], inputs: dict[str, tuple[int, ...]], kind: int, opset: int, weights: tuple[Any, ...] = ()) -> Any:
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()]
+    body = helper.make_graph(nodes, "refused", values, [helper.make_tensor_value_info("y", kind, None)], list(weights))
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def test_bfloat16_is_named() -> None:
+    w = helper.make_tensor("w", TensorProto.BFLOAT16, [4, 4, 1, 1], np.ones(16, np.float32))
+    made = model([helper.make_node("Conv", ["x", "w"], ["y"])], {"x": (1, 4, 8, 8)}, TensorProto.BFLOAT16, 22, (w,))
+    with pytest.raises(ModelError, match="must have inputs and outputs of integers, booleans or IEEE floats; 'x' is bfloat16"):
+        im2win.compile_model(made)
+
+
+def test_an_operator_that_tvm_does_not_know_is_named_and_nothing_else_is_printed(tmp_path: Path) -> None:
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"], q_num_heads=2, kv_num_heads=2)
+    made = model([node], dict.fromkeys("qkv", (1, 4, 8)), TensorProto.FLOAT, 23)
+    onnx.save(made, tmp_path / "attention.onnx")
+    words = ["-m", "im2win", "compile", str(tmp_path / "attention.onnx"), "--out", str(tmp_path / "a.so")]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    [line] = [line for line in done.stderr.splitlines() if not line.startswith("im2win: compiling")]
+    assert "Attention, as operator set 23 has it, it cannot import (KeyError: 'num_heads')" in line
+
+
+def test_a_missing_file_is_not_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for verb in (["layers"], ["compile", "--out", tmp_path / "a.so"], ["onnxruntime", "--out", tmp_path / "a.onnx"], ["tune"]):
+        done = command(verb[0], tmp_path / "none.onnx", *verb[1:])
+        assert done.status == 2 and "none.onnx') must be an existing file" in done.err
