@@ -35,6 +35,9 @@ def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> Non
     done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--json")
     values = json.loads(done.out)
     assert done.status == 0 and values["schema"] == 1 and values["layers"][0]["conv"] == "n1-c4x8x8-k4x1x1" and values["left"] == []
+    [only] = values["operators"]
+    assert only == {"name": "Conv_y", "operator": "Conv", "ours": True, "flops": 2048, "fused": [], "unfused": "its output is the model's"}
+    assert values["share_left"] == 0.0
 
 
 def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: Any) -> None:

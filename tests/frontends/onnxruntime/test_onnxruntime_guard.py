@@ -145,3 +145,21 @@ def test_the_command_prints_json(finds: Any, tmp_path: Path, command: Any) -> No
     finds(SLOWER)
     done = command("onnxruntime", tmp_path / "model.onnx", "--out", tmp_path / "ours.onnx", "--no-guard")
     assert done.status == 0 and "2 convolutions on im2win" in done.out and "2 layers have no tuning record" in done.out
+
+
+def test_a_whole_that_cannot_be_compared_is_a_warning(finds: Any, tmp_path: Path) -> None:
+    finds(FASTER, FASTER, Found(failed="ONNX Runtime's process ended with status -11"))
+    made = rewritten(tmp_path)
+    assert made.note == "not compared as a whole: ONNX Runtime's process ended with status -11" and len(made.layers) == 2
+
+
+def test_the_report_says_what_is_fused_and_what_share_is_left(finds: Any, tmp_path: Path, command: Any) -> None:
+    finds(FASTER, SLOWER, FASTER)
+    made = rewritten(tmp_path)
+    first, second = made.operators
+    assert first.ours and first.fused == ("BatchNormalization", "Add", "Relu") and first.unfused == "" and not second.ours
+    assert first.flops == 2 * 8 * 144 * 72 and second.flops == 2 * 4 * 144 * 8
+    assert made.as_dict()["share_left"] == second.flops / (first.flops + second.flops)
+    onnx.save(two(), tmp_path / "model.onnx")
+    done = command("onnxruntime", tmp_path / "model.onnx", "--out", tmp_path / "ours.onnx", "--no-guard")
+    assert "0.0% of the flops of convolutions and products are not im2win's" in done.out and "its output is the" in done.out

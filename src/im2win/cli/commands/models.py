@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
 if TYPE_CHECKING:
+    from im2win.frontends.onnx.coverage import Covered
     from im2win.runtime.model import Model
 
 TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
@@ -47,6 +49,8 @@ def compile_(
 ) -> None:
     """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
     from im2win.frontends.models.compiler import compile_model
+    from im2win.frontends.onnx.coverage import coverage
+    from im2win.frontends.onnx.layers import load
 
     batches = _batches(batch)
     console = tables.console()
@@ -55,33 +59,54 @@ def compile_(
         model, out, target, batches=batches, logs=logs, threads=threads, accuracy=made, dtype=dtype, trials=trials
     )
     manifest = compiled.manifest
+    operators = coverage(load(model)[1], compiled.batches[0], {one.name for one in manifest.layers}, products=True)
     if json:
-        typer.echo(dumps(_as_dict(out, compiled), indent=1))
+        typer.echo(dumps(_as_dict(out, compiled, operators), indent=1))
         return
+    fusions = fusion_texts(operators)
     rows: list[list[object]] = []
     for layer in manifest.layers:
-        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
-    console.print(tables.table(None, ("layer", "problem", "algorithm", "tile from"), rows, left=4))
+        fused = escape(fusions.get(layer.name, ""))
+        rows.append([escape(layer.name), layer.conv, fused, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier)])
+    console.print(tables.table(None, ("layer", "problem", "fused", "algorithm", "tile from"), rows, left=5))
     for line in manifest.skipped:
         console.print(f"left to TVM: {escape(line)}")
     tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in manifest.layers).items())
     size, weights = tables.bytes_text(out.stat().st_size), tables.bytes_text(manifest.weights_bytes)
     memory = tables.bytes_text(max(bucket.workspace for bucket in manifest.buckets))
     sizes = ", ".join(map(str, compiled.batches))
+    if share := share_text(operators):
+        console.print(share, soft_wrap=True)
     if untuned := sum(layer.tier not in TUNED for layer in manifest.layers):
         console.print(f"{untuned} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
     console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {tiers or 'none'}.", soft_wrap=True)
 
 
-def _as_dict(out: Path, compiled: Model) -> dict[str, Any]:
+def fusion_texts(operators: Sequence[Covered]) -> dict[str, str]:
+    """What is fused with each layer and why no more is, by its name."""
+    return {one.name: "; ".join(filter(None, (" ".join(one.fused), one.unfused))) for one in operators if one.ours}
+
+
+def share_text(operators: Sequence[Covered]) -> str:
+    """How much of the arithmetic is not im2win's; "" where that is unknown."""
+    from im2win.frontends.onnx.coverage import share_left
+
+    share = share_left(operators)
+    return "" if share is None else f"{share:.1%} of the flops of convolutions and products are not im2win's."
+
+
+def _as_dict(out: Path, compiled: Model, operators: Sequence[Covered]) -> dict[str, Any]:
     """What was compiled, as plain values."""
+    from im2win.frontends.onnx.coverage import share_left
+
     manifest = compiled.manifest
     layers = [
         {"name": one.name, "conv": one.conv, "algorithm": one.algorithm, "tier": one.tier, "tile": one.tile} for one in manifest.layers
     ]
     facts = {"library": str(out), "bytes": out.stat().st_size, "weights_bytes": manifest.weights_bytes, "batches": list(compiled.batches)}
     workspace = max(bucket.workspace for bucket in manifest.buckets)
-    return {"schema": 1, **facts, "workspace_bytes": workspace, "layers": layers, "left": list(manifest.skipped)}
+    covered = {"operators": [one.as_dict() for one in operators], "share_left": share_left(operators)}
+    return {"schema": 1, **facts, "workspace_bytes": workspace, "layers": layers, "left": list(manifest.skipped), **covered}
 
 
 def _batches(text: str | None) -> list[int] | None:

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
-from im2win.cli.commands.models import TIERS
+from im2win.cli.commands.models import TIERS, fusion_texts, share_text
 from im2win.records.tiers import TUNED, checked_untuned
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
@@ -51,13 +51,15 @@ def onnxruntime(
     if json:
         typer.echo(dumps(done.as_dict(), indent=1))
         return
+    fusions = fusion_texts(done.operators)
     rows: list[list[object]] = []
     for layer in done.layers:
         found = done.times.get(layer.name)
         times = ("", "") if found is None else (f"{found.ours_s * 1e3:.3f}", f"{found.theirs_s * 1e3:.3f}")
-        rows.append([escape(layer.name), layer.conv, methods.shown(layer.algorithm), TIERS.get(layer.tier, layer.tier), *times])
-    heads = ("layer", "problem", "algorithm", "tile from", "im2win ms", "ONNX Runtime ms")
-    console.print(tables.table(None, heads, rows, left=4))
+        fused, tier = escape(fusions.get(layer.name, "")), TIERS.get(layer.tier, layer.tier)
+        rows.append([escape(layer.name), layer.conv, fused, methods.shown(layer.algorithm), tier, *times])
+    heads = ("layer", "problem", "fused", "algorithm", "tile from", "im2win ms", "ONNX Runtime ms")
+    console.print(tables.table(None, heads, rows, left=5))
     for line in done.skipped:
         console.print(f"left to ONNX Runtime: {escape(line)}", soft_wrap=True)
     tiers = ", ".join(f"{count} {TIERS.get(tier, tier)}" for tier, count in Counter(layer.tier for layer in done.layers).items())
@@ -68,7 +70,10 @@ def onnxruntime(
         console.print(
             f"the whole: {done.whole.ours_s * 1e3:.3f} ms, ONNX Runtime {done.whole.theirs_s * 1e3:.3f} ms, {ratio:.2f}x", soft_wrap=True
         )
+    if share := share_text(done.operators):
+        console.print(share, soft_wrap=True)
     if untuned_count := sum(layer.tier not in TUNED for layer in done.layers):
         console.print(f"{untuned_count} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
-    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {tiers}.", soft_wrap=True)
-    console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)
+    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {tiers or 'none'}.", soft_wrap=True)
+    if done.layers:
+        console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)

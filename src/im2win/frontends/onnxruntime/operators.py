@@ -15,6 +15,7 @@ from im2win.export.c_abi.cpu import compiler_on_path
 from im2win.export.c_abi.operators import DOMAIN, OPERATOR, Operator, link, workspace_of
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.source import read
+from im2win.frontends.onnx.coverage import Covered, coverage, share_left
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.frontends.onnxruntime.guard import Layer, missing, of_layers, of_models
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
@@ -47,7 +48,8 @@ class Rewritten:
         skipped: those that ONNX Runtime computes, with the reason.
         times: what comparisons with ONNX Runtime found, by convolution; empty where nothing was compared.
         whole: what the comparison of the whole model found; None where it was not compared.
-        note: why nothing was compared, or why the written model is the original; "" otherwise.
+        note: why layers or the whole were not compared, or why the written model is the original; "" otherwise.
+        operators: every convolution and product of the model: who computes it, its flops, what is fused and what is not.
         growth: bytes by which packed filters exceed the model's own.
         workspace: bytes that the library holds for each concurrent call, whatever the number of layers.
     """
@@ -61,6 +63,7 @@ class Rewritten:
     times: dict[str, Found] = field(default_factory=dict)
     whole: Found | None = None
     note: str = ""
+    operators: tuple[Covered, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values, which JSON can hold; times in seconds."""
@@ -70,7 +73,9 @@ class Rewritten:
         ]
         times = {name: asdict(found) for name, found in self.times.items()}
         whole = None if self.whole is None else asdict(self.whole)
-        return {"schema": 1, **facts, "note": self.note, "layers": layers, "left": list(self.skipped), "times": times, "whole": whole}
+        covered = {"operators": [one.as_dict() for one in self.operators], "share_left": share_left(self.operators)}
+        found = {"layers": layers, "left": list(self.skipped), "times": times, "whole": whole}
+        return {"schema": 1, **facts, "note": self.note, **found, **covered}
 
 
 def for_onnxruntime(
@@ -178,7 +183,8 @@ def for_onnxruntime(
     layers = tuple(_layer(one, built[one.convolution.conv]) for one in kept)
     growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in replacements)
     workspace = workspace_of(list(_operators(kept, built).values()), machine)
-    return Rewritten(written, linked, layers, tuple(reasons), growth, workspace, times, whole, note)
+    operators = coverage(original, batch, {one.name for one in layers}, products=False)
+    return Rewritten(written, linked, layers, tuple(reasons), growth, workspace, times, whole, note or _uncompared(whole), operators)
 
 
 def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike[str] | None) -> tuple[Path, Path]:
@@ -266,6 +272,11 @@ def _given_back(faster: bool, whole: Found | None) -> str:
     if whole is not None and whole.slower:
         return f"slower as a whole ({whole.ours_s * 1e3:.3f} ms, ONNX Runtime {whole.theirs_s * 1e3:.3f} ms): the model is the original"
     return ""
+
+
+def _uncompared(whole: Found | None) -> str:
+    """Why the comparison of the whole has no result; "" if it has one or was not asked for."""
+    return f"not compared as a whole: {whole.failed}" if whole is not None and whole.failed else ""
 
 
 def _layer(one: Replaceable, built: Built) -> ModelLayer:
