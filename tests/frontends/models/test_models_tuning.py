@@ -12,7 +12,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from model_graphs import graph, helper, integers, node  # noqa: E402
+from model_graphs import graph, helper, integers, node, numpy_helper  # noqa: E402
 
 import im2win  # noqa: E402
 
@@ -51,3 +51,14 @@ def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: 
     assert done.status == 0 and "im2win computes none of its convolutions" in done.err
     ours = im2win.load_model(tmp_path / "model.so").run({"x": np.ones((1, 4, 8, 8), "float32"), "w": np.ones((4, 4, 1, 1), "float32")})
     assert (next(iter(ours.values())) == 4).all()
+
+
+def test_a_product_of_ours_hides_no_convolutions_that_are_not(tmp_path: Path, command: Any) -> None:
+    """A float16 convolution before a float32 product, which im2win computes."""
+    value, nodes = helper.make_tensor_value_info, [node("Conv", "x w", "a"), node("Cast", "a", "b", to=1), node("MatMul", "b m", "y")]
+    weights = [numpy_helper.from_array(integers(4, 4, 1, 1).astype("float16"), "w"), numpy_helper.from_array(integers(8, 5), "m")]
+    body = helper.make_graph(nodes, "half", [value("x", 10, [1, 4, 8, 8])], [value("y", 1, [1, 4, 8, 5])], weights)
+    onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
+    assert done.status == 0 and "im2win computes none of its convolutions" in done.err and "MatMul_y" in done.out
+    assert "its dtype float16 is not float32" in done.err and "% of the flops" in done.out

@@ -27,6 +27,7 @@ from im2win.frontends.models.host import CpuKernels, Kernels
 from im2win.frontends.models.precision import chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
 from im2win.frontends.models.tensor_layouts import HALF
+from im2win.frontends.onnx.coverage import coverage
 from im2win.frontends.onnx.layers import ModelError, layers_of
 from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.registry.backends import Device, device_for
@@ -92,10 +93,17 @@ def compile_model(
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     with reporting(f"compiling {label}"):
         compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
-    if compiled.manifest.skipped and not compiled.manifest.layers:
+    if compiled.manifest.skipped and not _convolves(model, compiled):
         reasons = "; ".join(compiled.manifest.skipped[:3])
         _log.warning("%s: im2win computes none of its convolutions, TVM's plain loops do: %s", label, reasons)
     return compiled
+
+
+def _convolves(model: ModelProto, compiled: Model) -> bool:
+    """Whether im2win computes some convolution of the model or, if it has none, some product."""
+    listed = coverage(model, compiled.batches[0], {layer.name for layer in compiled.manifest.layers}, products=True)
+    convolutions = [one for one in listed if "Conv" in one.operator]
+    return any(one.ours for one in convolutions or listed)
 
 
 def _problems(model: ModelProto, batch: int | None) -> list[Conv2d]:
