@@ -61,8 +61,9 @@ def main(arguments: list[str] | None = None) -> None:
             "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
         })  # fmt: skip
         for row in found:
-            times = ", ".join(f"{subject} {one['median']:.3f} ms" if "median" in one else f"{subject} {one['failed']}" for subject, one in row["subjects"].items())
-            print(f"{name} {row['mode']}: {times} ({row['seconds']:.0f} s)", flush=True)
+            print(f"{name} {row['mode']} ({row['seconds']:.0f} s)", flush=True)
+            for subject, one in row["subjects"].items():
+                print(f"  {subject:14} " + (f"{one['median']:.3f} ms" if "median" in one else one["failed"]), flush=True)
 
 
 if __name__ == "__main__":

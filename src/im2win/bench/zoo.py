@@ -26,6 +26,7 @@ OURS, NCHW, NHWC, COMPILED, ONNX = "ours", "torch_nchw", "torch_nhwc", "torch_co
 PEERS = {"cpu": [NCHW, NHWC, COMPILED, ONNX], "cuda": [NCHW, NHWC, COMPILED]}
 MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
 ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch eager over its largest output
+TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
 ROUNDS = 3, 15  # least and most samples of a subject
 _LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a network's subjects have their own inputs
 
@@ -83,6 +84,7 @@ class Way:
         if self.name == NHWC:
             x, module = x.contiguous(memory_format=torch.channels_last), module.to(memory_format=torch.channels_last)
         elif self.name == COMPILED:
+            torch.compiler.reset()  # networks of one class share a limit of recompilations
             module = torch.compile(module, mode="max-autotune-no-cudagraphs" if self.setting.device == "cuda" else "default")
         elif self.name == OURS:
             from im2win.frontends.torch import optimize
@@ -143,17 +145,21 @@ def measured(network: str, batch: int, dtype: str, device: str, names: list[str]
         try:
             torch.save(calibrated(network).state_dict(), weights)
             expected = setting.expected()
-            timed = {"eager": _on_cpu(setting, names, expected, seconds, threads)} if device == "cpu" else _on_gpu(setting, names, expected, seconds)
+            if device == "cpu":
+                timed = {"eager": _on_cpu(setting, names, expected, seconds, threads)}
+            else:
+                timed = _on_gpu(setting, names, expected, seconds)
         except Exception as refused:  # any library, any error: it is the network's outcome
             message = f"{type(refused).__name__}: {refused}"[:500]
             timed = {mode: ({}, dict.fromkeys(names, message), {}, {}) for mode in MODES[device]}
-    return [_row(network, mode, *outcome) | {"seconds": round(time.perf_counter() - start, 1)} for mode, outcome in timed.items()]
+    return [_row(network, mode, outcome) | {"seconds": round(time.perf_counter() - start, 1)} for mode, outcome in timed.items()]
 
 
 Outcome = tuple[dict[str, list[float]], dict[str, str], dict[str, float], dict[str, int]]
 
 
-def _row(network: str, mode: str, samples: dict[str, list[float]], failed: dict[str, str], errors: dict[str, float], facts: dict[str, int]) -> Any:
+def _row(network: str, mode: str, outcome: Outcome) -> dict[str, Any]:
+    samples, failed, errors, facts = outcome
     spread = spreads(samples)
     subjects: dict[str, Any] = {name: {**vars(spread[name]), "error": errors[name]} for name in samples}
     subjects |= {name: {"failed": message} for name, message in failed.items()}
@@ -161,11 +167,13 @@ def _row(network: str, mode: str, samples: dict[str, list[float]], failed: dict[
 
 
 def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float, threads: int) -> Outcome:
-    errors, failed, facts = {}, {}, {}
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    facts: dict[str, int] = {}
     with ExitStack() as stack:
         ready: dict[str, Worker] = {}
         for name in names:
-            worker = stack.enter_context(Worker(Way(name, setting), threads))
+            worker = stack.enter_context(Worker(Way(name, setting), threads, TIMEOUT))
             try:
                 prepared = worker.prepare(_LAYER, SEED)
                 errors[name] = check(prepared.output, expected, setting.dtype)
@@ -190,6 +198,9 @@ def _rounds(first: dict[str, list[float]], seconds: float) -> int:
 
 def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float) -> dict[str, Outcome]:
     """All subjects in one process, eager and as CUDA graphs; times are of events."""
+    from im2win.bench.cuda_harness import set_up_peers
+
+    set_up_peers("float32")
     calls: dict[str, Callable[[], Any]] = {}
     graphs: dict[str, Callable[[], Any]] = {}
     failed: dict[str, dict[str, str]] = {mode: {} for mode in MODES["cuda"]}
@@ -211,7 +222,8 @@ def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], 
 
 
 def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    stream = torch.cuda.Stream()
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -230,12 +242,12 @@ def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
 
 def _timed(ready: dict[str, Callable[[], Any]], seconds: float, calls: int = 10) -> dict[str, list[float]]:
     """Interleaved samples in seconds per call."""
+    event: Any = torch.cuda.Event
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    end = time.perf_counter() + seconds
-    least, most = ROUNDS
+    end, (least, most) = time.perf_counter() + seconds, ROUNDS
     for index in range(3 + most):  # three times to warm up
         for name, call in ready.items():
-            begin, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, done = (event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(calls):
                 call()

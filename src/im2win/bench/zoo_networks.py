@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +13,13 @@ from torch import nn
 
 SEED = 0
 CALIBRATION = 2, 4  # batches, and images of each
-_TIMM = {
-    name: 224
-    for name in (
-        "resnet18 resnet50 resnext50_32x4d regnety_008 vgg16 densenet121 mobilenetv2_100 mobilenetv3_large_100 efficientnet_b0 convnext_tiny "
-        "tf_efficientnetv2_s ghostnet_100 repvgg_a2 cspdarknet53 hrnet_w18_small dla34 res2net50_26w_4s nfnet_l0 rexnet_100 mobileone_s0 "
-        "mnasnet_100 wide_resnet50_2 seresnet50 xception41 fbnetc_100 darknet53 vovnet39a"
-    ).split()
-} | {"inception_v3": 299}
+_CLASSIFIERS = [
+    "resnet18", "resnet50", "resnext50_32x4d", "regnety_008", "vgg16", "densenet121", "mobilenetv2_100", "mobilenetv3_large_100",
+    "efficientnet_b0", "convnext_tiny", "tf_efficientnetv2_s", "ghostnet_100", "repvgg_a2", "cspdarknet53", "hrnet_w18_small", "dla34",
+    "res2net50_26w_4s", "nfnet_l0", "rexnet_100", "mobileone_s0", "mnasnet_100", "wide_resnet50_2", "seresnet50", "xception41",
+    "fbnetc_100", "darknet53", "vovnet39a",
+]  # fmt: skip
+_TIMM = dict.fromkeys(_CLASSIFIERS, 224) | {"inception_v3": 299}  # edges of the images
 _TORCHVISION = {
     "shufflenet_v2_x1_0": "shufflenet_v2_x1_0",
     "squeezenet1_1": "squeezenet1_1",
@@ -36,7 +36,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "lraspp_mobilenet_v3_large": {"weights_backbone": None},
     "resnet50_fpn": {"backbone_name": "resnet50", "norm_layer": nn.BatchNorm2d},
 }
-_LIBRARIES: list[torch.library.Library] = []  # what they define lasts as long as they do
+_LIBRARIES: list[Any] = []  # what they define lasts as long as they do
 
 
 @functools.cache
@@ -49,7 +49,8 @@ def vision(package: str) -> Any:
             raise
     for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
         del sys.modules[name]
-    _LIBRARIES.append(torch.library.Library("torchvision", "DEF"))
+    library: Any = torch.library.Library
+    _LIBRARIES.append(library("torchvision", "DEF"))
     for name in ("nms", "qnms"):
         _LIBRARIES[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module(package)
@@ -132,7 +133,12 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
 
 
-_OWN = {"unet": (UNet, 64), "edsr": (edsr, 96), "cspdarknet53_fpn": (CspFpn, 224), "tiny": (tiny, 32)}
+_OWN: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "unet": (UNet, 64),
+    "edsr": (edsr, 96),
+    "cspdarknet53_fpn": (CspFpn, 224),
+    "tiny": (tiny, 32),
+}
 NETWORKS = [*_TIMM, *_TORCHVISION, *(name for name in _OWN if name != "tiny")]  # in the order of the table
 
 
@@ -151,7 +157,7 @@ def built(name: str) -> nn.Module:
     """The network in evaluation mode with the same random weights every time, float32, not calibrated."""
     torch.manual_seed(SEED)
     if name in _OWN:
-        module: nn.Module = _OWN[name][0]()
+        module = _OWN[name][0]()
     elif name in _TIMM:
         module = vision("timm").create_model(name, pretrained=False)
     else:

@@ -55,7 +55,11 @@ def load_all(results: Path) -> list[dict[str, Any]]:
 
 
 def tables(studies: Sequence[Study]) -> dict[str, Callable[[], str]]:
-    """By name of the study, a function that writes its table."""
-    shown = {name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])}
+    """By name of the study, a function that writes its table; `zoo-summary` is the zoo's summary."""
+    shown: dict[str, Callable[[], str]] = {
+        name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])
+    }
     zoo = [one for one in studies if one["study"] == zoo_report.STUDY]
-    return shown | ({f"{zoo_report.STUDY}-summary": partial(zoo_report.summary, zoo)} if zoo else {})
+    if zoo:
+        shown[f"{zoo_report.STUDY}-summary"] = partial(zoo_report.summary, zoo)
+    return shown

@@ -11,7 +11,13 @@ from im2win.common import markdown
 
 STUDY = "zoo"  # the study's name in its files
 OURS, LAYOUTS = "ours", ("torch_nchw", "torch_nhwc")
-_TITLES = {"ours": "im2win", "torch_nchw": "NCHW", "torch_nhwc": "channels-last", "torch_compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
+_TITLES = {
+    "ours": "im2win",
+    "torch_nchw": "NCHW",
+    "torch_nhwc": "channels-last",
+    "torch_compile": "torch.compile",
+    "onnxruntime": "ONNX Runtime",
+}
 
 Study = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -71,8 +77,10 @@ def summary(studies: Sequence[Study]) -> str:
             least = min(known, key=lambda name: known[name]) if known else None
             worst = "-" if least is None else f"{known[least]:.2f} ({least})"
             fine = sum(value >= 0.97 for value in known.values())  # 3 % is the noise of such a run
-            rows.append([study["device"], study["dtype"], str(study["batch"]), mode, f"{len(known)}/{len(here)}", markdown.number(mean, 2), worst, str(fine)])
-    return markdown.table(["device", "type", "batch", "mode", "networks", "ratio, mean", "ratio, least", "not slower (3 %)"], rows, words=1)
+            facts = [study["device"], study["dtype"], str(study["batch"]), mode, f"{len(known)}/{len(here)}"]
+            rows.append([*facts, markdown.number(mean, 2), worst, str(fine)])
+    columns = ["device", "type", "batch", "mode", "networks", "ratio, mean", "ratio, least", "not slower (3 %)"]
+    return markdown.table(columns, rows, words=1)
 
 
 def plot(study: Study, path: Path) -> Path:
