@@ -67,8 +67,7 @@ def flat(output: Any) -> np.ndarray[Any, Any]:
 
 def groups(report: Any) -> dict[str, int]:
     """How many layers of a report of `optimize` there are, and how many of them im2win runs."""
-    layers = list(getattr(report, "layers", ()))
-    return {"layers": len(layers), "ours": sum(bool(getattr(layer, "algorithm", "")) for layer in layers)}
+    return {"layers": len(getattr(report, "layers", ())), "ours": int(getattr(report, "swapped", 0))}
 
 
 @dataclass(frozen=True)
