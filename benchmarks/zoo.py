@@ -1,4 +1,4 @@
-"""The zoo: some forty networks with `im2win.torch.optimize` as a user calls it, beside PyTorch, torch.compile and ONNX Runtime.
+"""The zoo: thirty-eight networks with `im2win.torch.optimize` as a user calls it, beside PyTorch, torch.compile and ONNX Runtime.
 
     python benchmarks/zoo.py --batch 1 --json benchmarks/studies/DEVICE/zoo-float32-b1.json
     python benchmarks/zoo.py --device cuda --batch 32 --dtype float16 --json ...
