@@ -15,6 +15,7 @@ from im2win.reports import deploy as deploy_report
 from im2win.reports import search as search_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import winograd_tc as fused_report
+from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import SLIDING, WINOGRAD_TC
 
 Study = Mapping[str, Any]
@@ -26,6 +27,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,
+    zoo_report.STUDY: zoo_report.table,
 }
 
 
@@ -53,5 +55,11 @@ def load_all(results: Path) -> list[dict[str, Any]]:
 
 
 def tables(studies: Sequence[Study]) -> dict[str, Callable[[], str]]:
-    """By name of the study, a function that writes its table."""
-    return {name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])}
+    """By name of the study, a function that writes its table; `zoo-summary` is the zoo's summary."""
+    shown: dict[str, Callable[[], str]] = {
+        name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])
+    }
+    zoo = [one for one in studies if one["study"] == zoo_report.STUDY]
+    if zoo:
+        shown[f"{zoo_report.STUDY}-summary"] = partial(zoo_report.summary, zoo)
+    return shown

@@ -26,6 +26,7 @@ from im2win.reports import papers as papers_report
 from im2win.reports import roofline, studies
 from im2win.reports import winograd_error as winograd_report
 from im2win.reports import winograd_tc as fused_report
+from im2win.reports import zoo as zoo_report
 from im2win.reports.memory import mebibytes
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
@@ -283,6 +284,9 @@ def plot_all(folder: Path) -> list[Path]:
         if study.get("study") == WINOGRAD_TC:
             path = folder.parent / "studies" / study["device"] / f"{WINOGRAD_TC}.png"
             paths.append(fused_report.plot(study, path))
+        if study.get("study") == zoo_report.STUDY:
+            name = f"zoo-{study['dtype']}-b{study['batch']}.png"
+            paths.append(zoo_report.plot(study, folder.parent / "studies" / study["device"] / name))
     return paths
 
 

@@ -1,0 +1,70 @@
+"""The zoo: thirty-eight networks with `im2win.torch.optimize` as a user calls it, beside PyTorch, torch.compile and ONNX Runtime.
+
+    python benchmarks/zoo.py --batch 1 --json benchmarks/studies/DEVICE/zoo-float32-b1.json
+    python benchmarks/zoo.py --device cuda --batch 32 --dtype float16 --json ...
+
+The file is written after each network. Networks that it already holds with today's source are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.cpu import commit, versions
+from im2win.bench.source import digests
+from im2win.bench.zoo import ALLOWED, OURS, PEERS, measured
+from im2win.bench.zoo_networks import NETWORKS
+from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
+from im2win.records.record import utc_now
+from im2win.registry.backends import backend_for, device_for
+from im2win.reports.zoo import STUDY
+from im2win.studies.entries import SCHEMA
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Reads the command line, measures, writes the study."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", choices=PEERS, default="cpu")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--dtype", choices=ALLOWED, default="float32")
+    parser.add_argument("--only", default=",".join(NETWORKS), help="only these networks, with commas between them")
+    parser.add_argument("--against", help="only these peers, with commas between them")
+    parser.add_argument("--seconds", type=float, default=20, help="of timing, all subjects of a network and mode together")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    peers = options.against.split(",") if options.against else PEERS[options.device]
+    if unknown := [name for name in peers if name not in PEERS[options.device]]:
+        parser.error(f"`--against` (={','.join(unknown)}) must be among {', '.join(PEERS[options.device])}.")
+    try:
+        device: Any = device_for(options.device)
+    except NoGpuError as missing:
+        parser.error(str(missing))
+    threads = backend_for(device).threads if options.device == "cpu" else 1
+    made = digests(options.device)
+    rows: list[dict[str, Any]] = []
+    if options.json.exists():
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        same = before["digests"] == made and (before["batch"], before["dtype"]) == (options.batch, options.dtype)
+        rows = before["rows"] if same else []
+    facts = {"device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch}
+    for name in options.only.split(","):
+        if any(row["network"] == name for row in rows):
+            continue
+        found = measured(name, options.batch, options.dtype, options.device, [OURS, *peers], options.seconds, threads)
+        rows += found
+        replace_json(options.json, {
+            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms", "versions": versions(),
+            "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
+        })  # fmt: skip
+        for row in found:
+            print(f"{name} {row['mode']} ({row['seconds']:.0f} s)", flush=True)
+            for subject, one in row["subjects"].items():
+                print(f"  {subject:14} " + (f"{one['median']:.3f} ms" if "median" in one else one["failed"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Measures a network of the zoo: `optimize` as a user calls it, beside PyTorch's layouts, torch.compile and ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from im2win.bench.cpu import spreads
+from im2win.bench.harness import Worker, WorkerError, interleaved
+from im2win.bench.peers.subject import Tensors, Trial
+from im2win.bench.zoo_networks import SEED, built, calibrated, images
+from im2win.numerics.reference import error
+from im2win.spec.conv2d import Conv2d
+
+OURS, NCHW, NHWC, COMPILED, ONNX = "ours", "torch_nchw", "torch_nhwc", "torch_compile", "onnxruntime"
+PEERS = {"cpu": [NCHW, NHWC, COMPILED, ONNX], "cuda": [NCHW, NHWC, COMPILED]}
+MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
+ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch eager over its largest output
+TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
+ROUNDS = 3, 15  # least and most samples of a subject
+_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a network's subjects have their own inputs
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is run: a network on a batch of images, and the file of its calibrated weights."""
+
+    network: str
+    batch: int
+    dtype: str
+    device: str
+    weights: Path
+
+    def module(self) -> Any:
+        """The network with its weights."""
+        module = built(self.network)
+        module.load_state_dict(torch.load(self.weights))
+        return module.to(self.device, getattr(torch, self.dtype))
+
+    def images(self) -> torch.Tensor:
+        """The input."""
+        return images(self.network, self.batch).to(self.device, getattr(torch, self.dtype))
+
+    def expected(self) -> np.ndarray[Any, Any]:
+        """PyTorch's output, eager."""
+        with torch.inference_mode():
+            return flat(self.module()(self.images()))
+
+
+def flat(output: Any) -> np.ndarray[Any, Any]:
+    """All tensors of an output in one float32 vector."""
+    if isinstance(output, torch.Tensor):
+        return np.asarray(output.detach().float().cpu().numpy()).ravel()
+    parts = output.values() if isinstance(output, dict) else output
+    return np.concatenate([flat(part) for part in parts])
+
+
+def groups(report: Any) -> dict[str, int]:
+    """How many layers of a report of `optimize` there are, and how many of them im2win runs."""
+    return {"layers": len(getattr(report, "layers", ())), "ours": int(getattr(report, "swapped", 0))}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run the network; a subject of `im2win.bench.harness`."""
+
+    name: str
+    setting: Setting
+
+    def ready(self) -> tuple[Callable[[], Any], str]:
+        """A call of the network, made once, and the facts of `optimize`'s report as JSON."""
+        x, module, facts = self.setting.images(), self.setting.module(), ""
+        if self.name == NHWC:
+            x, module = x.contiguous(memory_format=torch.channels_last), module.to(memory_format=torch.channels_last)
+        elif self.name == COMPILED:
+            torch.compiler.reset()  # networks of one class share a limit of recompilations
+            module = torch.compile(module, mode="max-autotune-no-cudagraphs" if self.setting.device == "cuda" else "default")
+        elif self.name == OURS:
+            from im2win.frontends.torch import optimize
+
+            module = optimize(module.eval(), x)
+            facts = json.dumps(groups(module.im2win_report))
+
+        def call() -> Any:
+            with torch.inference_mode():
+                return module(x)
+
+        if self.name == ONNX:
+            call = _onnx(module, x)
+        call()
+        return call, facts
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        """As a subject on a CPU; the layer and its tensors are not used."""
+        torch.set_num_threads(threads)
+        call, facts = self.ready()
+        result: list[Any] = [None]
+
+        def timed() -> None:
+            result[0] = call()
+
+        return Trial(timed, lambda: flat(result[0]), facts)
+
+
+def _onnx(module: Any, x: torch.Tensor) -> Callable[[], Any]:
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory(prefix="im2win-zoo-") as folder:
+        path = str(Path(folder) / "network.onnx")
+        torch.onnx.export(module, (x,), path, dynamo=False, input_names=["x"])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    feed = {"x": x.numpy()}
+    return lambda: [torch.from_numpy(part) for part in session.run(None, feed)]
+
+
+def check(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: str) -> float:
+    """The error of an output; WorkerError if it has another size, is above what is allowed, or NaN."""
+    if output.shape != expected.shape:
+        raise WorkerError(f"wrong result: {output.size} values, not {expected.size}.")
+    found = error(output, expected)
+    if not found <= ALLOWED[dtype]:
+        raise WorkerError(f"wrong result: relative error {found:.2g} is above {ALLOWED[dtype]:.2g}.")
+    return found
+
+
+def measured(network: str, batch: int, dtype: str, device: str, names: list[str], seconds: float, threads: int) -> list[dict[str, Any]]:
+    """A row for each mode: of each subject its spread in ms and its error, or the reason why it failed."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="im2win-zoo-") as folder:
+        weights = Path(folder) / "weights.pt"
+        setting = Setting(network, batch, dtype, device, weights)
+        try:
+            torch.save(calibrated(network).state_dict(), weights)
+            expected = setting.expected()
+            if device == "cpu":
+                timed = {"eager": _on_cpu(setting, names, expected, seconds, threads)}
+            else:
+                timed = _on_gpu(setting, names, expected, seconds)
+        except Exception as refused:  # any library, any error: it is the network's outcome
+            message = f"{type(refused).__name__}: {refused}"[:500]
+            timed = {mode: ({}, dict.fromkeys(names, message), {}, {}) for mode in MODES[device]}
+    return [_row(network, mode, outcome) | {"seconds": round(time.perf_counter() - start, 1)} for mode, outcome in timed.items()]
+
+
+Outcome = tuple[dict[str, list[float]], dict[str, str], dict[str, float], dict[str, int]]
+
+
+def _row(network: str, mode: str, outcome: Outcome) -> dict[str, Any]:
+    samples, failed, errors, facts = outcome
+    spread = spreads(samples)
+    subjects: dict[str, Any] = {name: {**vars(spread[name]), "error": errors[name]} for name in samples}
+    subjects |= {name: {"failed": message} for name, message in failed.items()}
+    return {"network": network, "mode": mode, "subjects": subjects, "groups": facts}
+
+
+def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float, threads: int) -> Outcome:
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    facts: dict[str, int] = {}
+    with ExitStack() as stack:
+        ready: dict[str, Worker] = {}
+        for name in names:
+            worker = stack.enter_context(Worker(Way(name, setting), threads, TIMEOUT))
+            try:
+                prepared = worker.prepare(_LAYER, SEED)
+                errors[name] = check(prepared.output, expected, setting.dtype)
+            except WorkerError as refused:
+                failed[name] = str(refused)
+                continue
+            ready[name] = worker
+            facts = json.loads(prepared.algorithm) if prepared.algorithm else facts
+        first, late = interleaved(ready, 1)
+        failed |= late
+        kept = {name: worker for name, worker in ready.items() if name not in late}
+        samples, late = interleaved(kept, _rounds(first, seconds), warmup=0.0)
+    return samples, failed | late, errors, facts
+
+
+def _rounds(first: dict[str, list[float]], seconds: float) -> int:
+    """Rounds that take about `seconds` for all subjects, within limits."""
+    least, most = ROUNDS
+    once = sum(2 * statistics.median(values) + 0.03 for values in first.values())  # a sample follows at least one call to warm up
+    return max(least, min(most, int(seconds / once))) if once else least
+
+
+def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float) -> dict[str, Outcome]:
+    """All subjects in one process, eager and as CUDA graphs; times are of events."""
+    from im2win.bench.cuda_harness import set_up_peers
+
+    set_up_peers("float32")
+    calls: dict[str, Callable[[], Any]] = {}
+    graphs: dict[str, Callable[[], Any]] = {}
+    failed: dict[str, dict[str, str]] = {mode: {} for mode in MODES["cuda"]}
+    errors: dict[str, dict[str, float]] = {mode: {} for mode in MODES["cuda"]}
+    facts: dict[str, int] = {}
+    for name in names:
+        for mode, found in (("eager", calls), ("graph", graphs)):
+            try:
+                if mode == "eager":
+                    call, text = Way(name, setting).ready()
+                    facts = json.loads(text) if text else facts
+                else:
+                    call = _captured(calls[name])
+                errors[mode][name] = check(flat(call()), expected, setting.dtype)
+                found[name] = call
+            except Exception as refused:  # any library, any error: it is that subject's outcome
+                failed[mode][name] = failed["eager"].get(name) or f"{type(refused).__name__}: {refused}"[:500]
+    return {mode: (_timed(ready, seconds), failed[mode], errors[mode], facts) for mode, ready in (("eager", calls), ("graph", graphs))}
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    cuda: Any = torch.cuda
+    stream = cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def _timed(ready: dict[str, Callable[[], Any]], seconds: float, calls: int = 10) -> dict[str, list[float]]:
+    """Interleaved samples in seconds per call."""
+    event: Any = torch.cuda.Event
+    samples: dict[str, list[float]] = {name: [] for name in ready}
+    end, (least, most) = time.perf_counter() + seconds, ROUNDS
+    for index in range(3 + most):  # three times to warm up
+        for name, call in ready.items():
+            begin, done = (event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(calls):
+                call()
+            done.record()
+            done.synchronize()
+            samples[name].append(begin.elapsed_time(done) / 1e3 / calls)
+        if index + 1 >= 3 + least and time.perf_counter() > end:
+            break
+    return {name: values[3:] for name, values in samples.items()}

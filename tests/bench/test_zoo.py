@@ -1,0 +1,62 @@
+"""The zoo: its networks exist, wrong outputs are refused, and the whole path runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scripts import script
+
+from im2win.bench import zoo
+from im2win.bench.harness import WorkerError
+from im2win.bench.zoo_networks import _TIMM, NETWORKS, UNet, calibrated, edsr, images, vision
+from im2win.frontends.torch.report import LayerReport, Report
+
+
+def test_the_zoo_has_thirty_networks_and_timm_knows_its_own() -> None:
+    assert len(NETWORKS) == len(set(NETWORKS)) >= 30
+    assert [name for name in _TIMM if not vision("timm").is_model(name)] == []
+
+
+def test_own_networks_keep_and_double_the_size() -> None:
+    with torch.inference_mode():
+        assert UNet(16)(torch.zeros(1, 3, 16, 16)).shape == (1, 3, 16, 16)
+        assert edsr(8, 1)(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 16, 16)
+
+
+def test_calibration_makes_normalised_activations_of_unit_size() -> None:
+    first = torch.nn.Sequential(*list(calibrated("tiny").children())[:2])
+    with torch.inference_mode():
+        assert first(images("tiny", 4)).std().item() == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("output", [np.full(3, np.nan), np.array([1.0, 2.0, 4.0]), np.ones(2)])
+def test_wrong_outputs_are_refused(output: np.ndarray) -> None:
+    with pytest.raises(WorkerError, match="wrong result"):
+        zoo.check(output, np.array([1.0, 2.0, 3.0]), "float32")
+
+
+def test_a_report_counts_layers_that_im2win_runs() -> None:
+    layers = [LayerReport("a", None, "im2win", "exact"), LayerReport("b", None, "", "kept")]
+    assert zoo.groups(Report("graph", layers=layers)) == {"layers": 2, "ours": 1}
+    assert zoo.groups(None) == {"layers": 0, "ours": 0}
+
+
+def test_a_network_that_cannot_be_built_is_a_row_with_the_reason() -> None:
+    (row,) = zoo.measured("nonsense", 1, "float32", "cpu", [zoo.OURS, zoo.NCHW], 1, 1)
+    assert set(row["subjects"]) == {zoo.OURS, zoo.NCHW} and all("KeyError" in one["failed"] for one in row["subjects"].values())
+
+
+@pytest.mark.slow
+def test_the_script_measures_a_network_of_two_layers(tmp_path: Path) -> None:
+    path = tmp_path / "zoo.json"
+    script("benchmarks/zoo.py").main(["--only", "tiny", "--against", "torch_nchw,onnxruntime", "--seconds", "0.1", "--json", str(path)])
+    study = json.loads(path.read_text())
+    (row,) = study["rows"]
+    assert row["groups"]["layers"] == 2 and study["digests"]["target"] == "cpu"
+    assert all(one["median"] > 0 and one["error"] <= study["tolerance"] for one in row["subjects"].values())
+    script("benchmarks/zoo.py").main(["--only", "tiny", "--json", str(path)])  # nothing is left to do
+    assert json.loads(path.read_text()) == study
