@@ -436,7 +436,8 @@ def test_names_that_are_no_text() -> None:
         layers_of(onnx.load_model_from_string(content))
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()  # a missing file is said before a missing package
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError, match=r"install the extra im2win\[onnx\]"):
-        layers_of("model.onnx")
+        layers_of(tmp_path / "model.onnx")
