@@ -94,3 +94,7 @@ def test_slower_means_more_than_three_percent() -> None:
     times = {"within": (1.03, 1.0), "slower": (1.04, 1.0), "faster": (0.5, 1.0), "failed": (None, 1.0), "alone": (2.0, None)}
     rows = [Row(name, "n1-c1x1x1-k1x1x1", ours_ms=ours, untuned_ms=default) for name, (ours, default) in times.items()]
     assert [row.layer for row in slower_choices(rows)] == ["slower"]
+    same = Row("same", "n1-c1x1x1-k1x1x1", ours_ms=1.04, untuned_ms=1.0, algorithm="direct/tiled", tile={"rows": 1})
+    assert slower_choices([same]) == [same]
+    same.untuned_algorithm, same.untuned_tile = "direct/tiled", {"rows": 1}
+    assert slower_choices([same]) == []  # one kernel, timed twice

@@ -188,8 +188,12 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
 
 
 def slower_choices(rows: Iterable[Row]) -> list[Row]:
-    """The rows whose kernel, as chosen by the look-up, was slower than the default tile in the same run."""
-    timed = ((row, row.ours_ms, row.untuned_ms) for row in rows)
+    """The rows whose kernel, as chosen by the look-up, was slower than the default tile in the same run.
+
+    Where both are the same tile they are the same kernel, and what their times differ by is noise.
+    """
+    differ = (row for row in rows if not row.tile or (row.algorithm, row.tile) != (row.untuned_algorithm, row.untuned_tile))
+    timed = ((row, row.ours_ms, row.untuned_ms) for row in differ)
     return [row for row, ours, default in timed if ours is not None and default is not None and ours > SLOWER * default]
 
 
