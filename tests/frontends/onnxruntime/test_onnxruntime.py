@@ -29,7 +29,7 @@ from paths import ROOT  # noqa: E402
 import im2win  # noqa: E402
 from im2win.export.c_abi.header import SOURCES  # noqa: E402
 from im2win.frontends.onnx.layers import ModelError, layers_of  # noqa: E402
-from im2win.frontends.onnxruntime import operators  # noqa: E402
+from im2win.frontends.onnxruntime import writing  # noqa: E402
 from im2win.frontends.onnxruntime.operators import Rewritten  # noqa: E402
 from im2win.runtime.manifest import ArtefactError  # noqa: E402
 
@@ -192,8 +192,8 @@ def test_old_files_and_computed_weights(tmp_path: Path) -> None:
     for tensor in model.graph.initializer:
         model.graph.input.append(helper.make_tensor_value_info(tensor.name, FLOAT, tensor.dims))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, "_MOST_WEIGHTS", 0)
-        patch.setattr(operators, "_SMALL", 64)
+        patch.setattr(writing, "_MOST_WEIGHTS", 0)
+        patch.setattr(writing, "_SMALL", 64)
         for _ in range(2):  # the second time replaces the first
             made = rewritten(model, tmp_path)
     assert operators_of(made) == ["im2win", "Mul"] and [one.name for one in session(made).get_inputs()] == ["x"]

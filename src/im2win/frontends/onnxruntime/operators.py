@@ -9,24 +9,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from im2win.common.progress import Reporter, reporting
+from im2win.common.progress import reporting
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiler_on_path
-from im2win.export.c_abi.operators import DOMAIN, OPERATOR, Operator, link, workspace_of
+from im2win.export.c_abi.operators import DOMAIN, workspace_of
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.source import read
 from im2win.frontends.onnx.coverage import Covered, coverage, share_left
-from im2win.frontends.onnx.layers import ModelError, import_onnx
-from im2win.frontends.onnxruntime.guard import Layer, missing, of_layers, of_models
-from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, replaceable, rewrite
+from im2win.frontends.onnx.layers import ModelError
+from im2win.frontends.onnxruntime.guard import missing
+from im2win.frontends.onnxruntime.rewriting import Replaceable, replaceable
 from im2win.frontends.onnxruntime.timing import Found
+from im2win.frontends.onnxruntime.writing import Work, operators_of
 from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.records.folders import Logs, named_folders
 from im2win.records.lookup import search
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, checked_untuned, tier_for
 from im2win.registry.backends import device_for
 from im2win.registry.schedules import candidates
-from im2win.registry.sources import code_digest
 from im2win.runtime.manifest import ArtefactError
 from im2win.runtime.model_manifest import ModelLayer
 from im2win.spec.accuracy import Accuracy, checked_accuracy
@@ -35,8 +35,6 @@ from im2win.spec.conv2d import Conv2d
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-_MOST_WEIGHTS = 2**31 - 2**26  # bytes of weights up to which protobuf can write a model as one file
-_SMALL = 1024  # bytes; smaller tensors always stay in the model's file
 
 
 @dataclass(frozen=True)
@@ -140,51 +138,30 @@ def for_onnxruntime(
     if any(node.domain == DOMAIN for node in model.graph.node):
         raise ModelError(f"`source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
-    reasons = [f"{one.name}: {one.reason}" for one in left]
     if (trials := checked_trials(trials)) is not None:
         tune_untuned([one.convolution.conv for one in found], "cpu", trials=trials, logs=logs, threads=threads, accuracy=accuracy)
-    kept: list[Replaceable] = []
-    for one in found:
-        reason = _untaken(one.convolution.conv, machine, logs, accuracy, untuned)
-        if reason is None:
-            kept.append(one)
-        else:
-            reasons.append(f"{one.convolution.name}: {reason}")
+    untaken = [(one, _untaken(one.convolution.conv, machine, logs, accuracy, untuned)) for one in found]
+    kept = [one for one, reason in untaken if reason is None]
+    reasons = [f"{one.name}: {one.reason}" for one in left]
+    reasons += [f"{one.convolution.name}: {reason}" for one, reason in untaken if reason is not None]
     if not kept:
         raise ModelError(_none(label, reasons, len(model.graph.node)))
-    note = missing() if guard else ""
-    compares, times, whole = guard and not note, dict[str, Found](), None
-    original = type(model)()
-    original.CopyFrom(model)
     try:
         written.parent.mkdir(parents=True, exist_ok=True)
         linked.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder, reporting(f"onnxruntime {written.name}") as reporter:
             reporter.step(note=f"building {len({one.convolution.conv for one in kept})} kernels")
             built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
-            replacements = _linked(kept, built, machine, linked)
-            if compares:
-                times = _times(original, replacements, built, linked, machine, reporter)
-                reasons += [f"{name}: {_left(result)}" for name, result in times.items() if not result.faster]
-                kept = [one for one in kept if times[one.convolution.name].faster]
-                replacements = _linked(kept, built, machine, linked) if 0 < len(kept) < len(times) else replacements[: len(kept)]
-            if kept:
-                rewrite(model, replacements, DOMAIN, OPERATOR)
-            _save(model, written)
-            if compares and kept:
-                reporter.step(note="comparing the whole")
-                _save(original, Path(folder) / "original.onnx")
-                whole = of_models(Path(folder) / "original.onnx", written, linked, machine, batch or 1)
-            if compares and (note := _given_back(bool(kept), whole)):
-                kept, replacements = [], []
-                _save(original, written)
+            work = Work(model, built, machine, written, linked, Path(folder), reporter)
+            made = work.guarded(kept, batch or 1) if guard and not missing() else work.unguarded(kept)
     except OSError as error:
         raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
-    layers = tuple(_layer(one, built[one.convolution.conv]) for one in kept)
-    growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in replacements)
-    workspace = workspace_of(list(_operators(kept, built).values()), machine)
-    operators = coverage(original, batch, {one.name for one in layers}, products=False)
-    return Rewritten(written, linked, layers, tuple(reasons), growth, workspace, times, whole, note or _uncompared(whole), operators)
+    layers = tuple(_layer(one.replaced, built[one.replaced.convolution.conv]) for one in made.replacements)
+    growth = sum(one.filter.nbytes - one.replaced.convolution.filter.nbytes for one in made.replacements)
+    workspace = workspace_of(list(operators_of([one.replaced for one in made.replacements], built).values()), machine)
+    operators = coverage(model, batch, {one.name for one in layers}, products=False)
+    skipped, note = (*reasons, *made.left), made.note or (missing() if guard else "")
+    return Rewritten(written, linked, layers, skipped, growth, workspace, made.times, made.whole, note, operators)
 
 
 def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike[str] | None) -> tuple[Path, Path]:
@@ -226,72 +203,6 @@ def _built(convs: Sequence[Conv2d], machine: Machine, logs: Logs, accuracy: Accu
     return dict(zip(distinct, build_all(jobs, machine.threads), strict=True))
 
 
-def _operators(kept: Sequence[Replaceable], built: dict[Conv2d, Built]) -> dict[Conv2d, Operator]:
-    """The operators of all distinct problems."""
-    distinct = {one.convolution.conv: built[one.convolution.conv] for one in kept}
-    return {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in distinct.items()}
-
-
-def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine, library: Path) -> list[Replacement]:
-    """Links the library of these convolutions' kernels. Returns what replaces each of them."""
-    operators = _operators(kept, built)
-    link(list(operators.values()), machine, library)
-    found = [(one, operators[one.convolution.conv]) for one in kept]
-    return [Replacement(one, {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter)) for one, each in found]
-
-
-def _times(
-    model: ModelProto, replacements: Sequence[Replacement], built: dict[Conv2d, Built], library: Path, machine: Machine, reporter: Reporter
-) -> dict[str, Found]:
-    """What comparisons of each convolution find, by its name."""
-    layers = [Layer(one, _kernel(built[one.replaced.convolution.conv])) for one in replacements]
-    found = of_layers(model, layers, library, machine, lambda done, of: reporter.step(done, "comparing with ONNX Runtime", total=of))
-    return {one.replaced.convolution.name: result for one, result in zip(replacements, found, strict=True)}
-
-
-def _kernel(built: Built) -> str:
-    """What tells a kernel apart from others for its problem."""
-    return f"{built.algorithm} {sorted(built.tile.as_dict().items())} {code_digest('cpu')}"
-
-
-def _left(found: Found) -> str:
-    """Why a layer that was compared stays with ONNX Runtime."""
-    return found.failed or f"ONNX Runtime is as fast or faster ({found.theirs_s * 1e3:.3f} ms, im2win {found.ours_s * 1e3:.3f} ms)"
-
-
-def _given_back(faster: bool, whole: Found | None) -> str:
-    """Why the original is written in place of the new model; "" if it is not.
-
-    Args:
-        faster: whether any layer is.
-    """
-    if not faster:
-        return "no layer is faster than ONNX Runtime's: the model is the original"
-    if whole is not None and whole.failed.startswith("its outputs"):
-        return f"the whole: {whole.failed}: the model is the original"
-    if whole is not None and whole.slower:
-        return f"slower as a whole ({whole.ours_s * 1e3:.3f} ms, ONNX Runtime {whole.theirs_s * 1e3:.3f} ms): the model is the original"
-    return ""
-
-
-def _uncompared(whole: Found | None) -> str:
-    """Why the comparison of the whole has no result; "" if it has one or was not asked for."""
-    return f"not compared as a whole: {whole.failed}" if whole is not None and whole.failed else ""
-
-
 def _layer(one: Replaceable, built: Built) -> ModelLayer:
     convolution = one.convolution
     return ModelLayer(convolution.name, str(convolution.conv), built.algorithm, built.tile.as_dict(), built.tier)
-
-
-def _save(model: ModelProto, path: Path) -> None:
-    """Writes the whole model; its weights go into a file beside it where protobuf cannot write them."""
-    onnx = import_onnx()
-    partial = path.with_name(path.name + ".partial")
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_WEIGHTS:
-        onnx.save_model(model, partial)
-    else:
-        place = path.with_name(path.name + ".data")
-        place.unlink(missing_ok=True)  # onnx would append to an existing file
-        onnx.save_model(model, partial, save_as_external_data=True, location=place.name, size_threshold=_SMALL)
-    os.replace(partial, path)

@@ -54,6 +54,9 @@ class Found:
     failed: str = ""
 
 
+UNKNOWN_INPUT = "its input"  # what a reason begins with that says that an input cannot be made up
+
+
 class _UnknownInputError(Exception):
     """An input that cannot be made up. The message says why."""
 
@@ -64,7 +67,7 @@ def _feeds(session: Any, batch: int) -> dict[str, Any]:
     for one in session.get_inputs():
         shape = [batch if place == 0 and not isinstance(extent, int) else extent for place, extent in enumerate(one.shape)]
         if one.type not in _KINDS or not all(isinstance(extent, int) for extent in shape):
-            raise _UnknownInputError(f"its input {one.name} ({one.type}, {one.shape}) has no one shape of numbers")
+            raise _UnknownInputError(f"{UNKNOWN_INPUT} {one.name} ({one.type}, {one.shape}) has no one shape of numbers")
         kind = _KINDS[one.type]
         made = random.standard_normal(shape) if np.issubdtype(kind, np.floating) else np.zeros(shape)
         feeds[one.name] = np.asarray(made, kind)
@@ -104,6 +107,8 @@ def main(job: Mapping[str, Any]) -> None:
     for each in job["pairs"]:
         try:
             found = _compared(job["library"], Pair(**each))
+        except _UnknownInputError as error:
+            found = Found(failed=str(error))
         except Exception as error:  # ONNX Runtime raises its own classes
             found = Found(failed=" ".join(f"{type(error).__name__}: {error}".split())[:300])
         print(json.dumps(asdict(found)), flush=True)

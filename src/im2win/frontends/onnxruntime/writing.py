@@ -1,0 +1,145 @@
+"""Writes a rewritten model and its library of operators, with all layers or with those that a comparison finds faster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from im2win.common.progress import Reporter
+from im2win.device.cpu import Machine
+from im2win.export.c_abi.operators import DOMAIN, OPERATOR, Operator, link
+from im2win.frontends.models.convolutions import Built
+from im2win.frontends.onnx.layers import import_onnx
+from im2win.frontends.onnxruntime.guard import Layer, of_layers, of_models
+from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, rewrite
+from im2win.frontends.onnxruntime.timing import UNKNOWN_INPUT, Found
+from im2win.registry.sources import code_digest
+from im2win.spec.conv2d import Conv2d
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_MOST_WEIGHTS = 2**31 - 2**26  # bytes of weights up to which protobuf can write a model as one file
+_SMALL = 1024  # bytes; smaller tensors always stay in the model's file
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was written: the replaced convolutions, those that stay after a comparison with the reason, and what comparisons found."""
+
+    replacements: list[Replacement]
+    left: tuple[str, ...] = ()
+    times: dict[str, Found] = field(default_factory=dict)
+    whole: Found | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Writes the model and its library from built kernels.
+
+    Attributes:
+        model: the original, which stays as it is.
+        folder: of temporary files.
+    """
+
+    model: ModelProto
+    built: dict[Conv2d, Built]
+    machine: Machine
+    written: Path
+    linked: Path
+    folder: Path
+    reporter: Reporter
+
+    def unguarded(self, kept: Sequence[Replaceable]) -> Made:
+        """Replaces all of these convolutions."""
+        replacements = _linked(kept, self.built, self.machine, self.linked)
+        self._write(replacements)
+        return Made(replacements)
+
+    def guarded(self, kept: Sequence[Replaceable], batch: int) -> Made:
+        """Replaces those that are faster than ONNX Runtime's; none if the whole model is slower with them."""
+        replacements = _linked(kept, self.built, self.machine, self.linked)
+        layers = [Layer(one, _kernel(self.built[one.replaced.convolution.conv])) for one in replacements]
+
+        def step(done: int, of: int) -> None:
+            self.reporter.step(done, "comparing with ONNX Runtime", total=of)
+
+        found = of_layers(self.model, layers, self.linked, self.machine, step)
+        names = [one.convolution.name for one in kept]
+        left = tuple(f"{name}: {_left(one)}" for name, one in zip(names, found, strict=True) if not one.faster)
+        times, faster = dict(zip(names, found, strict=True)), [one for one, result in zip(kept, found, strict=True) if result.faster]
+        if not faster:
+            save(self.model, self.written)
+            return Made([], left, times, None, "no layer is faster than ONNX Runtime's: the model is the original")
+        if left:
+            replacements = _linked(faster, self.built, self.machine, self.linked)
+        self._write(replacements)
+        self.reporter.step(note="comparing the whole")
+        original = self.folder / "original.onnx"
+        save(self.model, original)
+        whole = of_models(original, self.written, self.linked, self.machine, batch)
+        if note := _given_back(whole):
+            save(self.model, self.written)
+            return Made([], left, times, whole, note)
+        return Made(replacements, left, times, whole, _uncompared(whole))
+
+    def _write(self, replacements: Sequence[Replacement]) -> None:
+        model = type(self.model)()
+        model.CopyFrom(self.model)
+        rewrite(model, replacements, DOMAIN, OPERATOR)
+        save(model, self.written)
+
+
+def operators_of(kept: Sequence[Replaceable], built: dict[Conv2d, Built]) -> dict[Conv2d, Operator]:
+    """The operators of all distinct problems."""
+    distinct = {one.convolution.conv: built[one.convolution.conv] for one in kept}
+    return {conv: Operator(conv, made.tile.pack, made.symbol, made.path, made.workspace) for conv, made in distinct.items()}
+
+
+def _linked(kept: Sequence[Replaceable], built: dict[Conv2d, Built], machine: Machine, library: Path) -> list[Replacement]:
+    """Links the library of these convolutions' kernels. Returns what replaces each of them."""
+    operators = operators_of(kept, built)
+    link(list(operators.values()), machine, library)
+    found = [(one, operators[one.convolution.conv]) for one in kept]
+    return [Replacement(one, {"kernel": each.name}, each.pack.filter(each.conv, one.convolution.filter)) for one, each in found]
+
+
+def _kernel(built: Built) -> str:
+    """What tells a kernel apart from others for its problem."""
+    return f"{built.algorithm} {sorted(built.tile.as_dict().items())} {code_digest('cpu')}"
+
+
+def _left(found: Found) -> str:
+    """Why a layer that was compared stays with ONNX Runtime."""
+    return found.failed or f"ONNX Runtime is as fast or faster ({found.theirs_s * 1e3:.3f} ms, im2win {found.ours_s * 1e3:.3f} ms)"
+
+
+def _given_back(whole: Found) -> str:
+    """Why the original is written in place of the new model; "" if it is not."""
+    if whole.slower:
+        return f"slower as a whole ({whole.ours_s * 1e3:.3f} ms, ONNX Runtime {whole.theirs_s * 1e3:.3f} ms): the model is the original"
+    if whole.failed and not whole.failed.startswith(UNKNOWN_INPUT):
+        return f"as a whole it fails ({whole.failed}): the model is the original"
+    return ""
+
+
+def _uncompared(whole: Found) -> str:
+    """Why the comparison of the whole has no result; "" if it has one."""
+    return f"not compared as a whole: {whole.failed}" if whole.failed else ""
+
+
+def save(model: ModelProto, path: Path) -> None:
+    """Writes the whole model; its weights go into a file beside it where protobuf cannot write them."""
+    onnx = import_onnx()
+    partial = path.with_name(path.name + ".partial")
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_WEIGHTS:
+        onnx.save_model(model, partial)
+    else:
+        place = path.with_name(path.name + ".data")
+        place.unlink(missing_ok=True)  # onnx would append to an existing file
+        onnx.save_model(model, partial, save_as_external_data=True, location=place.name, size_threshold=_SMALL)
+    os.replace(partial, path)
