@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -140,3 +141,13 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         file(Option(), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(OutputError, match="must be a file that can be written: Not a directory"):
         file(Option(), tmp_path / "file" / "deeper")  # type: ignore[arg-type]
+
+
+def test_lines_of_progress_and_warnings_are_printed_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    from im2win.cli.log_lines import log_lines
+
+    with log_lines():
+        logging.getLogger("im2win").info("compiling: 7 s")
+        logging.getLogger("im2win.reconstruct").info("a barrier")
+        logging.getLogger("im2win.torch").warning("slower")
+    assert capsys.readouterr().err == "im2win: compiling: 7 s\nim2win: slower\n"

@@ -11,7 +11,10 @@ from im2win.common.progress import shows_bars
 
 
 class _Stderr(logging.Handler):
-    """Prints to what stderr is at that moment: a bar replaces it in order to print above itself."""
+    """Prints to what stderr is at that moment: a bar replaces it in order to print above itself. Progress is logged by "im2win" itself."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.name == "im2win"
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"im2win: {self.format(record)}", file=sys.stderr)

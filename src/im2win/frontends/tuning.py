@@ -10,7 +10,6 @@ from im2win.common.files import default_folder
 from im2win.common.progress import Reporter, reporting
 from im2win.records.folders import Logs
 from im2win.records.record import Record
-from im2win.registry.backends import device_for
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -47,6 +46,7 @@ def tune_untuned(
     Raises:
         LogError: the records cannot be written.
     """
+    from im2win.registry.backends import device_for
     from im2win.tuner.layers import tune_layers
 
     device, chooser = device_for(target, threads), Chooser(default_folder(), logs, accuracy)

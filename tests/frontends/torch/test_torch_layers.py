@@ -146,7 +146,7 @@ def test_a_call_goes_past_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_ladder_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of the plain convolution serves it with any epilogue; without a GPU nothing is decided."""
-    conv = Conv2d.parse("n1-c64x56x56-k64x3x3-p1-bias-add-relu")
+    conv = Conv2d.parse("n1-c256x14x14-k256x3x3-p1-bias-add-relu")
     with pytest.raises(NoGpuError):
         Planner().decide(conv, "cuda")
     monkeypatch.setattr("im2win.registry.backends.device_for", lambda target, threads=None: H200)
