@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 from model_graphs import graph, helper, integers, node, numpy_helper  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.frontends.models import compiler  # noqa: E402
 
 
 def one() -> Any:
@@ -26,6 +27,13 @@ def test_what_it_meets_is_tuned(tmp_path: Path) -> None:
     assert [layer.tier for layer in made.manifest.layers] == ["exact"]
     with pytest.raises(ValueError, match="`trials`"):
         im2win.compile_model(one(), trials=0)
+
+
+def test_in_float16_the_problems_of_its_kernels_are_tuned() -> None:
+    (problem,) = compiler._problems(one(), 1, half=True)
+    assert str(problem) == "n1-c4x8x8-k4x1x1-float16-NHWC"
+    (problem,) = compiler._problems(one(), 1, half=False)
+    assert str(problem) == "n1-c4x8x8-k4x1x1"
 
 
 def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> None:

@@ -93,6 +93,21 @@ def test_nothing_faster_writes_the_original(finds: Any, tmp_path: Path) -> None:
     assert made.note.startswith("no layer is faster") and not made.layers and "im2win" not in domains(made.path)
 
 
+def test_where_nothing_can_be_compared_it_is_said(finds: Any, tmp_path: Path) -> None:
+    finds(Found(failed="it crashed"), Found(failed="it crashed"))
+    assert rewritten(tmp_path).note == "nothing could be compared (it crashed): the model is the original"
+
+
+def test_an_older_onnxruntime_has_threads_for_each_session(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from im2win.frontends.onnxruntime import timing
+
+    monkeypatch.delattr(ort, "set_global_thread_pool_sizes")
+    seen: list[Any] = []
+    monkeypatch.setattr(timing, "_compared", lambda library, pair, threads: seen.append(threads) or Found())
+    timing.main({"threads": 2, "library": "none.so", "pairs": [{"original": "a", "ours": "b"}]})
+    assert seen == [2] and json.loads(capsys.readouterr().out)["failed"] == ""
+
+
 def test_slower_as_a_whole_writes_the_original(finds: Any, tmp_path: Path) -> None:
     finds(FASTER, FASTER, SLOWER)
     made = rewritten(tmp_path)

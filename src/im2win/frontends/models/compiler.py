@@ -89,7 +89,8 @@ def compile_model(
     label, model = read(source)
     device = device_for(target, threads)
     if (trials := checked_trials(trials)) is not None:
-        convs = [conv for size in sizes for conv in _problems(model, size)]
+        half = chosen(model, device, dtype) == HALF
+        convs = [conv for size in sizes for conv in _problems(model, size, half)]
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     with reporting(f"compiling {label}"):
         compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
@@ -106,12 +107,13 @@ def _convolves(model: ModelProto, compiled: Model) -> bool:
     return any(one.ours for one in convolutions or listed)
 
 
-def _problems(model: ModelProto, batch: int | None) -> list[Conv2d]:
-    """The layers that compiling looks up; none of a model without any."""
+def _problems(model: ModelProto, batch: int | None, half: bool) -> list[Conv2d]:
+    """The layers that compiling looks up, in float16 as it does where `half`; none of a model without any."""
     try:
-        return [layer.conv for layer in layers_of(model, batch, epilogues=True, products=True)]
+        convs = [layer.conv for layer in layers_of(model, batch, epilogues=True, products=True)]
     except ModelError:
         return []
+    return [conv.with_(dtype=HALF, layout="NHWC") for conv in convs] if half else convs
 
 
 def _sizes(batches: Sequence[int] | None) -> list[int | None]:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-
 @dataclass(frozen=True)
 class Rewritten:
     """A model for ONNX Runtime, and the library that it needs.

@@ -74,7 +74,9 @@ class Work:
         times, faster = dict(zip(names, found, strict=True)), [one for one, result in zip(kept, found, strict=True) if result.faster]
         if not faster:
             save(self.model, self.written)
-            return Made([], left, times, None, "no layer is faster than ONNX Runtime's: the model is the original")
+            failed = next((one.failed for one in found), "") if all(one.failed for one in found) else ""
+            why = f"nothing could be compared ({failed})" if failed else "no layer is faster than ONNX Runtime's"
+            return Made([], left, times, None, f"{why}: the model is the original")
         if left:
             replacements = _linked(faster, self.built, self.machine, self.linked)
         self._write(replacements)
