@@ -15,7 +15,7 @@ from typing import Any
 
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import digests
-from im2win.bench.zoo import ALLOWED, OURS, PEERS, measured
+from im2win.bench.zoo import ALLOWED, SUBJECTS, measured
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
@@ -28,17 +28,17 @@ from im2win.studies.entries import SCHEMA
 def main(arguments: list[str] | None = None) -> None:
     """Reads the command line, measures, writes the study."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--device", choices=PEERS, default="cpu")
+    parser.add_argument("--device", choices=SUBJECTS, default="cpu")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", choices=ALLOWED, default="float32")
     parser.add_argument("--only", default=",".join(NETWORKS), help="only these networks, with commas between them")
-    parser.add_argument("--against", help="only these peers, with commas between them")
+    parser.add_argument("--subjects", help="only these, with commas between them: ours, ours_nhwc (channels-last) and peers")
     parser.add_argument("--seconds", type=float, default=20, help="of timing, all subjects of a network and mode together")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
-    peers = options.against.split(",") if options.against else PEERS[options.device]
-    if unknown := [name for name in peers if name not in PEERS[options.device]]:
-        parser.error(f"`--against` (={','.join(unknown)}) must be among {', '.join(PEERS[options.device])}.")
+    subjects = options.subjects.split(",") if options.subjects else SUBJECTS[options.device]
+    if unknown := [name for name in subjects if name not in SUBJECTS[options.device]]:
+        parser.error(f"`--subjects` (={','.join(unknown)}) must be among {', '.join(SUBJECTS[options.device])}.")
     try:
         device: Any = device_for(options.device)
     except NoGpuError as missing:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.only.split(","):
         if any(row["network"] == name for row in rows):
             continue
-        found = measured(name, options.batch, options.dtype, options.device, [OURS, *peers], options.seconds, threads)
+        found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
         rows += found
         replace_json(options.json, {
             "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms", "versions": versions(),

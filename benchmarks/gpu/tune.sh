@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with GPUs: tunes the committed suites into LOGS (default: tuning_logs), all parts or those named. Layers are shared out among
 # the GPUs. A run that is stopped goes on where it was.
-# Usage: tune.sh [LOGS [PART...]], PARTs: papers12 exact float16 reduced resnet50 winograd64; TRIALS in the environment.
+# Usage: tune.sh [LOGS [PART...]], PARTs: papers12 exact float16 reduced resnet50 winograd64; TRIALS in the environment. The part hints, which
+# must be named, measures today's default tile beside the records of the layers that `im2win logs show --stale` lists.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 logs=${1:-tuning_logs}
@@ -12,6 +13,15 @@ wanted() { [[ $parts == *" $1 "* ]]; }
 tune() { python3 -c 'from im2win.cli.main import main; main()' tune "$@" --target cuda --logs "$logs" --trials "${TRIALS:-64}"; }
 half=(--dtype float16 --layout NHWC)
 
+if wanted hints; then (
+  layers=$(mktemp --suffix .jsonl)
+  python3 -c 'from im2win.cli.main import main; main()' logs show "$logs" --stale --json | python3 -c '
+import json, sys
+for device in json.load(sys.stdin)["devices"]:
+    for row in device["stale"] if device["device"].startswith("nvidia") else []:
+        print(json.dumps({"schema": 1, "conv": row["conv"], "count": 1, "target": "cuda"}))' >"$layers"
+  TRIALS=${TRIALS:-1} tune "$layers"
+); fi
 if wanted papers12; then tune papers12 --batch 128; fi
 if wanted exact; then TRIALS=${TRIALS:-96} tune papers12 --batch 128 --accuracy exact --layers conv1,conv2,conv3,conv7; fi
 if wanted float16; then

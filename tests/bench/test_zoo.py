@@ -46,17 +46,18 @@ def test_a_report_counts_layers_that_im2win_runs() -> None:
 
 
 def test_a_network_that_cannot_be_built_is_a_row_with_the_reason() -> None:
-    (row,) = zoo.measured("nonsense", 1, "float32", "cpu", [zoo.OURS, zoo.NCHW], 1, 1)
-    assert set(row["subjects"]) == {zoo.OURS, zoo.NCHW} and all("KeyError" in one["failed"] for one in row["subjects"].values())
+    (row,) = zoo.measured("nonsense", 1, "float32", "cpu", [*zoo.OURS, zoo.NCHW], 1, 1)
+    assert set(row["subjects"]) == {*zoo.OURS, zoo.NCHW} and all("KeyError" in one["failed"] for one in row["subjects"].values())
 
 
 @pytest.mark.slow
 def test_the_script_measures_a_network_of_two_layers(tmp_path: Path) -> None:
     path = tmp_path / "zoo.json"
-    script("benchmarks/zoo.py").main(["--only", "tiny", "--against", "torch_nchw,onnxruntime", "--seconds", "0.1", "--json", str(path)])
+    subjects = "ours,ours_nhwc,torch_nchw,onnxruntime"
+    script("benchmarks/zoo.py").main(["--only", "tiny", "--subjects", subjects, "--seconds", "0.1", "--json", str(path)])
     study = json.loads(path.read_text())
     (row,) = study["rows"]
-    assert row["groups"]["layers"] == 2 and study["digests"]["target"] == "cpu"
+    assert [facts["layers"] for facts in row["groups"].values()] == [2, 2] and study["digests"]["target"] == "cpu"
     assert all(one["median"] > 0 and one["error"] <= study["tolerance"] for one in row["subjects"].values())
     script("benchmarks/zoo.py").main(["--only", "tiny", "--json", str(path)])  # nothing is left to do
     assert json.loads(path.read_text()) == study

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,8 @@ def test_show_stale_names_what_mends_it(command: Callable[..., Any], tmp_path: P
     assert f"im2win tune {CONV} --target cpu --logs {tmp_path}" in shown
     assert f"{HOST.name}: 1 of 1 layers have records that are only hints." in shown
     assert "nvidia-x: its default tiles are unknown on this machine." in shown
+    (mine, other) = json.loads(command("logs", "show", tmp_path, "--stale", "--json").out)["devices"]
+    assert [row["conv"] for row in mine["stale"]] == [str(CONV)] and mine["layers"] == 1 and not other["known"]
     fill(log, *beside_default(record, HOST))
     assert f"{HOST.name}: 0 of 1 layers" in command("logs", "show", tmp_path, "--stale", "--device", HOST.name).out
 

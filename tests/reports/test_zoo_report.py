@@ -13,14 +13,14 @@ from im2win.reports.tables import fill
 
 def row(network: str, **times: float | str) -> dict[str, Any]:
     subjects = {name: {"failed": time} if isinstance(time, str) else {"median": time, "error": 0.0} for name, time in times.items()}
-    return {"network": network, "mode": "eager", "subjects": subjects, "groups": {"layers": 4, "ours": 3}, "seconds": 1.0}
+    return {"network": network, "mode": "eager", "subjects": subjects, "groups": {"ours": {"layers": 4, "ours": 3}}, "seconds": 1.0}
 
 
 STUDY: dict[str, Any] = {
     "study": "zoo", "device": "mine", "brand": "Mine", "dtype": "float32", "batch": 1, "tolerance": 1e-3, "date": "2026-11-23T00:00:00",
     "rows": [
         row("fast", ours=1.0, torch_nchw=4.0, torch_nhwc=2.0, onnxruntime="no\nexport"),
-        row("slow", ours=4.0, torch_nchw=2.0, torch_nhwc=3.0, onnxruntime=1.0),
+        row("slow", ours=5.0, ours_nhwc=4.0, torch_nchw=2.0, torch_nhwc=3.0, onnxruntime=1.0),
         row("broken", ours="wrong result", torch_nchw=2.0),
     ],
 }  # fmt: skip

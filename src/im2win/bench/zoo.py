@@ -22,8 +22,9 @@ from im2win.bench.zoo_networks import SEED, built, calibrated, images
 from im2win.numerics.reference import error
 from im2win.spec.conv2d import Conv2d
 
-OURS, NCHW, NHWC, COMPILED, ONNX = "ours", "torch_nchw", "torch_nhwc", "torch_compile", "onnxruntime"
-PEERS = {"cpu": [NCHW, NHWC, COMPILED, ONNX], "cuda": [NCHW, NHWC, COMPILED]}
+OURS = ["ours", "ours_nhwc"]  # of a model as it is, and in channels-last
+NCHW, NHWC, COMPILED, ONNX = "torch_nchw", "torch_nhwc", "torch_compile", "onnxruntime"
+SUBJECTS = {"cpu": [*OURS, NCHW, NHWC, COMPILED, ONNX], "cuda": [*OURS, NCHW, NHWC, COMPILED]}
 MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
 ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch eager over its largest output
 TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
@@ -80,12 +81,12 @@ class Way:
     def ready(self) -> tuple[Callable[[], Any], str]:
         """A call of the network, made once, and the facts of `optimize`'s report as JSON."""
         x, module, facts = self.setting.images(), self.setting.module(), ""
-        if self.name == NHWC:
+        if self.name in (NHWC, OURS[1]):
             x, module = x.contiguous(memory_format=torch.channels_last), module.to(memory_format=torch.channels_last)
-        elif self.name == COMPILED:
+        if self.name == COMPILED:
             torch.compiler.reset()  # networks of one class share a limit of recompilations
             module = torch.compile(module, mode="max-autotune-no-cudagraphs" if self.setting.device == "cuda" else "default")
-        elif self.name == OURS:
+        elif self.name in OURS:
             from im2win.frontends.torch import optimize
 
             module = optimize(module.eval(), x)
@@ -154,7 +155,8 @@ def measured(network: str, batch: int, dtype: str, device: str, names: list[str]
     return [_row(network, mode, outcome) | {"seconds": round(time.perf_counter() - start, 1)} for mode, outcome in timed.items()]
 
 
-Outcome = tuple[dict[str, list[float]], dict[str, str], dict[str, float], dict[str, int]]
+Facts = dict[str, dict[str, int]]  # `groups` of each of our subjects
+Outcome = tuple[dict[str, list[float]], dict[str, str], dict[str, float], Facts]
 
 
 def _row(network: str, mode: str, outcome: Outcome) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def _row(network: str, mode: str, outcome: Outcome) -> dict[str, Any]:
 def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float, threads: int) -> Outcome:
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
-    facts: dict[str, int] = {}
+    facts: Facts = {}
     with ExitStack() as stack:
         ready: dict[str, Worker] = {}
         for name in names:
@@ -180,7 +182,7 @@ def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], 
                 failed[name] = str(refused)
                 continue
             ready[name] = worker
-            facts = json.loads(prepared.algorithm) if prepared.algorithm else facts
+            facts |= {name: json.loads(prepared.algorithm)} if prepared.algorithm else {}
         first, late = interleaved(ready, 1)
         failed |= late
         kept = {name: worker for name, worker in ready.items() if name not in late}
@@ -204,13 +206,13 @@ def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], 
     graphs: dict[str, Callable[[], Any]] = {}
     failed: dict[str, dict[str, str]] = {mode: {} for mode in MODES["cuda"]}
     errors: dict[str, dict[str, float]] = {mode: {} for mode in MODES["cuda"]}
-    facts: dict[str, int] = {}
+    facts: Facts = {}
     for name in names:
         for mode, found in (("eager", calls), ("graph", graphs)):
             try:
                 if mode == "eager":
                     call, text = Way(name, setting).ready()
-                    facts = json.loads(text) if text else facts
+                    facts |= {name: json.loads(text)} if text else {}
                 else:
                     call = _captured(calls[name])
                 errors[mode][name] = check(flat(call()), expected, setting.dtype)

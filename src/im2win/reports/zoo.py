@@ -10,11 +10,12 @@ from typing import Any
 from im2win.common import markdown
 
 STUDY = "zoo"  # the study's name in its files
-OURS, LAYOUTS = "ours", ("torch_nchw", "torch_nhwc")
+OURS, LAYOUTS = ("ours", "ours_nhwc"), ("torch_nchw", "torch_nhwc")  # each in both layouts; the better one counts
 _TITLES = {
     "ours": "im2win",
-    "torch_nchw": "NCHW",
-    "torch_nhwc": "channels-last",
+    "ours_nhwc": "im2win channels-last",
+    "torch_nchw": "PyTorch",
+    "torch_nhwc": "PyTorch channels-last",
     "torch_compile": "torch.compile",
     "onnxruntime": "ONNX Runtime",
 }
@@ -28,11 +29,15 @@ def _ms(row: Row, name: str) -> float | None:
     return None if time is None else float(time)
 
 
-def ratio(row: Row, name: str = OURS) -> float | None:
-    """Time of the better PyTorch layout over the subject's; None if either is missing."""
-    layouts = [time for layout in LAYOUTS if (time := _ms(row, layout)) is not None]
-    time = _ms(row, name)
-    return min(layouts) / time if layouts and time else None
+def _best(row: Row, names: Sequence[str]) -> tuple[float, str] | None:
+    """The least time of these subjects, and whose it is."""
+    return min(((time, name) for name in names if (time := _ms(row, name)) is not None), default=None)
+
+
+def ratio(row: Row, names: Sequence[str] = OURS) -> float | None:
+    """Time of the better PyTorch layout over the best of the subjects'; None if either is missing."""
+    theirs, best = _best(row, LAYOUTS), _best(row, names)
+    return theirs[0] / best[0] if theirs and best else None
 
 
 def table(studies: Sequence[Study]) -> str:
@@ -47,7 +52,8 @@ def _one(study: Study) -> str:
         failed = {name: one["failed"] for name, one in row["subjects"].items() if "failed" in one}
         cells = ["failed" if name in failed else markdown.ms(_ms(row, name)) for name in names]
         reasons |= dict.fromkeys(f"{row['network']}, {row['mode']}, {_TITLES[name]}: {_line(why)}" for name, why in failed.items())
-        facts = row["groups"]
+        best = _best(row, OURS)
+        facts = row["groups"].get(best[1]) if best else None
         share = f"{facts['ours']}/{facts['layers']}" if facts else "-"
         rows.append([row["network"], row["mode"], share, *cells, markdown.number(ratio(row), 2)])
     text = markdown.table(["network", "mode", "layers ours", *(f"{_TITLES[name]} ms" for name in names), "ratio"], rows, words=2)
@@ -62,7 +68,7 @@ def _line(text: str) -> str:
 def _caption(study: Study) -> str:
     return (
         f"{study['dtype']}, batch {study['batch']}; {study['brand']} (`{study['device']}`); {study['date'][:10]}. Outputs within "
-        f"{study['tolerance']:g} of PyTorch eager. Ratio: the better PyTorch layout's time over ours, above 1 we win."
+        f"{study['tolerance']:g} of PyTorch eager. Ratio: the better PyTorch layout's time over that of our better layout, above 1 we win."
     )
 
 
@@ -95,11 +101,11 @@ def plot(study: Study, path: Path) -> Path:
     rows = sorted(study["rows"], key=lambda row: (modes.index(row["mode"]), ratio(row) or 0.0))
     figure = Figure(figsize=(8, 1.6 + 0.2 * len(rows)), dpi=144, layout="constrained")
     axes: Any = figure.subplots()
-    marks = {"ours": ("o", "#0072B2"), "torch_compile": ("s", "#E69F00"), "onnxruntime": ("^", "#009E73")}
-    for name, (marker, colour) in marks.items():
-        points = [(value, place) for place, row in enumerate(rows) if (value := ratio(row, name)) is not None]
+    marks = {OURS: ("o", "#0072B2"), ("torch_compile",): ("s", "#E69F00"), ("onnxruntime",): ("^", "#009E73")}
+    for names, (marker, colour) in marks.items():
+        points = [(value, place) for place, row in enumerate(rows) if (value := ratio(row, names)) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), marker, color=colour, label=_TITLES[name], markersize=5, zorder=2)
+            axes.plot(*zip(*points, strict=True), marker, color=colour, label=_TITLES[names[0]], markersize=5, zorder=2)
     axes.axvline(1, color="#444444", linewidth=1, zorder=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10]))

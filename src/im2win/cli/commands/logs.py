@@ -50,7 +50,7 @@ def show(
     """Show the best record of every layer, the number of records, and lines that could not be read."""
     log = _open(folder)
     if stale:
-        _show_stale(log, device)
+        _show_stale(log, device, json)
         return
     layers = list(_layers(log, device))
     if json:
@@ -64,24 +64,32 @@ def show(
         console.print(f"{problem.path}:{problem.line_number}: {problem.reason}", markup=False, soft_wrap=True)
 
 
-def _show_stale(log: Log, device: str | None) -> None:
+def _show_stale(log: Log, device: str | None, json: bool) -> None:
     """Prints the layers whose records are but hints, with reasons and the commands that measure today's default tile beside them."""
     from im2win.records.standings import device_of, unmet
     from im2win.registry.backends import backend_for
 
     console = tables.console()
+    found: list[dict[str, Any]] = []
     for name in log.devices() if device is None else [device]:
         known = device_of(log, name)
-        if known is None:
-            console.print(f"{name}: its default tiles are unknown on this machine.", markup=False, soft_wrap=True)
+        rows: list[dict[str, Any]] = []
+        if known is not None:
+            mend = f"--target {backend_for(known).target} --logs {log.folder}"
+            for one in unmet(log, name):
+                rows.append({"conv": str(one.conv), "reason": one.standing.reason, "command": f"im2win tune {one.conv} {mend}"})
+        total = len(log.convs(name))
+        found.append({"device": name, "known": known is not None, "layers": total, "stale": rows})
+        if json:
             continue
-        target, count = backend_for(known).target, 0
-        for one in unmet(log, name):
-            count += 1
-            console.print(f"{name} {one.conv}: {one.standing.reason}", markup=False, soft_wrap=True)
-            mend = f"im2win tune {one.conv} --target {target} --logs {log.folder}"
-            console.print(f"  {mend}", markup=False, soft_wrap=True)
-        console.print(f"{name}: {count} of {len(log.convs(name))} layers have records that are only hints.", markup=False, soft_wrap=True)
+        for row in rows:
+            console.print(f"{name} {row['conv']}: {row['reason']}\n  {row['command']}", markup=False, soft_wrap=True)
+        last = "its default tiles are unknown on this machine."
+        if known is not None:
+            last = f"{len(rows)} of {total} layers have records that are only hints."
+        console.print(f"{name}: {last}", markup=False, soft_wrap=True)
+    if json:
+        tables.print_json({"folder": str(log.folder), "devices": found})
 
 
 @dataclass(frozen=True)
