@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20, help="of timing, all subjects of a network and mode together")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")  # what optimize is doing
     subjects = options.subjects.split(",") if options.subjects else SUBJECTS[options.device]
     if unknown := [name for name in subjects if name not in SUBJECTS[options.device]]:
         parser.error(f"`--subjects` (={','.join(unknown)}) must be among {', '.join(SUBJECTS[options.device])}.")

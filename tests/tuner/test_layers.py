@@ -76,6 +76,12 @@ def test_one_progress_counts_the_trials_of_all(calls: Any) -> None:
     assert any(note.startswith(last) and note.endswith(" left") for note in notes)
 
 
+def test_more_trials_in_the_log_than_asked_for_are_not_more_than_all(calls: Any) -> None:
+    reporter = _Noted()
+    tune_layers([ONE, TWO], trials=1, reporter=reporter)
+    assert [done for done, _, _ in reporter.shown if done is not None and done > 2] == [] and reporter.shown[-1][:2] == (2, 2)
+
+
 def test_a_layer_that_cannot_be_tuned_gives_its_exception_and_the_rest_goes_on(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tune = layers.tune
     failures = {ONE: ValueError("no tile is legal"), TWO: TuneError("found no right kernel")}

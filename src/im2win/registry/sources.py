@@ -32,7 +32,7 @@ _GENERATORS = {
         "schedules/cuda/**/*", "schedules/studies/winograd_tc/*",
     ),
 }  # fmt: skip
-_CHOICE = {"legality", "model", "space"}  # of files and of folders
+_CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _CPU_FOLDERS = ("cpu", "cpu_winograd")  # of schedules, whose choice says nothing of a GPU
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all

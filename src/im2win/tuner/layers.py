@@ -49,7 +49,7 @@ class _Run:
         """Shows a layer's state, or ends its session."""
         if stop.is_set():
             raise KeyboardInterrupt
-        self._done[state.conv] = max(self._done[state.conv], state.trial)
+        self._done[state.conv] = max(self._done[state.conv], min(state.trial, self._trials))  # a log may hold more, from before
         self._measured += state.phase == "measuring"
         self._reporter.step(sum(self._done.values()), self._note(state))
 
