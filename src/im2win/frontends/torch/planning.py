@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from im2win.builder.batch import Chooser, build_ahead
 from im2win.builder.cache import Artefacts
+from im2win.builder.devices import device_for
 from im2win.common.progress import Reporter
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
@@ -78,6 +79,7 @@ class Planner:
         self.artefacts, self._logs, self.reporter = Artefacts(cache), logs, reporter or Reporter("optimizing")
         self.guard = Guard(self.artefacts.folder) if guard else None
         self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
+        self._devices: dict[str, Device] = {}
         self._decided: dict[tuple[Conv2d, str], Decision] = {}
         self._wanted: dict[tuple[Conv2d, str], None] | None = None  # collects problems inside `ahead`
         self._noted = False
@@ -146,25 +148,25 @@ class Planner:
         return self._device(target).name
 
     def _device(self, target: str) -> Device:
-        from im2win.registry.backends import device_for
-
-        return device_for(target, self.threads if target == "cpu" else None)
+        if target not in self._devices:
+            self._devices[target] = device_for(target, self.threads if target == "cpu" else None)
+        return self._devices[target]
 
     def _decide(self, conv: Conv2d, target: str) -> Decision:
         device = self._device(target)
-        choice = self._chooser.choose(conv, device)
-        if not choice.algorithm:
-            return Decision("", None, choice.tier)
+        selection = self._chooser.select(conv, device)
+        if not selection.algorithm:
+            return Decision("", None, selection.tier)
         if target == "cpu":
             pool.share()
         native.load()
-        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.tier == "exact")
+        name, op = self.artefacts.selected(selection, conv, device)
 
         def another(other: Conv2d) -> str | None:
             return self.decide(other, target).name or None
 
         register(name, op, another if self.dynamic == "build" else None)
-        return Decision(name, op, choice.tier, target)
+        return Decision(name, op, selection.tier, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
         """Logs, once for a module, that an input has another shape or layout than on the example."""
