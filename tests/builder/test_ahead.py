@@ -54,8 +54,9 @@ def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS[: ahead.LEAST - 1]]) == 0
     (tmp_path / "file").write_text("no folder")
     assert build_ahead(Chooser(tmp_path / "file"), [(conv, Machine.host()) for conv in CONVS]) == 0
-    kept = Chooser(tmp_path, untuned="keep")
-    assert build_ahead(kept, [(conv, Machine.host()) for conv in CONVS]) == 0
+    kept, device = Chooser(tmp_path, untuned="keep"), Machine.host()
+    kept.selections(device).keep({kept.question(conv): kept.selected(conv, device) for conv in CONVS})
+    assert build_ahead(kept, [(conv, device) for conv in CONVS]) == 0
 
 
 def test_what_fails_is_noted_and_built_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 
 from im2win.builder.batch import Chooser
-from im2win.builder.devices import device_for
 from im2win.common.files import default_folder
 from im2win.common.progress import Reporter, reporting
 from im2win.records.folders import Logs

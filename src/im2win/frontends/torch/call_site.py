@@ -320,6 +320,11 @@ class CallSite:
             self._routes.clear()
 
     @property
+    def artefacts(self) -> list[str]:
+        """Names of the artefacts that it runs for inputs that it met."""
+        return list(self._kernels.values())
+
+    @property
     def ready(self) -> bool:
         """Whether it has an operator for any input that it met."""
         return bool(self._kernels)

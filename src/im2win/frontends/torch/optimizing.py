@@ -15,7 +15,6 @@ from im2win.common.progress import Reporter, reporting
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
 from im2win.frontends.torch.call_site import CallSite, OwnPath, Source
-from im2win.frontends.torch.guard import of_modules
 from im2win.frontends.torch.inventory import rows_of
 from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
@@ -119,7 +118,9 @@ def _unless_slower(result: Any, module: nn.Module, example: tuple[Any, ...], pla
     if planner.guard is None or not report.swapped:
         return result
     planner.reporter.step(note="comparing the whole")
-    report = replace(report, whole=of_modules(result, module, example))
+    targets = [layer.target for layer in report.layers if layer.algorithm]
+    whole = planner.guard.of_whole(planner.slug(targets[0]), result._im2win.names, result._im2win.path, result, module, example)
+    report = replace(report, whole=whole)
     if report.whole is not None and report.whole.slower:
         log.warning("%s: slower as a whole (%s): PyTorch's own path stays", type(module).__name__, report.whole)
         return _like(module, Holder(replace(report, given_back=True)))
@@ -168,10 +169,13 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
         name: CallSite(pattern.name, pattern.source, planner, preparing=True, own=_own_path(traced, pattern))
         for name, pattern in patterns.items()
     }
-    _prepare(_with_sites(traced, patterns, sites), example, planner, len(sites))
+    result = _with_sites(traced, patterns, sites)
+    _prepare(result, example, planner, len(sites))
     ready = {name: site for name, site in sites.items() if site.ready}
     _end_preparing(sites.values())
-    result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
+    if len(ready) < len(sites):
+        result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
+    result._im2win.path = f"{traced.module!r}\n{traced.graph}"
     result._im2win.report = Report("graph", "", planner.artefacts.built, rows_of(traced.module, example, list(sites.values())))
     return result
 

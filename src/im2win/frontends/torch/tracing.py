@@ -197,7 +197,19 @@ def alone(traced: Traced, pattern: Pattern) -> Callable[..., Any] | None:
         if node in inside:
             mapped[node] = new.node_copy(node, copied)
     new.output(mapped[pattern.nodes[-1]])
-    return None if outside else _function(new)
+    return None if outside else _function_when_called(new)
+
+
+def _function_when_called(new: fx.Graph) -> Callable[..., Any]:
+    """As `_function`, compiled at the first call, since most paths are timed only once."""
+    made: list[Callable[..., Any]] = []
+
+    def run(*given: Any) -> Any:
+        if not made:
+            made.append(_function(new))
+        return made[0](*given)
+
+    return run
 
 
 def _function(new: fx.Graph) -> Callable[..., Any]:
