@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 
 from paths import ROOT  # noqa: E402
 
-import im2win.torch  # noqa: E402
 from im2win.bench.source import digests  # noqa: E402
 from im2win.studies.entries import SCHEMA  # noqa: E402
 
