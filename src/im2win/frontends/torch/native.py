@@ -21,7 +21,7 @@ from im2win.runtime.op import Launch
 
 _log = logging.getLogger("im2win.torch")
 SOURCE = Path(__file__).with_name("operator.cpp")
-HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "functions", "places")]
+HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "dispatch", "functions", "places", "python")]
 _FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w")
 _LIBRARIES = ("torch_python", "torch_cpu", "c10", "tvm_ffi")
 _lock = threading.Lock()
@@ -81,7 +81,8 @@ def introduce(site: Any, given: tuple[Any, ...], channels_last: bool) -> None:
 
 def _dismiss(place: str) -> None:
     _introduced.discard(place)
-    _module.dismiss(place)
+    if _module is not None:
+        _module.dismiss(place)
 
 
 site = in_python
@@ -125,7 +126,7 @@ def _library(make: bool) -> Path:
     flags = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [word for folder in dict.fromkeys(map(str, headers)) for word in ("-isystem", folder)]
     folders = root / "lib", Path(tvm.find_libtvm_ffi()).parent
-    libraries = [*(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in _LIBRARIES)]
+    libraries = ["-Wl,--no-as-needed", *(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in _LIBRARIES)]
     versions = torch.__version__, tvm_ffi.__version__, sys.version
     return kept_library(SOURCE, "CXX", flags, libraries, versions, headers=HEADERS, make=make)
 
