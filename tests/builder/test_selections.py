@@ -150,7 +150,7 @@ import sys, torch
 import im2win.torch
 from im2win.frontends.torch import native
 from torch import nn
-native.load = lambda **_: False  # calls pass through Python: no C++ compiler runs
+native.begin = native.load = lambda **_: False  # calls pass through Python: no C++ compiler runs
 torch.manual_seed(0)
 module = nn.Sequential(*(nn.Conv2d(3, 3, 3 + 2 * i, padding=i + 1) for i in range(4))).eval()
 fast = im2win.torch.optimize(module, torch.rand(1, 3, 12, 12), guard=False)

@@ -17,7 +17,7 @@ from im2win.builder.selections import Question, Selection, Selections
 from im2win.common.locking import LogError
 from im2win.common.messages import brief
 from im2win.common.progress import Reporter
-from im2win.common.worker_pool import Worker, in_order, serve
+from im2win.common.worker_pool import Worker, as_ready, serve
 from im2win.device.cpu import usable_cpus
 from im2win.device.gpu import Gpu
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, tier_for
@@ -207,7 +207,8 @@ def build_ahead(
     made: dict[Device, dict[Question, Selection]] = {device: {} for device in kept}
     try:
         built = 0
-        for done, (job, answer) in enumerate(zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True), 1):
+        for done, (place, answer) in enumerate(as_ready(workers, wanted, _BUILD_S), 1):
+            job = wanted[place]
             if reporter is not None:
                 reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
             if isinstance(answer, tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import sys
@@ -28,6 +29,21 @@ _lock = threading.Lock()
 _module: Any = None
 _failed = False
 _introduced: set[str] = set()
+_making: threading.Thread | None = None
+
+
+def begin() -> None:
+    """Starts to compile the library beside what the caller does next, if the cache lacks it. `load` waits for it."""
+    global _making
+
+    def make() -> None:
+        with contextlib.suppress(OSError):  # `load` finds out why
+            _library(True)
+
+    with _lock:
+        if _module is None and not _failed and _making is None:
+            _making = threading.Thread(target=make, name="im2win-operator")
+            _making.start()
 
 
 def load(*, make: bool = True) -> bool:
@@ -36,10 +52,13 @@ def load(*, make: bool = True) -> bool:
     Calls keep passing through Python where there is no C++ compiler, Python's headers are missing, or the system is not Linux.
 
     Args:
-        make: compile the library if the cache lacks it, which takes about 15 seconds.
+        make: compile the library if the cache lacks it, which takes about 5 seconds.
     """
-    global _module, _failed, site
+    global _module, _failed, _making, site
     with _lock:
+        if make and _making is not None:
+            _making.join()
+            _making = None
         if _module is None and not _failed:
             try:
                 _module = _imported(_library(make))

@@ -124,6 +124,8 @@ class Planner:
         if self.trials is not None:
             self._tune(wanted, self.trials)
         self.reporter.step(note=f"selecting and building {len(wanted)} operators")
+        if wanted and self._chooser.untuned == "default":  # some of them will be called
+            native.begin()
         missing = [(conv, self._device(target)) for conv, target in wanted]
         self.artefacts.built += build_ahead(self._chooser, missing, reporter=self.reporter)
 
