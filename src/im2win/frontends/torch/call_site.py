@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +140,7 @@ class CallSite:
     prepared: dict[Conv2d | None, Prepared] = field(default_factory=dict)
     _kernels: dict[tuple[int, ...], str] = field(default_factory=dict)
     _routes: dict[Any, Bound | None] = field(default_factory=dict)
+    _noted: dict[Any, Conv2d] = field(default_factory=dict)  # problems by what finds their routes, until they are decided
 
     def __post_init__(self) -> None:
         self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
@@ -198,7 +200,7 @@ class CallSite:
             given: the current parameters, without those that the source lacks.
         """
         try:
-            bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
+            bound = self._routes[_layout(x)]
         except KeyError:
             bound = self._new_route(x)
         if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
@@ -220,7 +222,7 @@ class CallSite:
     def _new_route(self, x: Tensor) -> Bound | None:
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
-        bound = self._routes[x.shape, x.stride(), x.dtype, x.device] = self._route(x, self.source.parameters())
+        bound = self._routes[_layout(x)] = self._route(x, self.source.parameters())
         return bound
 
     def repack(self) -> None:
@@ -291,6 +293,7 @@ class CallSite:
             self.prepared[None] = Prepared(Decision("", None, str(error)))
             return y
         if self.planner.noted(conv, x.device.type):
+            self._noted[_layout(x)] = conv
             return y
         if conv not in self.prepared:
             decision = self.planner.decide(conv, x.device.type)
@@ -304,6 +307,14 @@ class CallSite:
                     prepared.decision = Decision("", None, f"wrong: error {prepared.error:.1e} over {allowed:.1e}")
                     self._routes.clear()
         return y
+
+    def packings(self) -> Iterator[Callable[[], None]]:
+        """Decides the noted problems of a CPU. Yields functions that pack the filters for their operators, each on any thread."""
+        noted, self._noted = self._noted, {}
+        for layout, conv in noted.items():
+            if layout[-1].type == "cpu" and (decision := self.planner.decide(conv, "cpu")).op is not None:
+                bound = self._routes[layout] = Bound(decision.name, decision.op, self.source.eps)
+                yield functools.partial(bound.refresh, self.source.parameters())
 
     def _keep_the_faster(self, prepared: Prepared, x: Tensor, residual: Tensor | None) -> None:
         """Leaves an input's shape to PyTorch if im2win's operator, which was found right, is not faster."""
@@ -356,6 +367,11 @@ class CallSite:
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
         sized = conv.with_(activation="none") if activation_of(conv.activation).squashes else conv  # the scale is that of the sums
         return float(difference.max()) / scale, tolerance(sized, self.planner.accuracy)
+
+
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    """What tells inputs apart that may need different operators."""
+    return x.shape, x.stride(), x.dtype, x.device
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

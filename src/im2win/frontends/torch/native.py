@@ -23,7 +23,8 @@ from im2win.runtime.op import Launch
 _log = logging.getLogger("im2win.torch")
 SOURCE = Path(__file__).with_name("operator.cpp")
 HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "dispatch", "functions", "places", "python")]
-_FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w")
+_MEMORY = ("--param", "ggc-min-heapsize=500000")  # GCC compiles faster where it collects no garbage below so many KiB
+_FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w", *_MEMORY)
 _LIBRARIES = ("torch_python", "torch_cpu", "c10", "tvm_ffi")
 _lock = threading.Lock()
 _module: Any = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from im2win.builder.batch import LEAST
 from im2win.common.progress import Reporter, reporting
+from im2win.device.cpu import usable_cpus
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
 from im2win.frontends.torch.call_site import CallSite, OwnPath, Source
@@ -149,14 +151,18 @@ def repack(module: nn.Module) -> None:
         site.repack()
 
 
-def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: int) -> None:
+def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: Collection[CallSite]) -> None:
     """Runs the example through conv call sites in preparing mode.
 
-    If there are many, a first run notes their problems, which are then built in a batch.
+    If there are many, a first run notes their problems. Their operators are then built in a batch, and their filters packed on all CPUs.
     """
-    if sites >= LEAST or planner.trials is not None:
+    if len(sites) >= LEAST or planner.trials is not None:
         with planner.ahead():
             module(*tracing.copies(example))
+        with ThreadPoolExecutor(usable_cpus()) as threads:
+            packings = [pack for site in sites for pack in site.packings()]
+            for _ in threads.map(lambda pack: pack(), packings):
+                pass
     module(*tracing.copies(example))
 
 
@@ -170,7 +176,7 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
         for name, pattern in patterns.items()
     }
     result = _with_sites(traced, patterns, sites)
-    _prepare(result, example, planner, len(sites))
+    _prepare(result, example, planner, sites.values())
     ready = {name: site for name, site in sites.items() if site.ready}
     _end_preparing(sites.values())
     if len(ready) < len(sites):
@@ -230,7 +236,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
             own = OwnPath(functools.partial(_forward, one), str(one))
             sites[id(one)] = CallSite(name, source, planner, preparing=True, own=own)
     held = Holder(Report("modules"))
-    _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
+    _prepare(_swapped(module, sites, {}, held), example, planner, sites.values())
     _end_preparing(sites.values())
     result = _swapped(module, {key: site for key, site in sites.items() if site.ready}, {}, held)
     held.report = Report("modules", note, planner.artefacts.built, rows_of(module, example, list(sites.values())))
