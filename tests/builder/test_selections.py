@@ -92,6 +92,10 @@ def test_a_change_of_a_log_voids_them(
 def test_a_new_log_and_other_code_void_them(tmp_path: Path, device: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     Selections(tmp_path, device, None).keep({QUESTION: FOUND})
     assert kept(tmp_path, device, tmp_path / "logs") is None, "another folder is searched"
+    assert kept(tmp_path, device, tmp_path / "new") is None
+    Selections(tmp_path, device, tmp_path / "new").keep({QUESTION: FOUND})
+    (tmp_path / "new").write_text("")
+    assert kept(tmp_path, device, tmp_path / "new") is None, "a file is no folder of records"
     package = tmp_path / "package"
     (package / "room").mkdir(parents=True)
     (package / "room" / "module.py").write_text("x = 1\n")
@@ -181,7 +185,7 @@ def test_the_cpus_facts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if not devices._said():
         pytest.skip("this system does not say which CPU it has")
     assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["cpus"]
-    devices._known.cache_clear()
+    devices._KNOWN.clear()
     with monkeypatch.context() as patch:
         patch.setattr("im2win.device.cpu._facts", None)
         assert devices.host() == asked
@@ -191,7 +195,7 @@ def test_the_cpus_facts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             devices.host(threads)  # type: ignore[arg-type]
     damaged = next(tmp_path.rglob("*.json"))
     damaged.write_text('{"brand": 1}')
-    devices._known.cache_clear()
+    devices._KNOWN.clear()
     assert devices.host() == asked
 
 

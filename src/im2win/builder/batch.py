@@ -5,6 +5,7 @@ Worker processes do both. The process that asks reads what they selected, and ne
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from im2win.builder.selections import Question, Selection, Selections
 from im2win.common.locking import LogError
 from im2win.common.messages import brief
 from im2win.common.progress import Reporter
-from im2win.common.worker_pool import Worker, as_ready, serve
-from im2win.device.cpu import usable_cpus
+from im2win.common.worker_pool import Worker, WorkerError, as_ready, serve
+from im2win.device.cpu import Machine, usable_cpus
 from im2win.device.gpu import Gpu
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, tier_for
 from im2win.spec.accuracy import Accuracy
@@ -32,6 +33,7 @@ _log = logging.getLogger("im2win")
 DEFAULT = "default tile"  # the choice where no tier of the look-up has a record
 LEAST = 4  # fewer operators are not worth worker processes, which take seconds to start
 _BUILD_S = 300.0
+_NEEDED = ("im2win.builder.build", "im2win.records.lookup", "im2win.registry.ranking")  # by a worker process, which import TVM's compiler
 
 
 class _UnrankedError(Exception):
@@ -178,13 +180,65 @@ def build(job: Job) -> tuple[int, Selection] | str:
         return brief(error)
 
 
+def _answer(job: Job | None) -> tuple[int, Selection] | str | Machine:
+    """What a worker process answers: to None, what it knows of the CPU."""
+    return Machine.host() if job is None else build(job)
+
+
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry point of the worker process."""
-    serve(build, job_fd, result_fd)
+    """Entry point of the worker process, which imports what it needs before it is asked."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+    serve(_answer, job_fd, result_fd)
+
+
+class Builders:
+    """Worker processes for `build_ahead`. They start when first needed.
+
+    Args:
+        processes: how many at most; None: as many as CPUs may be used.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self._most = processes or usable_cpus()
+        self._workers: list[Worker] = []
+        self._torch = False
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def workers(self, count: int, *, torch: bool = False) -> list[Worker]:
+        """At most `count` processes; `torch` as for `Worker`."""
+        if torch and not self._torch:
+            self.close()
+            self._torch = True
+        while len(self._workers) < min(count, self._most):
+            self._workers.append(Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=self._torch))
+        return self._workers[:count]
+
+    def host(self) -> Machine:
+        """`Machine.host`, asked by one of the processes while all of them start."""
+        workers = self.workers(self._most)
+        for worker in workers:
+            worker.start()
+        try:
+            machine: Machine = workers[0].call(None, _BUILD_S)
+        except WorkerError:
+            return Machine.host()  # which says what is wrong
+        return machine
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
 
 
 def build_ahead(
-    chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], processes: int | None = None, reporter: Reporter | None = None
+    chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], builders: Builders | None = None, reporter: Reporter | None = None
 ) -> int:
     """Compiles the operators of layers in parallel, so that later builds find them in the cache. Returns how many were compiled.
 
@@ -192,36 +246,33 @@ def build_ahead(
 
     Args:
         layers: layers with their devices.
-        processes: worker processes; None: as many as CPUs may be used.
+        builders: whose processes build; they are ended.
         reporter: shows which operators are ready.
     """
-    if len(layers) < LEAST or not _keeps(chooser.folder):
-        return 0
-    kept = {device: chooser.selections(device) for _, device in layers}
-    wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device, kept[device])]
-    if len(wanted) < LEAST:
-        return 0
-    count = min(len(wanted), processes or usable_cpus())
-    torch = any(isinstance(job.device, Gpu) for job in wanted)
-    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=torch) for _ in range(count)]
-    made: dict[Device, dict[Question, Selection]] = {device: {} for device in kept}
-    try:
+    with builders or Builders() as builders:
+        if len(layers) < LEAST or not _keeps(chooser.folder):
+            return 0
+        kept = {device: chooser.selections(device) for _, device in layers}
+        wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device, kept[device])]
+        if len(wanted) < LEAST:
+            return 0
+        workers = builders.workers(len(wanted), torch=any(isinstance(job.device, Gpu) for job in wanted))
+        made: dict[Device, dict[Question, Selection]] = {device: {} for device in kept}
         built = 0
-        for done, (place, answer) in enumerate(as_ready(workers, wanted, _BUILD_S), 1):
-            job = wanted[place]
-            if reporter is not None:
-                reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
-            if isinstance(answer, tuple):
-                built += answer[0]
-                made[job.device][chooser.question(job.conv)] = answer[1]
-            else:
-                _log.info("%s: %s", job.conv, answer)
-        return built
-    finally:
-        for worker in workers:
-            worker.close()
-        for device, selections in kept.items():
-            selections.keep(made[device])
+        try:
+            for done, (place, answer) in enumerate(as_ready(workers, wanted, _BUILD_S), 1):
+                job = wanted[place]
+                if reporter is not None:
+                    reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
+                if isinstance(answer, tuple):
+                    built += answer[0]
+                    made[job.device][chooser.question(job.conv)] = answer[1]
+                else:
+                    _log.info("%s: %s", job.conv, answer)
+            return built
+        finally:
+            for device, selections in kept.items():
+                selections.keep(made[device])
 
 
 def _keeps(folder: Path) -> bool:

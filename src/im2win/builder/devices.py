@@ -6,11 +6,12 @@ folder, under a digest of what the system says about the CPU.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import json
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,24 +22,31 @@ from im2win.device.cpu import Machine, usable_cpus
 if TYPE_CHECKING:
     from im2win.registry.backends import Device
 
+Ask = Callable[[], Machine]
+
 _log = logging.getLogger("im2win")
 _DIGITS = 16
 _CPUINFO, _CACHES = Path("/proc/cpuinfo"), Path("/sys/devices/system/cpu/cpu0/cache")
 _VARYING = ("processor", "cpu MHz", "bogomips", "BogoMIPS", "core id", "apicid", "initial apicid", "physical id", "siblings", "cpu cores")
+_KNOWN: dict[Path, Machine] = {}
 
 
-def device_for(target: str, threads: int | None = None) -> Device:
-    """As `registry.backends.device_for`."""
+def device_for(target: str, threads: int | None = None, ask: Ask = Machine.host) -> Device:
+    """As `registry.backends.device_for`; `ask` as for `host`."""
     if target == "cpu":
-        return host(threads)
+        return host(threads, ask)
     from im2win.registry import backends
 
     return backends.device_for(target, threads)
 
 
-def host(threads: int | None = None) -> Machine:
-    """As `Machine.host`."""
-    known = _known(_said(), default_folder())
+def host(threads: int | None = None, ask: Ask = Machine.host) -> Machine:
+    """As `Machine.host`.
+
+    Args:
+        ask: asks the CPU for its facts where they are not known.
+    """
+    known = _known(_said(), default_folder(), ask)
     if known is None:
         return Machine.host(threads)
     usable = usable_cpus()
@@ -56,7 +64,7 @@ def _said() -> str:
     except OSError:
         return ""
     lines = [line for line in first if line.split("\t")[0].strip() not in _VARYING]
-    return hashlib.sha256("\n".join([*lines, *caches, *_readers()]).encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256("\n".join([*lines, *caches, str(os.cpu_count()), *_readers()]).encode()).hexdigest()[:_DIGITS]
 
 
 def _readers() -> list[str]:
@@ -65,17 +73,25 @@ def _readers() -> list[str]:
     return [f"{path} {found.st_size} {found.st_mtime_ns}" for path in paths for found in [Path(path).stat()]]
 
 
-@functools.lru_cache(maxsize=8)
-def _known(said: str, folder: Path) -> Machine | None:
+def _known(said: str, folder: Path, ask: Ask) -> Machine | None:
     """The CPU's facts from the cache, or asked and kept; None where nothing tells CPUs apart."""
     if not said:
         return None
     path = folder / "cpus" / f"{said}.json"
+    if path not in _KNOWN:
+        _KNOWN[path] = _read(path) or _asked(path, ask)
+    return _KNOWN[path]
+
+
+def _read(path: Path) -> Machine | None:
     try:
         return Machine(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        pass
-    machine = Machine.host()
+        return None
+
+
+def _asked(path: Path, ask: Ask) -> Machine:
+    machine = ask()
     try:
         replace_text(path, json.dumps(asdict(machine)) + "\n")
     except OSError as error:

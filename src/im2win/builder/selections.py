@@ -13,7 +13,7 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,18 +121,16 @@ def _installed() -> str:
 
 
 def _files(folder: str | Path) -> list[tuple[str, int, int]]:
-    """Every file below a folder, links followed, but for what Python compiles and for locks."""
+    """Every file below a folder, links followed, but for what Python compiles and for locks; a file that stands in the folder's place."""
     return sorted(_stamp(path) for path in _below(folder))
 
 
 def _below(folder: str | Path) -> Iterator[str]:
+    if os.path.isfile(folder):
+        yield str(folder)
     for parent, folders, names in os.walk(folder, followlinks=True):
-        _drop(folders, ("__pycache__",))
+        folders[:] = [name for name in folders if name != "__pycache__"]
         yield from (os.path.join(parent, name) for name in names if not name.endswith((".lock", ".pyc")))
-
-
-def _drop(names: list[str], unwanted: Iterable[str]) -> None:
-    names[:] = [name for name in names if name not in unwanted]
 
 
 def _stamp(path: str) -> tuple[str, int, int]:

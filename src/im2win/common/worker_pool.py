@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import IO, Any
@@ -66,7 +66,11 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the process if it is not running."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -82,9 +86,7 @@ class Worker:
 
     def submit(self, job: Any) -> None:
         """Sends a job; `result` waits for it."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
+        self.start()
         assert self._jobs is not None
         with contextlib.suppress(BrokenPipeError):  # `result` reports how the process died
             self._jobs.send(job)
@@ -140,7 +142,7 @@ class Worker:
         self._process = self._jobs = self._results = self._stderr = None
 
 
-def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[tuple[int, Any]]:
+def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Generator[tuple[int, Any]]:
     """Places and results of the jobs as they end, with one job at a time for each worker; a `WorkerError` in the place of a missing result.
 
     If the caller stops iterating, workers with unfinished jobs are ended, so that a later job does not receive another job's result.

@@ -5,7 +5,8 @@ module has them, against the one kernel of im2win, on the tensors that the examp
 PyTorch's threads. On a GPU both are captured in a CUDA graph, so that their work on the device is compared: a kernel that is faster there
 also has fewer launches, which counts where a program is not captured.
 
-Results are kept beside the built operators, for the same kernel, path, version of PyTorch, threads and device.
+Results are kept beside the built operators, for the same kernel, path, version of PyTorch, threads and device, and for calls that pass
+through Python or not (`native`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from im2win.common.comparison import Comparison, compare
 from im2win.common.files import replace_text
+from im2win.frontends.torch import native
 from im2win.frontends.torch.bound import log
 
 WHOLE_S = 0.3  # of sampling, for a whole module
@@ -103,7 +105,7 @@ class Guard:
         """The kept result of a comparison, or a new one, which is kept if nothing disturbed it."""
         cudnn: Any = torch.backends.cudnn
         runs_with = (cudnn.version(), cudnn.benchmark) if like.is_cuda else (torch.get_num_threads(),)
-        text = json.dumps([device, *what, torch.__version__, *runs_with])
+        text = json.dumps([device, *what, torch.__version__, *runs_with, native.site is native.in_python])
         key = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         file = self._folder / device / "comparisons" / f"{key}.json"
         found = self._known.get(key) or _read(file)

@@ -23,13 +23,12 @@ class Holder:
 
     Attributes:
         given: number of arguments of the example.
-        path: what the module ran before, in words; "" where it is not known.
         forward: runs the call sites; None where submodules run them.
         by_place: as `forward`, but names the call sites by number, so that compiled programs have nothing to check at a call.
     """
 
     def __init__(self, report: Report, given: int = -1, graph: Graph | None = None, sites: Mapping[str, CallSite] | None = None) -> None:
-        self.report, self.given, self.sites, self._graph, self.path = report, given, dict(sites or {}), graph, ""
+        self.report, self.given, self.sites, self._graph = report, given, dict(sites or {}), graph
         vars(self).update(self.sites)
         self.forward = None if graph is None else graph({name: ("call_module", f"{HOLDER}.{name}", ()) for name in self.sites})
         self._name_places()

@@ -101,12 +101,14 @@ def optimize(
             reporter=reporter,
         )  # fmt: skip
         reporter.step(note="tracing")
+        path = ""
         try:
-            result = _in_graph(tracing.trace(module, example), example, planner)
+            traced = tracing.trace(module, example)
+            result, path = _in_graph(traced, example, planner), traced.text
         except TraceFailure as failure:
             log.info("%s: %s; its convolutions are swapped one by one, without fusion", name, failure)
             result = _one_by_one(module, example, planner, str(failure))
-        result = _unless_slower(result, module, example, planner)
+        result = _unless_slower(result, module, path, example, planner)
         planner.reporter = Reporter(reporter.what)
     report: Report = result.im2win_report
     if report.layers and not report.swapped and not report.given_back:
@@ -114,14 +116,18 @@ def optimize(
     return result
 
 
-def _unless_slower(result: Any, module: nn.Module, example: tuple[Any, ...], planner: Planner) -> Any:
-    """The result with the time of the whole in its report; a module that runs PyTorch's path if the result is slower than that."""
+def _unless_slower(result: Any, module: nn.Module, path: str, example: tuple[Any, ...], planner: Planner) -> Any:
+    """The result with the time of the whole in its report; a module that runs PyTorch's path if the result is slower than that.
+
+    Args:
+        path: what `module` runs, in words; "" where it is not known.
+    """
     report: Report = result.im2win_report
     if planner.guard is None or not report.swapped:
         return result
     planner.reporter.step(note="comparing the whole")
     targets = [layer.target for layer in report.layers if layer.algorithm]
-    whole = planner.guard.of_whole(planner.slug(targets[0]), result._im2win.names, result._im2win.path, result, module, example)
+    whole = planner.guard.of_whole(planner.slug(targets[0]), result._im2win.names, path, result, module, example)
     report = replace(report, whole=whole)
     if report.whole is not None and report.whole.slower:
         log.warning("%s: slower as a whole (%s): PyTorch's own path stays", type(module).__name__, report.whole)
@@ -181,7 +187,6 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
     _end_preparing(sites.values())
     if len(ready) < len(sites):
         result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
-    result._im2win.path = f"{traced.module!r}\n{traced.graph}"
     result._im2win.report = Report("graph", "", planner.artefacts.built, rows_of(traced.module, example, list(sites.values())))
     return result
 

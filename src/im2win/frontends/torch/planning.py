@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from im2win.builder.batch import Chooser, build_ahead
+from im2win.builder.batch import LEAST, Builders, Chooser, build_ahead
 from im2win.builder.cache import Artefacts
-from im2win.builder.devices import device_for
+from im2win.builder.devices import Ask, device_for
 from im2win.common.progress import Reporter
+from im2win.device.cpu import Machine
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
 from im2win.frontends.torch.guard import Guard
@@ -126,8 +127,10 @@ class Planner:
         self.reporter.step(note=f"selecting and building {len(wanted)} operators")
         if wanted and self._chooser.untuned == "default":  # some of them will be called
             native.begin()
-        missing = [(conv, self._device(target)) for conv, target in wanted]
-        self.artefacts.built += build_ahead(self._chooser, missing, reporter=self.reporter)
+        with Builders() as builders:
+            ask = builders.host if len(wanted) >= LEAST else Machine.host
+            missing = [(conv, self._device(target, ask)) for conv, target in wanted]
+            self.artefacts.built += build_ahead(self._chooser, missing, builders, self.reporter)
 
     def _tune(self, wanted: list[tuple[Conv2d, str]], trials: int) -> None:
         """Tunes the problems that no record of this device is about."""
@@ -149,9 +152,9 @@ class Planner:
         """The device's name in the cache and in logs."""
         return self._device(target).name
 
-    def _device(self, target: str) -> Device:
+    def _device(self, target: str, ask: Ask = Machine.host) -> Device:
         if target not in self._devices:
-            self._devices[target] = device_for(target, self.threads if target == "cpu" else None)
+            self._devices[target] = device_for(target, self.threads if target == "cpu" else None, ask)
         return self._devices[target]
 
     def _decide(self, conv: Conv2d, target: str) -> Decision:

@@ -34,6 +34,11 @@ class Traced:
     facts: dict[fx.Node, tuple[Any, ...]]
     given: int
 
+    @property
+    def text(self) -> str:
+        """What the module runs on the example, in words that tell different modules apart."""
+        return "\n".join([repr(self.module), str(self.graph), *map(str, self.facts.values())])
+
 
 class _Facts(fx.Interpreter):
     """Runs a graph with PyTorch's own modules and records facts of its nodes' outputs."""
