@@ -113,7 +113,7 @@ class Hidden(nn.Module):
 def test_the_whole_is_compared_again_where_it_may_differ(
     direct: None, compared: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other shapes inside, other operators around the convolutions, other examples, versions, threads, and calls without Python or with it."""
+    """Other shapes inside, operators around the convolutions, examples, versions and threads, and calls through Python."""
     seen, module = compared(), two()
 
     def news(module: nn.Module, x: torch.Tensor = X) -> list[str]:
