@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 
 from im2win.frontends.torch import conv_op, native
 from im2win.frontends.torch.bound import Bound, note
-from im2win.frontends.torch.guard import Times
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
-from im2win.frontends.torch.planning import SLOWER, Decision, Planner
+from im2win.frontends.torch.planning import SLOWER, Decision, Planner, Prepared
+from im2win.frontends.torch.source import OwnPath, Source
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -33,89 +33,6 @@ def by_place() -> bool:
     """Whether a compiler traces the call and no gradient is needed. Such calls use `conv_op.at_site`."""
     # is_exporting() is true of every compiler in PyTorch 2.11; where there is no flag either, each may be an exporter
     return torch.compiler.is_compiling() and not torch.is_grad_enabled() and not getattr(torch.compiler, "_is_exporting_flag", True)
-
-
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """A parameter or buffer, given by owner and name, so that each read returns the current tensor."""
-
-    owner: torch.nn.Module
-    name: str
-
-    @property
-    def table(self) -> dict[str, Any]:
-        """The owner's dictionary that holds the tensor."""
-        parameters: dict[str, Any] = self.owner._parameters
-        buffers: dict[str, Any] = self.owner._buffers
-        return parameters if self.name in parameters else buffers
-
-    def __call__(self) -> Tensor:
-        tensor: Tensor = getattr(self.owner, self.name)
-        return tensor
-
-
-@dataclass(eq=False)
-class Source:
-    """What a call site computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
-
-    Attributes:
-        norm: the module of the batch normalisation, if it is a module.
-    """
-
-    weight: Slot
-    bias: Slot | None
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-    scale: Slot | None = None
-    shift: Slot | None = None
-    mean: Slot | None = None
-    variance: Slot | None = None
-    counter: Slot | None = None
-    eps: float = 0.0
-    norm: torch.nn.Module | None = None
-    residual: bool = False
-    activation: str = "none"
-
-    @property
-    def slots(self) -> tuple[Slot | None, ...]:
-        """The slots in the order of `plain.Parameters`."""
-        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
-
-    @property
-    def fused(self) -> tuple[str, ...]:
-        """What is fused into the convolution's kernel, in order."""
-        parts = ("norm", self.mean is not None), ("add", self.residual), (self.activation, self.activation != "none")
-        return tuple(name for name, on in parts if on)
-
-    def parameters(self) -> Parameters:
-        """The current tensors."""
-        return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class OwnPath:
-    """What the module itself runs at a call site: (x, residual) -> output, and in words, which tell different paths apart."""
-
-    run: Callable[[Tensor, Tensor | None], Any]
-    text: str
-
-
-@dataclass
-class Prepared:
-    """The decision for a problem that the example brought to a call site.
-
-    Attributes:
-        error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
-        times: of im2win's operator and of PyTorch's path; None where they were not timed.
-        found: the decision before they were timed, where that changed it.
-    """
-
-    decision: Decision
-    error: float | None = None
-    times: Times | None = None
-    found: Decision | None = None
 
 
 @dataclass(eq=False)

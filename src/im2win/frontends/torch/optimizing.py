@@ -16,12 +16,13 @@ from im2win.common.progress import Reporter, reporting
 from im2win.device.cpu import usable_cpus
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
-from im2win.frontends.torch.call_site import CallSite, OwnPath, Source
+from im2win.frontends.torch.call_site import CallSite
 from im2win.frontends.torch.inventory import rows_of
 from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Planner
 from im2win.frontends.torch.report import Report
+from im2win.frontends.torch.source import OwnPath, Source
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy

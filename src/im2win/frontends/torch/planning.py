@@ -14,7 +14,7 @@ from im2win.common.progress import Reporter
 from im2win.device.cpu import Machine
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
-from im2win.frontends.torch.guard import Guard
+from im2win.frontends.torch.guard import Guard, Times
 from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.records.tiers import TUNED, Untuned, checked_untuned
 from im2win.runtime.op import Op
@@ -50,6 +50,22 @@ class Decision:
     def tuned(self) -> bool:
         """Whether a record of this convolution chose the tile."""
         return self.reason in TUNED
+
+
+@dataclass
+class Prepared:
+    """The decision for a problem that the example brought to a call site.
+
+    Attributes:
+        error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+        times: of im2win's operator and of PyTorch's path; None where they were not timed.
+        found: the decision before they were timed, where that changed it.
+    """
+
+    decision: Decision
+    error: float | None = None
+    times: Times | None = None
+    found: Decision | None = None
 
 
 class Planner:
