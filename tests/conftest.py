@@ -92,14 +92,17 @@ def resnet50_onnx() -> Path:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of untuned layers the direct form: exact on integers, and found at once."""
+    """Of untuned layers the direct form: exact on integers, and found at once. What was selected before does not count."""
     from im2win.builder.cache import Artefacts
+    from im2win.builder.selections import Selections
     from im2win.registry.ranking import default_tile
 
     def choice(self: Any, conv: Any, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
         return default_tile(conv, "direct/tiled", device, accuracy)
 
     monkeypatch.setattr(Artefacts, "default_choice", choice)
+    monkeypatch.setattr(Selections, "find", lambda self, question: None)
+    monkeypatch.setattr(Selections, "keep", lambda self, found: None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from recorded import beside_default, fill, ok
 
 from im2win import Conv2d
 from im2win.builder import batch as ahead
-from im2win.builder.batch import Chooser, build_ahead
+from im2win.builder.batch import Builders, Chooser, Job, build_ahead
 from im2win.builder.cache import Artefacts
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
@@ -25,7 +25,7 @@ def test_what_is_missing_is_built_at_once(tmp_path: Path) -> None:
     device, chooser, cache = Machine.host(), Chooser(tmp_path), Artefacts(tmp_path)
     layers = [(conv, device) for conv in (*CONVS, CONVS[0])]
     assert all(chooser.lacks(conv, device) for conv in CONVS)
-    assert build_ahead(chooser, layers, processes=2) == len(CONVS)
+    assert build_ahead(chooser, layers, Builders(2)) == len(CONVS)
     assert not any(chooser.lacks(conv, device) for conv in CONVS)
     for conv in CONVS:
         choice = chooser.choose(conv, device)
@@ -54,12 +54,28 @@ def test_processes_are_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS[: ahead.LEAST - 1]]) == 0
     (tmp_path / "file").write_text("no folder")
     assert build_ahead(Chooser(tmp_path / "file"), [(conv, Machine.host()) for conv in CONVS]) == 0
-    kept = Chooser(tmp_path, untuned="keep")
-    assert build_ahead(kept, [(conv, Machine.host()) for conv in CONVS]) == 0
+    kept, device = Chooser(tmp_path, untuned="keep"), Machine.host()
+    kept.selections(device).keep({kept.question(conv): kept.selected(conv, device) for conv in CONVS})
+    assert build_ahead(kept, [(conv, device) for conv in CONVS]) == 0
 
 
 def test_what_fails_is_noted_and_built_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with caplog.at_level(logging.INFO, "im2win"):
-        assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS], processes=1) == 0
+        assert build_ahead(Chooser(tmp_path), [(conv, Machine.host()) for conv in CONVS], Builders(1)) == 0
     assert all(f"{conv}: " in caplog.text for conv in CONVS)
+
+
+def test_a_builder_asks_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that do so build next; where they fail, this one asks."""
+    with Builders(2) as builders:
+        assert builders.host() == Machine.host()
+        processes = {worker._process for worker in builders.workers(9)}
+        assert len(processes) == 2 and None not in processes
+        job = Job(Chooser(tmp_path), CONVS[0], Machine.host())
+        assert builders.workers(1)[0].call(job, 60.0)[0] == 1
+        assert {worker._process for worker in builders.workers(2)} == processes
+        assert builders.workers(1, torch=True)[0]._process not in processes, "those for a GPU are others"
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))  # no interpreter starts
+    with Builders(1) as builders:
+        assert builders.host() == Machine.host()

@@ -12,7 +12,7 @@ import pytest
 from paths import SUPPORT
 
 from im2win import tuner
-from im2win.common.worker_pool import Worker, WorkerError, in_order
+from im2win.common.worker_pool import Worker, WorkerError, as_ready, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
@@ -136,3 +136,16 @@ def test_who_stops_asking_leaves_no_answer_behind() -> None:
         answers.close()
         first, died, last = in_order([one, other], ["e", "crash", "f"], 60.0)
     assert (first[0], last[0]) == ("did e", "did f") and isinstance(died, WorkerError) and "SIGSEGV" in str(died)
+
+
+def test_answers_come_as_they_are_ready() -> None:
+    """One process hangs until its time is up; meanwhile the other one does everything else."""
+    path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    with Worker("worker_jobs", path, torch=False) as one, Worker("worker_jobs", path, torch=False) as other:
+        one.call("a", 60.0)
+        other.call("a", 60.0)
+        answers = list(as_ready([one, other], ["hang", "b", "c", "d"], 1.5))
+        assert [place for place, _ in answers] == [1, 2, 3, 0]
+        late = answers[-1][1]
+        assert isinstance(late, WorkerError) and late.kind == "timeout" and str(late) == "no result within 2 s"
+        assert [answer[0] for answer in in_order([one, other], ["e", "f", "g"], 60.0)] == ["did e", "did f", "did g"]

@@ -1,7 +1,11 @@
-"""Batch build: selects algorithm and tile for many layers, and compiles the operators that the cache lacks, on all CPUs."""
+"""Batch build: selects algorithm and tile for many layers, and compiles the operators that the cache lacks, on all CPUs.
+
+Worker processes do both. The process that asks reads what they selected, and needs TVM's compiler only where they fail.
+"""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Sequence
@@ -10,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from im2win.builder.cache import Artefacts, artefact_name
+from im2win.builder.selections import Question, Selection, Selections
+from im2win.common.locking import LogError
 from im2win.common.messages import brief
 from im2win.common.progress import Reporter
-from im2win.common.worker_pool import Worker, in_order, serve
-from im2win.device.cpu import usable_cpus
+from im2win.common.worker_pool import Worker, WorkerError, as_ready, serve
+from im2win.device.cpu import Machine, usable_cpus
 from im2win.device.gpu import Gpu
 from im2win.records.tiers import NO_RECORD, TUNED, Untuned, tier_for
 from im2win.spec.accuracy import Accuracy
@@ -27,6 +33,7 @@ _log = logging.getLogger("im2win")
 DEFAULT = "default tile"  # the choice where no tier of the look-up has a record
 LEAST = 4  # fewer operators are not worth worker processes, which take seconds to start
 _BUILD_S = 300.0
+_NEEDED = ("im2win.builder.build", "im2win.records.lookup", "im2win.registry.ranking")  # by a worker process, which import TVM's compiler
 
 
 class _UnrankedError(Exception):
@@ -72,7 +79,37 @@ class Chooser:
         default = Artefacts(self.folder).default_choice
         return self._known(conv, device, default) or Choice(*default(conv, device, self.accuracy), DEFAULT)
 
-    def _kept(self, conv: Conv2d, device: Device, accuracy: Accuracy) -> tuple[str, Any]:
+    def select(self, conv: Conv2d, device: Device) -> Selection:
+        """The selection for a layer, kept from before or else made and kept."""
+        kept, question = self.selections(device), self.question(conv)
+        found = kept.find(question)
+        if found is None:
+            found = self.selected(conv, device)
+            kept.keep({question: found})
+        return found
+
+    def selected(self, conv: Conv2d, device: Device) -> Selection:
+        """The selection for a layer, made anew. A layer that no algorithm supports gets no operator, for that reason."""
+        try:
+            choice = self.choose(conv, device)
+        except LogError:
+            raise
+        except ValueError as error:
+            return Selection("", {}, str(error), "")
+        if not choice.algorithm:
+            return Selection("", {}, choice.tier, "")
+        tile = choice.tile.as_dict()
+        return Selection(choice.algorithm, tile, choice.tier, artefact_name(conv, choice.algorithm, tile, device))
+
+    def selections(self, device: Device) -> Selections:
+        """The kept selections of a device."""
+        return Selections(self.folder, device, self.logs)
+
+    def question(self, conv: Conv2d) -> Question:
+        """What is asked for a layer."""
+        return Question(conv, self.accuracy, self.untuned)
+
+    def _cached_default(self, conv: Conv2d, device: Device, accuracy: Accuracy) -> tuple[str, Any]:
         """The cached default tile of a layer; _UnrankedError if there is none."""
         kept = Artefacts(self.folder).kept_default(conv, device, accuracy)
         if kept is None:
@@ -104,25 +141,23 @@ class Chooser:
     def untuned_layer(self, conv: Conv2d, device: Device) -> bool:
         """Whether a layer that im2win computes has no record of its own on the device."""
         try:
-            known = self._known(conv, device, self._kept)
+            known = self._known(conv, device, self._cached_default)
         except _UnrankedError:  # its records, if any, do not say how they stand against today's default tile
             return True
         except ValueError:  # no operator supports the layer
             return False
         return known is None or known.tier not in TUNED
 
-    def lacks(self, conv: Conv2d, device: Device) -> bool:
-        """Whether the operator of a layer must still be compiled."""
-        try:
-            known = self._known(conv, device, self._kept)
-        except _UnrankedError:
+    def lacks(self, conv: Conv2d, device: Device, kept: Selections | None = None) -> bool:
+        """Whether a worker process has something to do for a layer: to select its operator, or to compile it.
+
+        Args:
+            kept: the kept selections of the device, where the caller has read them.
+        """
+        found = (kept or self.selections(device)).find(self.question(conv))
+        if found is None:
             return True
-        except ValueError:  # no operator supports the layer
-            return False
-        if known is None or not known.algorithm:
-            return known is None
-        name = artefact_name(conv, known.algorithm, known.tile.as_dict(), device)
-        return not Artefacts(self.folder).path(name, device).exists()
+        return bool(found.algorithm) and not Artefacts(self.folder).path(found.name, device).exists()
 
 
 @dataclass(frozen=True)
@@ -134,24 +169,76 @@ class Job:
     device: Device
 
 
-def build(job: Job) -> int | str:
-    """The number of operators that were compiled for a job, or the reason why the build failed."""
+def build(job: Job) -> tuple[int, Selection] | str:
+    """The number of operators that were compiled for a job, and the selection; or the reason why the build failed."""
     try:
-        choice, cache = job.chooser.choose(job.conv, job.device), Artefacts(job.chooser.folder)
-        if choice.algorithm:
-            cache.get(job.conv, choice.algorithm, choice.tile, job.device, tuned=choice.tier == "exact")
-        return cache.built
+        selection, cache = job.chooser.selected(job.conv, job.device), Artefacts(job.chooser.folder)
+        if selection.algorithm:
+            cache.selected(selection, job.conv, job.device)
+        return cache.built, selection
     except Exception as error:
         return brief(error)
 
 
+def _answer(job: Job | None) -> tuple[int, Selection] | str | Machine:
+    """What a worker process answers: to None, what it knows of the CPU."""
+    return Machine.host() if job is None else build(job)
+
+
 def main(job_fd: int, result_fd: int) -> None:
-    """Entry point of the worker process."""
-    serve(build, job_fd, result_fd)
+    """Entry point of the worker process, which imports what it needs before it is asked."""
+    for name in _NEEDED:
+        importlib.import_module(name)
+    serve(_answer, job_fd, result_fd)
+
+
+class Builders:
+    """Worker processes for `build_ahead`. They start when first needed.
+
+    Args:
+        processes: how many at most; None: as many as CPUs may be used.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self._most = processes or usable_cpus()
+        self._workers: list[Worker] = []
+        self._torch = False
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def workers(self, count: int, *, torch: bool = False) -> list[Worker]:
+        """At most `count` processes; `torch` as for `Worker`."""
+        if torch and not self._torch:
+            self.close()
+            self._torch = True
+        while len(self._workers) < min(count, self._most):
+            self._workers.append(Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=self._torch))
+        return self._workers[:count]
+
+    def host(self) -> Machine:
+        """`Machine.host`, asked by one of the processes while all of them start."""
+        workers = self.workers(self._most)
+        for worker in workers:
+            worker.start()
+        try:
+            machine: Machine = workers[0].call(None, _BUILD_S)
+        except WorkerError:
+            return Machine.host()  # which says what is wrong
+        return machine
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
 
 
 def build_ahead(
-    chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], processes: int | None = None, reporter: Reporter | None = None
+    chooser: Chooser, layers: Sequence[tuple[Conv2d, Device]], builders: Builders | None = None, reporter: Reporter | None = None
 ) -> int:
     """Compiles the operators of layers in parallel, so that later builds find them in the cache. Returns how many were compiled.
 
@@ -159,30 +246,33 @@ def build_ahead(
 
     Args:
         layers: layers with their devices.
-        processes: worker processes; None: as many as CPUs may be used.
+        builders: whose processes build; they are ended.
         reporter: shows which operators are ready.
     """
-    if len(layers) < LEAST or not _keeps(chooser.folder):
-        return 0
-    wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device)]
-    if len(wanted) < LEAST:
-        return 0
-    count = min(len(wanted), processes or usable_cpus())
-    torch = any(isinstance(job.device, Gpu) for job in wanted)
-    workers = [Worker(__name__, {"OMP_NUM_THREADS": "1"}, torch=torch) for _ in range(count)]
-    try:
+    with builders or Builders() as builders:
+        if len(layers) < LEAST or not _keeps(chooser.folder):
+            return 0
+        kept = {device: chooser.selections(device) for _, device in layers}
+        wanted = [Job(chooser, conv, device) for conv, device in dict.fromkeys(layers) if chooser.lacks(conv, device, kept[device])]
+        if len(wanted) < LEAST:
+            return 0
+        workers = builders.workers(len(wanted), torch=any(isinstance(job.device, Gpu) for job in wanted))
+        made: dict[Device, dict[Question, Selection]] = {device: {} for device in kept}
         built = 0
-        for done, (job, answer) in enumerate(zip(wanted, in_order(workers, wanted, _BUILD_S), strict=True), 1):
-            if reporter is not None:
-                reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
-            if isinstance(answer, int):
-                built += answer
-            else:
-                _log.info("%s: %s", job.conv, answer)
-        return built
-    finally:
-        for worker in workers:
-            worker.close()
+        try:
+            for done, (place, answer) in enumerate(as_ready(workers, wanted, _BUILD_S), 1):
+                job = wanted[place]
+                if reporter is not None:
+                    reporter.step(note=f"building, {done} of {len(wanted)} operators are ready")
+                if isinstance(answer, tuple):
+                    built += answer[0]
+                    made[job.device][chooser.question(job.conv)] = answer[1]
+                else:
+                    _log.info("%s: %s", job.conv, answer)
+            return built
+        finally:
+            for device, selections in kept.items():
+                selections.keep(made[device])
 
 
 def _keeps(folder: Path) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win import __version__
+from im2win.builder.selections import Selection
 from im2win.common.files import default_folder, replace_text
 from im2win.common.locking import LogError, locked
 from im2win.registry.sources import code_digest
@@ -62,7 +63,8 @@ def conv_of(name: str) -> Conv2d:
 def _package() -> str:
     """A digest of the package's sources. It is part of a default choice's name, since any source may change what the model ranks first."""
     root, digest = Path(__file__).parent.parent, hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".hpp")):
+    found = (Path(parent, name) for parent, _, names in os.walk(root, followlinks=True) for name in names)
+    for path in sorted(path for path in found if path.suffix in (".py", ".hpp")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:_DIGITS]
 
@@ -109,6 +111,17 @@ class Artefacts:
             built, path = op, self.path(name, device)
             self._write(path, lambda: built.export(path))
         return name, op
+
+    def selected(self, selection: Selection, conv: Conv2d, device: Any) -> tuple[str, Op]:
+        """As `get`, for what was selected for a layer. An operator that the cache has is loaded without TVM's compiler."""
+        op = self.find(selection.name)
+        if op is not None:
+            return selection.name, op
+        from im2win.registry.backends import backend_for
+        from im2win.registry.schedules import schedule_of
+
+        tile = backend_for(device).tile(schedule_of(selection.algorithm), selection.tile)
+        return self.get(conv, selection.algorithm, tile, device, tuned=selection.tier == "exact")
 
     def default_choice(self, conv: Conv2d, device: Any, accuracy: Any = "float32") -> tuple[str, Any]:
         """Algorithm and tile that the analytic model ranks first, as `im2win.default_tile` returns them.

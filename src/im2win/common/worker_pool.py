@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import IO, Any
 
@@ -65,7 +66,11 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the process if it is not running."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
         job_read, job_write = os.pipe()
         result_read, result_write = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -81,9 +86,7 @@ class Worker:
 
     def submit(self, job: Any) -> None:
         """Sends a job; `result` waits for it."""
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            self._start()
+        self.start()
         assert self._jobs is not None
         with contextlib.suppress(BrokenPipeError):  # `result` reports how the process died
             self._jobs.send(job)
@@ -94,14 +97,23 @@ class Worker:
         Raises:
             WorkerError: the process died, or took longer than `timeout_s` seconds and was ended.
         """
-        assert self._results is not None and self._process is not None
         try:
-            if self._results.poll(timeout_s):
-                return self._results.recv()
+            if self.results.poll(timeout_s):
+                return self.results.recv()
         except (EOFError, ConnectionResetError):
             raise WorkerError("crashed", self._obituary()) from None
+        raise self.overdue(timeout_s)
+
+    def overdue(self, timeout_s: float) -> WorkerError:
+        """Ends the process, which took longer than `timeout_s` seconds. Returns what its job has in place of a result."""
         self.close()
-        raise WorkerError("timeout", f"no result within {timeout_s:.0f} s")
+        return WorkerError("timeout", f"no result within {timeout_s:.0f} s")
+
+    @property
+    def results(self) -> Connection:
+        """Where the submitted job's result arrives, or the process' end."""
+        assert self._results is not None
+        return self._results
 
     def call(self, job: Any, timeout_s: float) -> Any:
         """`submit` and `result`."""
@@ -130,28 +142,48 @@ class Worker:
         self._process = self._jobs = self._results = self._stderr = None
 
 
-def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[Any]:
-    """Results of the jobs in order, with one job at a time for each worker; a `WorkerError` in the place of a missing result.
+def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Generator[tuple[int, Any]]:
+    """Places and results of the jobs as they end, with one job at a time for each worker; a `WorkerError` in the place of a missing result.
 
     If the caller stops iterating, workers with unfinished jobs are ended, so that a later job does not receive another job's result.
     """
-    count, taken = len(workers), 0
+    waiting, running = iter(range(len(jobs))), dict[Worker, tuple[int, float]]()
+
+    def submit(worker: Worker) -> None:
+        place = next(waiting, None)
+        if place is not None:
+            worker.submit(jobs[place])
+            running[worker] = place, time.monotonic() + timeout_s
+
     try:
-        for worker, job in zip(workers, jobs, strict=False):
-            worker.submit(job)
-        for place in range(len(jobs)):
-            worker = workers[place % count]
+        for worker in workers:
+            submit(worker)
+        while running:
+            results = {one.results: one for one in running}
+            late = min(running, key=lambda one: running[one][1])
+            ready = wait(list(results), max(0.0, running[late][1] - time.monotonic()))
+            worker = results[ready[0]] if ready else late  # type: ignore[index]
             try:
-                answer: Any = worker.result(timeout_s)
+                answer: Any = worker.result(timeout_s) if ready else worker.overdue(timeout_s)
             except WorkerError as error:
                 answer = error
-            taken += 1
-            if place + count < len(jobs):
-                worker.submit(jobs[place + count])
-            yield answer
+            place, _ = running.pop(worker)
+            submit(worker)
+            yield place, answer
     finally:
-        for place in range(taken, min(taken + count, len(jobs))):
-            workers[place % count].close()
+        for worker in running:
+            worker.close()
+
+
+def in_order(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Iterator[Any]:
+    """As `as_ready`, but the results alone, in the order of the jobs."""
+    early: dict[int, Any] = {}
+    with contextlib.closing(as_ready(workers, jobs, timeout_s)) as answers:
+        for place in range(len(jobs)):
+            while place not in early:
+                ready, answer = next(answers)
+                early[ready] = answer
+            yield early.pop(place)
 
 
 def serve(handle: Callable[[Any], Any], job_fd: int, result_fd: int) -> None:

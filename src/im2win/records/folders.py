@@ -18,6 +18,7 @@ Logs = Folder | Sequence[Folder] | None
 """A folder of tuning records, several in the order in which they are searched, or None."""
 
 VARIABLE = "IM2WIN_LOGS"
+PACKAGED = Path(__file__).parent.parent / "tuning_logs"  # those that ship with the package
 
 
 def user_folder() -> Path:
@@ -42,6 +43,15 @@ def named_folders(logs: Logs) -> tuple[str, ...]:
         if not isinstance(folder, (str, os.PathLike)):
             raise TypeError(f"`logs` (={logs!r}) must be a folder or a sequence of folders.")
     return tuple(os.path.realpath(folder) for folder in folders)
+
+
+def own_folders(logs: Logs) -> tuple[str, ...]:
+    """The folders that are searched before those of the package, in order: those that a caller names, then the user's. They need not exist.
+
+    Raises:
+        TypeError: `logs` is neither a path nor a sequence of paths.
+    """
+    return tuple(dict.fromkeys((*named_folders(logs), str(user_folder()))))
 
 
 def folder_to_write(logs: Logs) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import tvm
 
 from im2win.records.emitted_before import emitted_once, known
-from im2win.records.folders import Logs, named_folders, user_folder
+from im2win.records.folders import PACKAGED, Logs, own_folders
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.merit import DefaultOf, Judge, unsuited
 from im2win.records.proofs import proven, verdict
@@ -29,7 +29,6 @@ Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
 Unearned = Callable[[Record, Sequence[Record], Log], "str | None"]
 
-PACKAGED = Path(__file__).parent.parent / "tuning_logs"
 _NEAR_BEST = 1.25  # a borrowed tile's cost must be at most this many times the best one there; else the default tile may be better
 
 _NEAR_HINTS = 4  # nearest layers whose records have not earned their place before the look-up gives up: each may take a ranked space
@@ -70,8 +69,7 @@ def open_logs(logs: Logs) -> list[Log]:
     Raises:
         LogError: a folder is a file.
     """
-    folders = dict.fromkeys((*named_folders(logs), str(user_folder())))
-    return [*(_log(Path(folder)) for folder in folders if os.path.exists(folder)), _log(PACKAGED)]
+    return [*(_log(Path(folder)) for folder in own_folders(logs) if os.path.exists(folder)), _log(PACKAGED)]
 
 
 def stale(record: Record, logs: Sequence[Log] = ()) -> str | None:

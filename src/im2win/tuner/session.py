@@ -13,8 +13,9 @@ import tvm
 
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
+from im2win.records.folders import PACKAGED
 from im2win.records.log import Log, best_first
-from im2win.records.lookup import PACKAGED, applies_at_once, stale, tile_violations
+from im2win.records.lookup import applies_at_once, stale, tile_violations
 from im2win.records.merit import rivals_now
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for

@@ -13,9 +13,7 @@ torch = pytest.importorskip("torch")
 
 from paths import ROOT  # noqa: E402
 
-import im2win.torch  # noqa: E402
 from im2win.bench.source import digests  # noqa: E402
-from im2win.registry.ranking import default_tile  # noqa: E402
 from im2win.studies.entries import SCHEMA  # noqa: E402
 
 
@@ -41,10 +39,8 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         run("pytorch_models", monkeypatch, "--ways", "ours", "--json", path)
 
 
-def test_overhead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_overhead(direct: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "overhead.json"
-    choice = lambda self, conv, device, accuracy: default_tile(conv, "direct/tiled", device, accuracy)  # noqa: E731
-    monkeypatch.setattr(im2win.builder.cache.Artefacts, "default_choice", choice)
     run("op_overhead", monkeypatch, "--rounds", 1, "--json", path)
     result = json.loads(path.read_text())
     assert result["schema"] == SCHEMA and result["digests"] == digests("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,42 @@ def test_without_a_compiler_calls_pass_through_python(
                 right(ways, call)
     assert caplog.text.count("calls of operators pass through Python (") == 1
     assert compiler in caplog.text and passes.count("bound") >= 6 and not native.load()
+
+
+def test_the_library_is_compiled_beside_other_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once, though two ask for it; who loads it waits until it is there."""
+    started, finish, ready = threading.Event(), threading.Event(), native._library(True)
+    made: list[bool] = []
+
+    def library(make: bool) -> Path:
+        made.append(make)
+        started.set()
+        assert finish.wait(60)
+        return ready
+
+    for name, value in (("_module", None), ("_making", None), ("_library", library), ("site", native.in_python)):
+        monkeypatch.setattr(native, name, value)
+    native.begin()
+    native.begin()
+    assert started.wait(60) and made == [True]
+    threading.Timer(0.2, finish.set).start()
+    assert native.load() and made == [True, True] and finish.is_set() and native._making is None
+    native.begin()
+    assert native._making is None, "it is loaded"
+
+
+def test_what_fails_beside_other_work_is_told_where_it_is_needed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def library(make: bool) -> Path:
+        raise OSError("no compiler")
+
+    for name, value in (("_module", None), ("_making", None), ("_failed", False), ("_library", library), ("site", native.in_python)):
+        monkeypatch.setattr(native, name, value)
+    native.begin()
+    with caplog.at_level(logging.INFO, "im2win.torch"):
+        assert not native.load() and not native.load()
+    assert caplog.text.count("(no compiler)") == 1
+    native.begin()
+    assert native._making is None
 
 
 def test_only_who_asks_for_kernels_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

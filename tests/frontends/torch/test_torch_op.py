@@ -223,10 +223,7 @@ def test_operators_of_exported_programs_go_with_their_filters(monkeypatch: pytes
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from im2win.builder.cache import Artefacts
-
-    monkeypatch.setattr(Artefacts, "default_choice", lambda self, *what: default_tile(what[0], "direct/tiled", *what[1:]))
+def module(direct: None) -> Any:
     return with_integers(Residual())
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.autograd import forward_ad
 
 from im2win.frontends.torch import conv_op, native
 from im2win.frontends.torch.bound import Bound, note
-from im2win.frontends.torch.guard import Times
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
-from im2win.frontends.torch.planning import SLOWER, Decision, Planner
+from im2win.frontends.torch.planning import SLOWER, Decision, Planner, Prepared
+from im2win.frontends.torch.source import OwnPath, Source
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -32,89 +33,6 @@ def by_place() -> bool:
     """Whether a compiler traces the call and no gradient is needed. Such calls use `conv_op.at_site`."""
     # is_exporting() is true of every compiler in PyTorch 2.11; where there is no flag either, each may be an exporter
     return torch.compiler.is_compiling() and not torch.is_grad_enabled() and not getattr(torch.compiler, "_is_exporting_flag", True)
-
-
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """A parameter or buffer, given by owner and name, so that each read returns the current tensor."""
-
-    owner: torch.nn.Module
-    name: str
-
-    @property
-    def table(self) -> dict[str, Any]:
-        """The owner's dictionary that holds the tensor."""
-        parameters: dict[str, Any] = self.owner._parameters
-        buffers: dict[str, Any] = self.owner._buffers
-        return parameters if self.name in parameters else buffers
-
-    def __call__(self) -> Tensor:
-        tensor: Tensor = getattr(self.owner, self.name)
-        return tensor
-
-
-@dataclass(eq=False)
-class Source:
-    """What a call site computes: its slots (None where it has no such tensor) and numbers, as in `plain.reference`.
-
-    Attributes:
-        norm: the module of the batch normalisation, if it is a module.
-    """
-
-    weight: Slot
-    bias: Slot | None
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    groups: int
-    scale: Slot | None = None
-    shift: Slot | None = None
-    mean: Slot | None = None
-    variance: Slot | None = None
-    counter: Slot | None = None
-    eps: float = 0.0
-    norm: torch.nn.Module | None = None
-    residual: bool = False
-    activation: str = "none"
-
-    @property
-    def slots(self) -> tuple[Slot | None, ...]:
-        """The slots in the order of `plain.Parameters`."""
-        return self.weight, self.bias, self.scale, self.shift, self.mean, self.variance, self.counter
-
-    @property
-    def fused(self) -> tuple[str, ...]:
-        """What is fused into the convolution's kernel, in order."""
-        parts = ("norm", self.mean is not None), ("add", self.residual), (self.activation, self.activation != "none")
-        return tuple(name for name, on in parts if on)
-
-    def parameters(self) -> Parameters:
-        """The current tensors."""
-        return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
-
-
-@dataclass(frozen=True)
-class OwnPath:
-    """What the module itself runs at a call site: (x, residual) -> output, and in words, which tell different paths apart."""
-
-    run: Callable[[Tensor, Tensor | None], Any]
-    text: str
-
-
-@dataclass
-class Prepared:
-    """The decision for a problem that the example brought to a call site.
-
-    Attributes:
-        error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
-        times: of im2win's operator and of PyTorch's path; None where they were not timed.
-        found: the decision before they were timed, where that changed it.
-    """
-
-    decision: Decision
-    error: float | None = None
-    times: Times | None = None
-    found: Decision | None = None
 
 
 @dataclass(eq=False)
@@ -139,6 +57,7 @@ class CallSite:
     prepared: dict[Conv2d | None, Prepared] = field(default_factory=dict)
     _kernels: dict[tuple[int, ...], str] = field(default_factory=dict)
     _routes: dict[Any, Bound | None] = field(default_factory=dict)
+    _noted: dict[Any, Conv2d] = field(default_factory=dict)  # problems by what finds their routes, until they are decided
 
     def __post_init__(self) -> None:
         self._tables = [None if slot is None else (slot.table, slot.name) for slot in self.source.slots]
@@ -198,7 +117,7 @@ class CallSite:
             given: the current parameters, without those that the source lacks.
         """
         try:
-            bound = self._routes[x.shape, x.stride(), x.dtype, x.device]
+            bound = self._routes[_layout(x)]
         except KeyError:
             bound = self._new_route(x)
         if bound is None or (residual is not None and not alike(residual, bound.output_shape, x)):
@@ -220,7 +139,7 @@ class CallSite:
     def _new_route(self, x: Tensor) -> Bound | None:
         if len(self._routes) >= _MOST_ROUTES:
             self._routes.clear()
-        bound = self._routes[x.shape, x.stride(), x.dtype, x.device] = self._route(x, self.source.parameters())
+        bound = self._routes[_layout(x)] = self._route(x, self.source.parameters())
         return bound
 
     def repack(self) -> None:
@@ -291,6 +210,7 @@ class CallSite:
             self.prepared[None] = Prepared(Decision("", None, str(error)))
             return y
         if self.planner.noted(conv, x.device.type):
+            self._noted[_layout(x)] = conv
             return y
         if conv not in self.prepared:
             decision = self.planner.decide(conv, x.device.type)
@@ -305,6 +225,14 @@ class CallSite:
                     self._routes.clear()
         return y
 
+    def packings(self) -> Iterator[Callable[[], None]]:
+        """Decides the noted problems of a CPU. Yields functions that pack the filters for their operators, each on any thread."""
+        noted, self._noted = self._noted, {}
+        for layout, conv in noted.items():
+            if layout[-1].type == "cpu" and (decision := self.planner.decide(conv, "cpu")).op is not None:
+                bound = self._routes[layout] = Bound(decision.name, decision.op, self.source.eps)
+                yield functools.partial(bound.refresh, self.source.parameters())
+
     def _keep_the_faster(self, prepared: Prepared, x: Tensor, residual: Tensor | None) -> None:
         """Leaves an input's shape to PyTorch if im2win's operator, which was found right, is not faster."""
         guard, own, decision = self.planner.guard, self.own, prepared.decision
@@ -318,6 +246,11 @@ class CallSite:
             prepared.found, prepared.decision = decision, Decision("", None, f"{SLOWER} ({decision.reason})")
             del self._kernels[tuple(x.shape)]
             self._routes.clear()
+
+    @property
+    def artefacts(self) -> list[str]:
+        """Names of the artefacts that it runs for inputs that it met."""
+        return list(self._kernels.values())
 
     @property
     def ready(self) -> bool:
@@ -351,6 +284,11 @@ class CallSite:
         scale = float(torch.where(finite, sums, 0.0).max()) or 1.0
         sized = conv.with_(activation="none") if activation_of(conv.activation).squashes else conv  # the scale is that of the sums
         return float(difference.max()) / scale, tolerance(sized, self.planner.accuracy)
+
+
+def _layout(x: Tensor) -> tuple[Any, ...]:
+    """What tells inputs apart that may need different operators."""
+    return x.shape, x.stride(), x.dtype, x.device
 
 
 def _needs_grad(*tensors: Tensor | None) -> bool:

@@ -5,7 +5,8 @@ module has them, against the one kernel of im2win, on the tensors that the examp
 PyTorch's threads. On a GPU both are captured in a CUDA graph, so that their work on the device is compared: a kernel that is faster there
 also has fewer launches, which counts where a program is not captured.
 
-Results are kept beside the built operators, for the same kernel, path, version of PyTorch, threads and device.
+Results are kept beside the built operators, for the same kernel, path, version of PyTorch, threads and device, and for calls that pass
+through Python or not (`native`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from im2win.common.comparison import Comparison, compare
 from im2win.common.files import replace_text
+from im2win.frontends.torch import native
 from im2win.frontends.torch.bound import log
 
 WHOLE_S = 0.3  # of sampling, for a whole module
@@ -79,15 +81,37 @@ class Guard:
             path: PyTorch's way, in words that tell different ones apart.
             like: a tensor on the device of the calls.
         """
+        return self._of(device, [name, path], like, lambda: timed(ours, theirs, like))
+
+    def of_whole(
+        self, device: str, names: Sequence[str], path: str, ours: torch.nn.Module, theirs: torch.nn.Module, example: tuple[Any, ...]
+    ) -> Times | None:
+        """Times of a whole optimised module and of the one that it replaces, on the example; None if the example has no tensor.
+
+        Args:
+            device: slug of the device.
+            names: of the artefacts that im2win's way runs.
+            path: what the module runs, in words; "" where it is not known, so that the result is not kept.
+        """
+        tensors = [one for one in tree_leaves(example) if isinstance(one, torch.Tensor)]
+        if not tensors:
+            return None
+        if not path:
+            return of_modules(ours, theirs, example)[0]
+        given = [str([one.shape, one.stride(), one.dtype] if isinstance(one, torch.Tensor) else one) for one in tree_leaves(example)]
+        return self._of(device, [*names, path, *given], tensors[0], lambda: of_modules(ours, theirs, example))
+
+    def _of(self, device: str, what: list[str], like: torch.Tensor, measure: Callable[[], tuple[Times, bool]]) -> Times:
+        """The kept result of a comparison, or a new one, which is kept if nothing disturbed it."""
         cudnn: Any = torch.backends.cudnn
         runs_with = (cudnn.version(), cudnn.benchmark) if like.is_cuda else (torch.get_num_threads(),)
-        what = json.dumps([device, name, path, torch.__version__, *runs_with])
-        key = hashlib.sha256(what.encode()).hexdigest()[:_DIGITS]
+        text = json.dumps([device, *what, torch.__version__, *runs_with, native.site is native.in_python])
+        key = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         file = self._folder / device / "comparisons" / f"{key}.json"
         found = self._known.get(key) or _read(file)
         if found is None:
             self.made += 1
-            found, disturbed = timed(ours, theirs, like)
+            found, disturbed = measure()
             if not disturbed:
                 _write(file, found)
         self._known[key] = found
@@ -145,14 +169,12 @@ def _write(path: Path, times: Times) -> None:
         log.info("a comparison is not kept (%s): the next process compares again", error)
 
 
-def of_modules(ours: torch.nn.Module, theirs: torch.nn.Module, example: tuple[Any, ...]) -> Times | None:
-    """Times of a whole optimised module and of the one that it replaces, on the example; None if the example has no tensor.
+def of_modules(ours: torch.nn.Module, theirs: torch.nn.Module, example: tuple[Any, ...]) -> tuple[Times, bool]:
+    """Times of two modules on the example, which has a tensor, and whether other work disturbed the measurement.
 
     On a GPU they are called one by one, and captured; of these two comparisons the one counts that is worse for im2win.
     """
-    tensors = [one for one in tree_leaves(example) if isinstance(one, torch.Tensor)]
-    if not tensors:
-        return None
+    like = next(one for one in tree_leaves(example) if isinstance(one, torch.Tensor))
     given = _copied(example)
     before = _versions(given)
     theirs(*given)
@@ -162,10 +184,10 @@ def of_modules(ours: torch.nn.Module, theirs: torch.nn.Module, example: tuple[An
         return lambda: module(*(_copied(example) if writes else given))
 
     calls = call(ours), call(theirs)
-    found = [timed(*calls, tensors[0], seconds=WHOLE_S)[0]]
-    if tensors[0].is_cuda:
-        found.append(_one_by_one(*calls, tensors[0], seconds=WHOLE_S)[0])
-    return max(found, key=lambda times: times.ours_s / times.theirs_s)
+    found = [timed(*calls, like, seconds=WHOLE_S)]
+    if like.is_cuda:
+        found.append(_one_by_one(*calls, like, seconds=WHOLE_S))
+    return max((times for times, _ in found), key=lambda times: times.ours_s / times.theirs_s), any(disturbed for _, disturbed in found)
 
 
 def _copied(example: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import sys
@@ -21,13 +22,29 @@ from im2win.runtime.op import Launch
 
 _log = logging.getLogger("im2win.torch")
 SOURCE = Path(__file__).with_name("operator.cpp")
-HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "functions", "places")]
-_FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w")
+HEADERS = [SOURCE.with_name(f"{name}.hpp") for name in ("calls", "dispatch", "functions", "places", "python")]
+_MEMORY = ("--param", "ggc-min-heapsize=500000")  # GCC compiles faster where it collects no garbage below so many KiB
+_FLAGS = ("-std=c++20", "-O1", "-DNDEBUG", "-fvisibility=hidden", "-w", *_MEMORY)
 _LIBRARIES = ("torch_python", "torch_cpu", "c10", "tvm_ffi")
 _lock = threading.Lock()
 _module: Any = None
 _failed = False
 _introduced: set[str] = set()
+_making: threading.Thread | None = None
+
+
+def begin() -> None:
+    """Starts to compile the library beside what the caller does next, if the cache lacks it. `load` waits for it."""
+    global _making
+
+    def make() -> None:
+        with contextlib.suppress(OSError):  # `load` finds out why
+            _library(True)
+
+    with _lock:
+        if _module is None and not _failed and _making is None:
+            _making = threading.Thread(target=make, name="im2win-operator")
+            _making.start()
 
 
 def load(*, make: bool = True) -> bool:
@@ -36,10 +53,13 @@ def load(*, make: bool = True) -> bool:
     Calls keep passing through Python where there is no C++ compiler, Python's headers are missing, or the system is not Linux.
 
     Args:
-        make: compile the library if the cache lacks it, which takes about 15 seconds.
+        make: compile the library if the cache lacks it, which takes about 5 seconds.
     """
-    global _module, _failed, site
+    global _module, _failed, _making, site
     with _lock:
+        if make and _making is not None:
+            _making.join()
+            _making = None
         if _module is None and not _failed:
             try:
                 _module = _imported(_library(make))
@@ -81,7 +101,8 @@ def introduce(site: Any, given: tuple[Any, ...], channels_last: bool) -> None:
 
 def _dismiss(place: str) -> None:
     _introduced.discard(place)
-    _module.dismiss(place)
+    if _module is not None:
+        _module.dismiss(place)
 
 
 site = in_python
@@ -125,7 +146,7 @@ def _library(make: bool) -> Path:
     flags = [*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
     flags += [word for folder in dict.fromkeys(map(str, headers)) for word in ("-isystem", folder)]
     folders = root / "lib", Path(tvm.find_libtvm_ffi()).parent
-    libraries = [*(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in _LIBRARIES)]
+    libraries = ["-Wl,--no-as-needed", *(f"-L{folder}" for folder in folders), *(f"-l{name}" for name in _LIBRARIES)]
     versions = torch.__version__, tvm_ffi.__version__, sys.version
     return kept_library(SOURCE, "CXX", flags, libraries, versions, headers=HEADERS, make=make)
 

@@ -1,256 +1,189 @@
-// Runs calls of torch.ops.im2win.conv2d and of optimised modules without Python: it looks up a call's kernel and launches it.
-// Every other call goes to Python, which selects the kernel or PyTorch, and may let equal calls be remembered.
+// The Python module that runs calls of torch.ops.im2win.conv2d and of optimised modules without Python; see dispatch.hpp.
 
-#include "places.hpp"
-
-#include <torch/csrc/autograd/python_variable.h>
-
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "dispatch.hpp"
 
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace im2win {
 namespace {
 
-using torch::jit::Stack;
+PyObject* none() { return Py_NewRef(Py_None); }
 
-// --- the operator; its arguments are those of SCHEMA in conv_op.py
-
-constexpr size_t arguments_in_all = 16, tensors_in_all = 9, residual_at = 3;
-
-Call call_of(const c10::IValue* arguments) {
-  Call call;
-  for (size_t i = 0; i < tensors_in_all; ++i) {
-    const Tensor* tensor = arguments[i].isTensor() ? &arguments[i].toTensor() : nullptr;
-    if (i == 0) call.x = tensor;
-    else if (i == residual_at) call.residual = tensor;
-    else call.parameters.push_back(tensor);
-  }
-  return call;
+PyObject* enter_(PyObject*, PyObject*) {
+  return guarded([] { return enter(), none(); });
 }
 
-void append_value(Key& key, const c10::IValue& value) {
-  if (value.isString()) {
-    append(key, value.toStringRef().size());
-    key += value.toStringRef();
-  } else if (value.isList()) {
-    append(key, value.toListRef().size());
-    for (const c10::IValue& one : value.toListRef()) append_value(key, one);
-  } else if (value.isDouble()) {
-    append(key, value.toDouble());
-  } else {
-    append(key, value.toInt());
-  }
+PyObject* leave_(PyObject*, PyObject*) {
+  return guarded([] { return leave(), none(); });
 }
 
-Key key_of(const c10::IValue* arguments, const Call& call) {
-  Key key;
-  key.reserve(512);
-  append_tensors(key, call);
-  for (size_t i = tensors_in_all; i < arguments_in_all; ++i) append_value(key, arguments[i]);
-  return key;
+PyObject* remembered(PyObject*, PyObject*) {
+  return guarded([] { return PyLong_FromSize_t(table().size()); });
 }
 
-const c10::OperatorHandle& in_python() {
-  static const c10::OperatorHandle one = c10::Dispatcher::singleton().findSchemaOrThrow("im2win::conv2d_in_python", "");
-  return one;
+// introduce(place, given, channels_last)
+PyObject* introduce(PyObject*, PyObject* arguments) {
+  return guarded([&]() -> PyObject* {
+    const char* place;
+    PyObject* given;
+    int channels_last;
+    if (!PyArg_ParseTuple(arguments, "sO!p", &place, &PyTuple_Type, &given, &channels_last)) return nullptr;
+    all_named()[place] = {Reference::to(given), channels_last != 0};
+    return none();
+  });
 }
 
-void compute(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
-  const c10::IValue* arguments = stack->data() + stack->size() - arguments_in_all;
-  const Call call = call_of(arguments);
-  const Key key = key_of(arguments, call);
-  if (const auto place = table().find(key, call)) {
-    Tensor y = place->run(call);
-    torch::jit::drop(*stack, arguments_in_all);
-    stack->emplace_back(std::move(y));
-  } else {
-    const Asking asking(&key);
-    in_python().redispatchBoxed(keys, stack);
-  }
+// dismiss(place)
+PyObject* dismiss(PyObject*, PyObject* name) {
+  return guarded([&]() -> PyObject* {
+    const char* place = PyUnicode_AsUTF8(name);
+    if (!place) return nullptr;
+    const auto gone = all_named().extract(place);  // dropped when the table is whole again, since that may run Python
+    return none();
+  });
 }
 
-// Calls without gradients go directly to the kernel if no tracer, dispatch mode, subclass or function transform is active.
-void autograd(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const DispatchKeySet below = keys & c10::after_autograd_keyset;
-  if (call_of(stack->data() + stack->size() - arguments_in_all).needs_grad()) {
-    in_python().redispatchBoxed(keys, stack);
-  } else if (below == DispatchKeySet(DispatchKey::CPU) || below == DispatchKeySet(DispatchKey::CUDA)) {
-    compute(op, below, stack);
-  } else {
-    const at::AutoDispatchBelowAutograd guard;
-    op.redispatchBoxed(below, stack);
-  }
+// Reads a sequence item by item. Returns whether no item raised an error.
+template <class Read>
+bool read_each(PyObject* sequence, Read read) {
+  const Reference items(PySequence_Fast(sequence, "a sequence is needed"));
+  if (!items) return false;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i)
+    if (!read(PySequence_Fast_GET_ITEM(items.get(), i))) return false;
+  return true;
 }
 
-std::vector<c10::RegistrationHandleRAII>& registrations() {
-  static auto& all = *new std::vector<c10::RegistrationHandleRAII>;
-  return all;
+bool read_numbers(Numbers& numbers, PyObject* sequence) {
+  return read_each(sequence, [&](PyObject* item) {
+    numbers.push_back(PyLong_AsLongLong(item));
+    return !PyErr_Occurred();
+  });
 }
 
-struct Silence : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
+bool read_tensors(std::vector<Tensor>& tensors, PyObject* sequence) {
+  return read_each(sequence, [&](PyObject* item) {
+    if (!is_plain(item)) return PyErr_SetString(PyExc_TypeError, "a plain tensor is needed"), false;
+    tensors.push_back(tensor_in(item));
+    return true;
+  });
+}
+
+struct PlaceObject {
+  PyObject_HEAD
+  std::shared_ptr<Place> place;
 };
 
-void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack);
-
-// Registers the operators' kernels in place of those of Python.
-void enter() {
-  if (!registrations().empty()) return;
-  Silence silence;  // PyTorch warns about kernels that replace others
-  const c10::WarningUtils::WarningHandlerGuard guard(&silence);
-  auto add = [](DispatchKey key, c10::KernelFunction kernel, const char* op = "im2win::conv2d") {
-    const c10::OperatorName name(op, "");
-    auto& dispatcher = c10::Dispatcher::singleton();
-    registrations().push_back(dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "im2win's operator.cpp"));
-  };
-  for (DispatchKey key : {DispatchKey::CPU, DispatchKey::CUDA}) {
-    add(key, c10::KernelFunction::makeFromBoxedFunction<&compute>());
-    add(key, c10::KernelFunction::makeFromBoxedFunction<&at_site>(), "im2win::site");
-  }
-  add(DispatchKey::Autograd, c10::KernelFunction::makeFromBoxedFunction<&autograd>());
+// Place(*, product, transform, made, packed, input, output, channels_last, alignment, held, versions), as the constructor in places.hpp
+PyObject* new_place(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+  return guarded([&]() -> PyObject* {
+    static const char* names[] = {"product",       "transform", "made", "packed",   "input", "output",
+                                  "channels_last", "alignment", "held", "versions", nullptr};
+    long long product, transform, made, alignment;
+    PyObject *packed, *input, *output, *held, *versions;
+    int channels_last;
+    if (!PyArg_ParseTupleAndKeywords(arguments, named, "$LLLOOOpLOO", const_cast<char**>(names), &product, &transform, &made, &packed,
+                                     &input, &output, &channels_last, &alignment, &held, &versions))
+      return nullptr;
+    Numbers handles, sizes, out_sizes, counted;
+    std::vector<Tensor> tensors;
+    if (!read_numbers(handles, packed) || !read_numbers(sizes, input) || !read_numbers(out_sizes, output) ||
+        !read_tensors(tensors, held) || !read_numbers(counted, versions))
+      return nullptr;
+    auto place = std::make_shared<Place>(product, transform, made, handles, std::move(sizes), std::move(out_sizes), channels_last != 0,
+                                         static_cast<uintptr_t>(alignment), std::move(tensors), std::move(counted));
+    PyObject* const object = type->tp_alloc(type, 0);
+    if (object) new (&reinterpret_cast<PlaceObject*>(object)->place) std::shared_ptr<Place>(std::move(place));
+    return object;
+  });
 }
 
-void leave() { registrations().clear(); }
-
-// --- conv call sites
-
-bool is_training(PyObject* module) {
-  static PyObject* const name = PyUnicode_InternFromString("training");
-  if (module == Py_None) return false;
-  PyObject* const value = PyObject_GetAttr(module, name);
-  if (!value) throw python_error();
-  Py_DECREF(value);
-  return value != Py_False;
+void drop_place(PyObject* object) {
+  PyTypeObject* const type = Py_TYPE(object);
+  std::destroy_at(&reinterpret_cast<PlaceObject*>(object)->place);
+  type->tp_free(object);
+  Py_DECREF(type);
 }
 
-// Adds a site's parameters to `call`. Returns whether the call may bypass the dispatcher: plain PyTorch tensors, no training, and no
-// gradients, tracer, dispatch mode, function transform or autocast.
-bool read_parameters(Call& call, PyObject* given) {
-  constexpr DispatchKeySet usual({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA,
-                                  DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
-  if (is_training(PyTuple_GET_ITEM(given, 1))) return false;
-  for (Py_ssize_t i = 2; i < PyTuple_GET_SIZE(given); i += 2) {
-    PyObject* const one = PyDict_GetItem(PyTuple_GET_ITEM(given, i), PyTuple_GET_ITEM(given, i + 1));
-    if (!one || !THPVariable_CheckExact(one)) return false;
-    call.parameters.push_back(&THPVariable_Unpack(one));
-  }
-  return usual.has_all(call.keys()) && !call.needs_grad();
+PyObject* remember(PyObject* object, PyObject*) {
+  return guarded([&] { return reinterpret_cast<PlaceObject*>(object)->place->remember(), none(); });
 }
 
-bool read_plain(Call& call, PyObject* given, PyObject* x, PyObject* residual) {
-  const bool adds = residual != Py_None;
-  if (!Py_IS_TYPE(x, reinterpret_cast<PyTypeObject*>(THPVariableClass)) || (adds && !THPVariable_CheckExact(residual))) return false;
-  call.x = &THPVariable_Unpack(x);
-  if (adds) call.residual = &THPVariable_Unpack(residual);
-  return read_parameters(call, given);
-}
-
-Key key_of(const Call& call, PyObject* given) {
-  Key key;
-  key.reserve(512);
-  append(key, PyLong_AsLongLong(PyTuple_GET_ITEM(given, 0)));
-  append_tensors(key, call);
-  return key;
-}
-
-// site(place, given, x, residual or None). `given` holds the site's number, the module of its normalisation or None, and for each
-// parameter the dictionary that contains it and its name there, the filters first.
-PyObject* site(PyObject*, PyObject* const* arguments, Py_ssize_t) {
-  HANDLE_TH_ERRORS
-  static PyObject* const general = PyUnicode_InternFromString("general");
-  PyObject *const place = arguments[0], *const given = arguments[1], *const x = arguments[2], *const residual = arguments[3];
-  Call call;
-  Key key;
-  const bool plain = read_plain(call, given, x, residual);
-  if (plain) {
-    key = key_of(call, given);
-    if (const auto found = table().find(key, call)) {
-      Tensor y;
-      {
-        const pybind11::gil_scoped_release released;
-        y = found->run(call);
-      }
-      return THPVariable_Wrap(std::move(y));
-    }
-  }
-  const Asking asking(plain ? &key : nullptr);
-  return PyObject_CallMethodObjArgs(place, general, x, residual, nullptr);
-  END_HANDLE_TH_ERRORS
-}
-
-// --- the same sites, named in compiled programs; arguments as in SITE_SCHEMA in conv_op.py
-
-struct Named {
-  pybind11::object given;      // as above
-  bool channels_last = false;  // whether the filters were channels-last when the site was named
+PyMethodDef place_methods[] = {
+    {"remember", remember, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 
-std::unordered_map<std::string, Named>& all_named() {  // read and written while Python waits
-  static auto& all = *new std::unordered_map<std::string, Named>;
-  return all;
-}
+PyType_Slot place_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(new_place)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_place)},
+    {Py_tp_methods, place_methods},
+    {0, nullptr},
+};
 
-void at_site(const c10::OperatorHandle&, DispatchKeySet keys, Stack* stack) {
-  static const c10::OperatorHandle in_python = c10::Dispatcher::singleton().findSchemaOrThrow("im2win::site_in_python", "");
-  constexpr size_t count = 3;
-  const c10::IValue* arguments = stack->data() + stack->size() - count;
-  Call call;
-  call.x = &arguments[0].toTensor();
-  if (arguments[1].isTensor()) call.residual = &arguments[1].toTensor();
-  std::shared_ptr<const Place> place;
-  {
-    const pybind11::gil_scoped_acquire python_waits;
-    const auto found = all_named().find(arguments[2].toStringRef());
-    const Named named = found == all_named().end() ? Named() : found->second;  // a copy, since reading parameters may run Python
-    if (named.given && read_parameters(call, named.given.ptr())) {
-      place = table().find(key_of(call, named.given.ptr()), call);
-      // compiled programs assume the output's layout; an operator bound after the module's layout changed may have another
-      if (place && place->channels_last() != (named.channels_last || is_channels_last(*call.x))) place = nullptr;
-    }
-  }
-  if (!place) return in_python.redispatchBoxed(keys, stack);
-  Tensor y = place->run(call);
-  torch::jit::drop(*stack, count);
-  stack->emplace_back(std::move(y));
-}
+PyType_Spec place_type = {"im2win_operator.Place", sizeof(PlaceObject), 0, Py_TPFLAGS_DEFAULT, place_slots};
 
 PyMethodDef functions[] = {
+    {"enter", enter_, METH_NOARGS, nullptr},
+    {"leave", leave_, METH_NOARGS, nullptr},
+    {"remembered", remembered, METH_NOARGS, nullptr},
+    {"introduce", introduce, METH_VARARGS, nullptr},
+    {"dismiss", dismiss, METH_O, nullptr},
     {"site", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(site)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "im2win_operator", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+
 const DLPackExchangeAPI* exchange_of_pytorch() {
-  const auto capsule = pybind11::getattr(pybind11::handle(THPVariableClass), "__dlpack_c_exchange_api__", pybind11::none());
-  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-  const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  const Reference capsule(PyObject_GetAttrString(classes().tensor, "__dlpack_c_exchange_api__"));
+  if (!capsule) return PyErr_Clear(), nullptr;
+  if (!PyCapsule_IsValid(capsule.get(), "dlpack_exchange_api")) return nullptr;
+  const auto* api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"));
   return api->header.version.major == DLPACK_MAJOR_VERSION && api->current_work_stream ? api : nullptr;
+}
+
+// Reads PyTorch's classes and verifies what `python.hpp` assumes of its tensors. Returns whether it is so; else an ImportError is set.
+bool know_pytorch() {
+  const Reference torch(PyImport_ImportModule("torch"));
+  if (!torch) return false;
+  Classes& all = classes();
+  all.tensor = PyObject_GetAttrString(torch.get(), "Tensor");
+  const Reference nn(PyObject_GetAttrString(torch.get(), "nn"));
+  if (nn) all.parameter = PyObject_GetAttrString(nn.get(), "Parameter");
+  if (!all.tensor || !all.parameter) return false;
+  all.out_of_memory = PyObject_GetAttrString(torch.get(), "OutOfMemoryError");
+  if (!all.out_of_memory) PyErr_Clear();
+  std::vector<Reference> tensors;
+  std::vector<std::pair<PyObject*, const void*>> addresses;
+  for (long size : {1, 2, 3}) {
+    const Reference& one = tensors.emplace_back(PyObject_CallMethod(torch.get(), "empty", "l", size));
+    if (!one) return false;
+    const Reference address(PyObject_GetAttrString(one.get(), "_cdata"));
+    if (!address) return false;
+    addresses.emplace_back(one.get(), PyLong_AsVoidPtr(address.get()));
+    if (PyErr_Occurred()) return false;
+  }
+  if (find_offset(addresses) && can_wrap()) return true;
+  PyErr_SetString(PyExc_ImportError, "this version of PyTorch holds its tensors in Python in another way");
+  return false;
 }
 
 }  // namespace
 }  // namespace im2win
 
-PYBIND11_MODULE(im2win_operator, module) {
+PyMODINIT_FUNC PyInit_im2win_operator() {
   using namespace im2win;
-  exchange = exchange_of_pytorch();
-  module.attr("has_streams") = exchange != nullptr;
-  module.def("enter", &enter);
-  module.def("leave", &leave);
-  module.def("remembered", [] { return table().size(); });
-  module.def("introduce", [](const std::string& place, pybind11::tuple given, bool channels_last) {
-    all_named()[place] = {std::move(given), channels_last};
+  return guarded([]() -> PyObject* {
+    if (!know_pytorch()) return nullptr;
+    exchange = exchange_of_pytorch();
+    Reference module(PyModule_Create(&definition));
+    const Reference type(PyType_FromSpec(&place_type));
+    if (!module || !type || PyModule_AddObjectRef(module.get(), "Place", type.get()) ||
+        PyModule_AddObjectRef(module.get(), "has_streams", exchange ? Py_True : Py_False))
+      return nullptr;
+    return Py_NewRef(module.get());
   });
-  module.def("dismiss", [](const std::string& place) { all_named().erase(place); });
-  PyModule_AddFunctions(module.ptr(), functions);
-  using namespace pybind11::literals;
-  pybind11::class_<Place, std::shared_ptr<Place>>(module, "Place")
-      .def(pybind11::init<int64_t, int64_t, int64_t, const Numbers&, Numbers, Numbers, bool, uintptr_t, std::vector<Tensor>, Numbers>(),
-           pybind11::kw_only(), "product"_a, "transform"_a, "made"_a, "packed"_a, "input"_a, "output"_a, "channels_last"_a, "alignment"_a,
-           "held"_a, "versions"_a)
-      .def("remember", &Place::remember);
 }

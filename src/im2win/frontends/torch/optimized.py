@@ -37,6 +37,11 @@ class Holder:
         vars(self).update(state)
         self._name_places()
 
+    @property
+    def names(self) -> list[str]:
+        """The call sites with the artefacts that they run on the example."""
+        return [f"{name} {' '.join(site.artefacts)}" for name, site in self.sites.items()]
+
     def _name_places(self) -> None:
         """Builds `by_place` for the current call sites; those of a copy have their own numbers."""
         calls: dict[str, Call] = {name: ("call_function", conv_op.at_site, (site.place,)) for name, site in self.sites.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +13,16 @@ from torch import nn
 
 from im2win.builder.batch import LEAST
 from im2win.common.progress import Reporter, reporting
+from im2win.device.cpu import usable_cpus
 from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
-from im2win.frontends.torch.call_site import CallSite, OwnPath, Source
-from im2win.frontends.torch.guard import of_modules
+from im2win.frontends.torch.call_site import CallSite
 from im2win.frontends.torch.inventory import rows_of
 from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Planner
 from im2win.frontends.torch.report import Report
+from im2win.frontends.torch.source import OwnPath, Source
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
@@ -100,12 +102,14 @@ def optimize(
             reporter=reporter,
         )  # fmt: skip
         reporter.step(note="tracing")
+        path = ""
         try:
-            result = _in_graph(tracing.trace(module, example), example, planner)
+            traced = tracing.trace(module, example)
+            result, path = _in_graph(traced, example, planner), traced.text
         except TraceFailure as failure:
             log.info("%s: %s; its convolutions are swapped one by one, without fusion", name, failure)
             result = _one_by_one(module, example, planner, str(failure))
-        result = _unless_slower(result, module, example, planner)
+        result = _unless_slower(result, module, path, example, planner)
         planner.reporter = Reporter(reporter.what)
     report: Report = result.im2win_report
     if report.layers and not report.swapped and not report.given_back:
@@ -113,13 +117,19 @@ def optimize(
     return result
 
 
-def _unless_slower(result: Any, module: nn.Module, example: tuple[Any, ...], planner: Planner) -> Any:
-    """The result with the time of the whole in its report; a module that runs PyTorch's path if the result is slower than that."""
+def _unless_slower(result: Any, module: nn.Module, path: str, example: tuple[Any, ...], planner: Planner) -> Any:
+    """The result with the time of the whole in its report; a module that runs PyTorch's path if the result is slower than that.
+
+    Args:
+        path: what `module` runs, in words; "" where it is not known.
+    """
     report: Report = result.im2win_report
     if planner.guard is None or not report.swapped:
         return result
     planner.reporter.step(note="comparing the whole")
-    report = replace(report, whole=of_modules(result, module, example))
+    targets = [layer.target for layer in report.layers if layer.algorithm]
+    whole = planner.guard.of_whole(planner.slug(targets[0]), result._im2win.names, path, result, module, example)
+    report = replace(report, whole=whole)
     if report.whole is not None and report.whole.slower:
         log.warning("%s: slower as a whole (%s): PyTorch's own path stays", type(module).__name__, report.whole)
         return _like(module, Holder(replace(report, given_back=True)))
@@ -148,14 +158,18 @@ def repack(module: nn.Module) -> None:
         site.repack()
 
 
-def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: int) -> None:
+def _prepare(module: nn.Module, example: tuple[Any, ...], planner: Planner, sites: Collection[CallSite]) -> None:
     """Runs the example through conv call sites in preparing mode.
 
-    If there are many, a first run notes their problems, which are then built in a batch.
+    If there are many, a first run notes their problems. Their operators are then built in a batch, and their filters packed on all CPUs.
     """
-    if sites >= LEAST or planner.trials is not None:
+    if len(sites) >= LEAST or planner.trials is not None:
         with planner.ahead():
             module(*tracing.copies(example))
+        with ThreadPoolExecutor(usable_cpus()) as threads:
+            packings = [pack for site in sites for pack in site.packings()]
+            for _ in threads.map(lambda pack: pack(), packings):
+                pass
     module(*tracing.copies(example))
 
 
@@ -168,10 +182,12 @@ def _in_graph(traced: Traced, example: tuple[Any, ...], planner: Planner) -> Any
         name: CallSite(pattern.name, pattern.source, planner, preparing=True, own=_own_path(traced, pattern))
         for name, pattern in patterns.items()
     }
-    _prepare(_with_sites(traced, patterns, sites), example, planner, len(sites))
+    result = _with_sites(traced, patterns, sites)
+    _prepare(result, example, planner, sites.values())
     ready = {name: site for name, site in sites.items() if site.ready}
     _end_preparing(sites.values())
-    result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
+    if len(ready) < len(sites):
+        result = _with_sites(traced, {name: patterns[name] for name in ready}, ready)
     result._im2win.report = Report("graph", "", planner.artefacts.built, rows_of(traced.module, example, list(sites.values())))
     return result
 
@@ -226,7 +242,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
             own = OwnPath(functools.partial(_forward, one), str(one))
             sites[id(one)] = CallSite(name, source, planner, preparing=True, own=own)
     held = Holder(Report("modules"))
-    _prepare(_swapped(module, sites, {}, held), example, planner, len(sites))
+    _prepare(_swapped(module, sites, {}, held), example, planner, sites.values())
     _end_preparing(sites.values())
     result = _swapped(module, {key: site for key, site in sites.items() if site.ready}, {}, held)
     held.report = Report("modules", note, planner.artefacts.built, rows_of(module, example, list(sites.values())))

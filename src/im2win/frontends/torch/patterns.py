@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from im2win.frontends.torch import activations
-from im2win.frontends.torch.call_site import Slot, Source
+from im2win.frontends.torch.source import Slot, Source
 from im2win.frontends.torch.tracing import Traced
 
 _functional = nn.functional

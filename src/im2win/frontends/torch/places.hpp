@@ -4,16 +4,23 @@
 #include "calls.hpp"
 #include "functions.hpp"
 
-#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/empty_strided_ops.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
 
 namespace im2win {
+
+// As at::empty_strided, whose header includes much more.
+inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, const Tensor& like) {
+  return at::_ops::empty_strided::call(c10::fromIntArrayRefSlow(sizes), c10::fromIntArrayRefSlow(strides), like.scalar_type(),
+                                       like.layout(), like.device(), std::nullopt);
+}
 
 // A contiguous tensor's sizes and strides, in memory order.
 struct Shape {
@@ -54,8 +61,8 @@ class Place : public std::enable_shared_from_this<Place> {
   Tensor run(const Call& call) const {
     const c10::DeviceGuard guard(call.x->device());
     const Tensor x = laid_out(*call.x), residual = call.residual ? laid_out(*call.residual) : Tensor();
-    const Tensor y = at::empty_strided(sizes_, strides_, x.options());
-    const Tensor scratch = made_.sizes[0] ? at::empty_strided(made_.sizes, made_.strides, x.options()) : Tensor();
+    const Tensor y = empty_strided(sizes_, strides_, x);
+    const Tensor scratch = made_.sizes[0] ? empty_strided(made_.sizes, made_.strides, x) : Tensor();
     const CurrentStream stream(device_);
     launch(x, residual, scratch, y);
     return y;

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from im2win.builder.batch import Chooser, build_ahead
+from im2win.builder.batch import LEAST, Builders, Chooser, build_ahead
 from im2win.builder.cache import Artefacts
+from im2win.builder.devices import Ask, device_for
 from im2win.common.progress import Reporter
+from im2win.device.cpu import Machine
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
-from im2win.frontends.torch.guard import Guard
+from im2win.frontends.torch.guard import Guard, Times
 from im2win.frontends.tuning import checked_trials, tune_untuned
 from im2win.records.tiers import TUNED, Untuned, checked_untuned
 from im2win.runtime.op import Op
@@ -50,6 +52,22 @@ class Decision:
         return self.reason in TUNED
 
 
+@dataclass
+class Prepared:
+    """The decision for a problem that the example brought to a call site.
+
+    Attributes:
+        error: largest difference from PyTorch over the largest sum of magnitudes; None where nothing was compared.
+        times: of im2win's operator and of PyTorch's path; None where they were not timed.
+        found: the decision before they were timed, where that changed it.
+    """
+
+    decision: Decision
+    error: float | None = None
+    times: Times | None = None
+    found: Decision | None = None
+
+
 class Planner:
     """Makes one decision for each problem.
 
@@ -78,6 +96,7 @@ class Planner:
         self.artefacts, self._logs, self.reporter = Artefacts(cache), logs, reporter or Reporter("optimizing")
         self.guard = Guard(self.artefacts.folder) if guard else None
         self._chooser = Chooser(self.artefacts.folder, logs, self.accuracy, checked_untuned(untuned))
+        self._devices: dict[str, Device] = {}
         self._decided: dict[tuple[Conv2d, str], Decision] = {}
         self._wanted: dict[tuple[Conv2d, str], None] | None = None  # collects problems inside `ahead`
         self._noted = False
@@ -122,8 +141,12 @@ class Planner:
         if self.trials is not None:
             self._tune(wanted, self.trials)
         self.reporter.step(note=f"selecting and building {len(wanted)} operators")
-        missing = [(conv, self._device(target)) for conv, target in wanted]
-        self.artefacts.built += build_ahead(self._chooser, missing, reporter=self.reporter)
+        if wanted and self._chooser.untuned == "default":  # some of them will be called
+            native.begin()
+        with Builders() as builders:
+            ask = builders.host if len(wanted) >= LEAST else Machine.host
+            missing = [(conv, self._device(target, ask)) for conv, target in wanted]
+            self.artefacts.built += build_ahead(self._chooser, missing, builders, self.reporter)
 
     def _tune(self, wanted: list[tuple[Conv2d, str]], trials: int) -> None:
         """Tunes the problems that no record of this device is about."""
@@ -145,26 +168,26 @@ class Planner:
         """The device's name in the cache and in logs."""
         return self._device(target).name
 
-    def _device(self, target: str) -> Device:
-        from im2win.registry.backends import device_for
-
-        return device_for(target, self.threads if target == "cpu" else None)
+    def _device(self, target: str, ask: Ask = Machine.host) -> Device:
+        if target not in self._devices:
+            self._devices[target] = device_for(target, self.threads if target == "cpu" else None, ask)
+        return self._devices[target]
 
     def _decide(self, conv: Conv2d, target: str) -> Decision:
         device = self._device(target)
-        choice = self._chooser.choose(conv, device)
-        if not choice.algorithm:
-            return Decision("", None, choice.tier)
+        selection = self._chooser.select(conv, device)
+        if not selection.algorithm:
+            return Decision("", None, selection.tier)
         if target == "cpu":
             pool.share()
         native.load()
-        name, op = self.artefacts.get(conv, choice.algorithm, choice.tile, device, tuned=choice.tier == "exact")
+        name, op = self.artefacts.selected(selection, conv, device)
 
         def another(other: Conv2d) -> str | None:
             return self.decide(other, target).name or None
 
         register(name, op, another if self.dynamic == "build" else None)
-        return Decision(name, op, choice.tier, target)
+        return Decision(name, op, selection.tier, target)
 
     def note_other_shape(self, layer: str, shape: tuple[int, ...], layout: str) -> None:
         """Logs, once for a module, that an input has another shape or layout than on the example."""

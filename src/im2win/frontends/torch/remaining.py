@@ -11,8 +11,8 @@ from torch.nn.modules import module as hooks
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from im2win.frontends.torch.call_site import Slot
 from im2win.frontends.torch.patterns import source_of
+from im2win.frontends.torch.source import Slot
 from im2win.frontends.torch.tracing import copies
 
 UNREACHED = "the example did not reach it"

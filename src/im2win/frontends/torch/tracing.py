@@ -34,6 +34,11 @@ class Traced:
     facts: dict[fx.Node, tuple[Any, ...]]
     given: int
 
+    @property
+    def text(self) -> str:
+        """What the module runs on the example, in words that tell different modules apart."""
+        return "\n".join([repr(self.module), str(self.graph), *map(str, self.facts.values())])
+
 
 class _Facts(fx.Interpreter):
     """Runs a graph with PyTorch's own modules and records facts of its nodes' outputs."""
@@ -197,7 +202,19 @@ def alone(traced: Traced, pattern: Pattern) -> Callable[..., Any] | None:
         if node in inside:
             mapped[node] = new.node_copy(node, copied)
     new.output(mapped[pattern.nodes[-1]])
-    return None if outside else _function(new)
+    return None if outside else _function_when_called(new)
+
+
+def _function_when_called(new: fx.Graph) -> Callable[..., Any]:
+    """As `_function`, compiled at the first call, since most paths are timed only once."""
+    made: list[Callable[..., Any]] = []
+
+    def run(*given: Any) -> Any:
+        if not made:
+            made.append(_function(new))
+        return made[0](*given)
+
+    return run
 
 
 def _function(new: fx.Graph) -> Callable[..., Any]:
