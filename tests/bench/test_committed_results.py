@@ -31,7 +31,6 @@ STALE = {
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-exact-float32-b128.json": "no digest",
     f"{H200}/papers12-float16-b128.json": "no digest",
-    f"{H200}/papers12-float32-b128.json": "no digest",
     f"{H200}/papers12-nhwc-float16-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     f"{H200}/resnet50-float32-b1.json": "no digest",
@@ -55,7 +54,6 @@ SLOWER = {
     f"{INTEL}/papers12-float32-b1.json": ["conv2", "conv6"],
     f"{INTEL}/resnet50-float32-b1.json": ["res2_1_expand", "res3_2_reduce", "res3_2_3x3", "res4_1_expand"],
     f"{H200}/papers12-float16-b128.json": ["conv4"],
-    f"{H200}/papers12-float32-b128.json": ["conv3", "conv10", "conv12"],
     f"{H200}/papers12-tvm16-float32-b128.json": ["conv2"],
     f"{H200}/resnet50-float32-b1.json": ["conv1", "res2_1_3x3", "res4_1_reduce", "res4_1_shortcut", "res5_1_reduce", "res5_1_3x3"],
 }

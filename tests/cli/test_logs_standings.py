@@ -38,12 +38,12 @@ def test_show_stale_names_what_mends_it(command: Callable[..., Any], tmp_path: P
     shown = command("logs", "show", tmp_path, "--stale").out
     assert f"{HOST.name} {CONV}: " in shown and "the algorithm of today's default tile, was not tried" in shown
     assert f"im2win tune {CONV} --target cpu --logs {tmp_path}" in shown
-    assert f"{HOST.name}: 1 of 1 layers have records that are only hints." in shown
+    assert f"{HOST.name}: the records of 1 of 1 layer are only hints." in shown
     assert "nvidia-x: its default tiles are unknown on this machine." in shown
     (mine, other) = json.loads(command("logs", "show", tmp_path, "--stale", "--json").out)["devices"]
     assert [row["conv"] for row in mine["stale"]] == [str(CONV)] and mine["layers"] == 1 and not other["known"]
     fill(log, *beside_default(record, HOST))
-    assert f"{HOST.name}: 0 of 1 layers" in command("logs", "show", tmp_path, "--stale", "--device", HOST.name).out
+    assert f"{HOST.name}: the records of 0 of 1 layer are" in command("logs", "show", tmp_path, "--stale", "--device", HOST.name).out
 
 
 def test_restamp_emits_kernels_and_then_lists_standings(command: Callable[..., Any], tmp_path: Path) -> None:

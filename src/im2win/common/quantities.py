@@ -15,6 +15,13 @@ def bytes_text(count: int | None) -> str:
     return f"{size:.1f} GiB"
 
 
+def counted(count: int, what: str, verb: str = "") -> str:
+    """A number of things, with a verb of the plural: "1 layer", "2 layers", "1 layer has", "2 layers have"."""
+    one = {"have": "has", "are": "is", "were": "was"}
+    name = what if count == 1 else f"{what}s"
+    return " ".join(filter(None, (str(count), name, one.get(verb, f"{verb}s" if verb else "") if count == 1 else verb)))
+
+
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds with three significant digits or more."""
     return "-" if seconds is None else f"{seconds * 1e3:.3f}" if seconds < 1 else f"{seconds * 1e3:.0f}"

@@ -17,6 +17,7 @@ from im2win.common.quantities import duration, milliseconds
 from im2win.records.folders import Logs, folder_to_write
 from im2win.records.log import Log
 from im2win.records.lookup import applies_at_once, search
+from im2win.records.merit import vouched
 from im2win.records.record import Record
 from im2win.registry.backends import Device, backend_for, device_for
 from im2win.registry.schedules import candidates
@@ -156,12 +157,16 @@ def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accura
         names = [row.key for row in candidates(algorithm, conv, backend.target, accuracy)]
     except ValueError:  # no algorithm computes it
         return None
-    here = (record for record in log.read(conv, backend.name) if record.threads == backend.threads and record.target == backend.target)
-    tried = {(record.method, str(record.tile)) for record in here if record.method in names and applies_at_once(record, [log])}
-    if len(tried) < trials:
+    records = log.read(conv, backend.name)
+    here = [record for record in records if (record.threads, record.target) == (backend.threads, backend.target) and record.method in names]
+    here = [record for record in here if applies_at_once(record, [log])]
+    if len({(record.method, str(record.tile)) for record in here}) < trials:
+        return None
+    standing = vouched(here[0], records, log, device, accuracy)
+    if standing is None or standing.reason is not None:  # to know more takes rankings, which the session makes on all CPUs
         return None
     found = search(conv, device, names, folder, accuracy)
-    return found.record if found.tier == "exact" and found.record in log.read(conv, backend.name) else None
+    return found.record if found.tier == "exact" and found.record in records else None
 
 
 def shared_out(jobs: Sequence[Job], pools: Sequence[Pool], do: Callable[[Job, Pool, threading.Event], None]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ pytest.importorskip("onnxruntime")
 from model_graphs import graph, helper, integers, node, numpy_helper  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.cli.commands.models import untuned_text  # noqa: E402
 from im2win.frontends.models import compiler  # noqa: E402
 
 
@@ -39,13 +42,37 @@ def test_in_float16_the_problems_of_its_kernels_are_tuned() -> None:
 def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> None:
     onnx.save(one(), tmp_path / "model.onnx")
     done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
-    assert done.status == 0 and "1 layers have no tuning record of this device" in done.out
+    assert done.status == 0 and "1 layer has no tuning record of this device" in done.out
     done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--json")
     values = json.loads(done.out)
     assert done.status == 0 and values["schema"] == 1 and values["layers"][0]["conv"] == "n1-c4x8x8-k4x1x1" and values["left"] == []
     [only] = values["operators"]
     assert only == {"name": "Conv_y", "operator": "Conv", "ours": True, "flops": 2048, "fused": [], "unfused": "its output is the model's"}
     assert values["share_left"] == 0.0
+
+
+def test_the_advice_is_a_command_that_mends_it(tmp_path: Path, command: Any) -> None:
+    onnx.save(one(), tmp_path / "the model.onnx")
+    told = ["--logs", tmp_path / "logs", "--threads", "1", "--accuracy", "exact", "--batch", "2"]
+    wanted = ["compile", tmp_path / "the model.onnx", "--out", tmp_path / "model.so", *told, "--json"]
+    (tmp_path / "logs").mkdir()
+    advice = json.loads(command(*wanted).out)["advice"]
+    count, _, said = advice.partition(": ")
+    program, *arguments = shlex.split(said.removesuffix(", or --trials 64"))
+    assert count == "1 layer has no tuning record of this device" and program == "im2win"
+    assert command(*arguments, "--trials", "1").status == 0
+    assert json.loads(command(*wanted).out)["advice"] == ""
+
+
+@pytest.mark.parametrize("key", ["n1-c4x8x8-k4x1x1-float16-NHWC", "n1-c4x8x8-k4x1x1"])
+def test_the_advice_tells_what_was_told(key: str) -> None:
+    layers = [SimpleNamespace(conv=key, tier=tier) for tier in ("default", "nearest layer", "exact")]
+    dtype = "float16" if "float16" in key else None
+    text = untuned_text(layers, Path("m.onnx"), [1, 8], target="cuda", dtype=dtype, logs=None, threads=None, accuracy="float32")
+    more = " --dtype float16 --layout NHWC" if dtype else ""
+    commands = f"im2win tune m.onnx --target cuda{more} --batch 1 and im2win tune m.onnx --target cuda{more} --batch 8"
+    assert text == f"2 layers have no tuning record of this device: {commands}, or --trials 64"
+    assert untuned_text(layers[2:], Path("m.onnx"), [None]) == ""
 
 
 def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: Any) -> None:

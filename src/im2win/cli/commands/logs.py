@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from im2win.cli.commands import options, outputs, tables
+from im2win.common.quantities import counted
 from im2win.spec import methods
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _show_stale(log: Log, device: str | None, json: bool) -> None:
             console.print(f"{name} {row['conv']}: {row['reason']}\n  {row['command']}", markup=False, soft_wrap=True)
         last = "its default tiles are unknown on this machine."
         if known is not None:
-            last = f"{len(rows)} of {total} layers have records that are only hints."
+            last = f"the records of {len(rows)} of {counted(total, 'layer')} are only hints."
         console.print(f"{name}: {last}", markup=False, soft_wrap=True)
     if json:
         tables.print_json({"folder": str(log.folder), "devices": found})

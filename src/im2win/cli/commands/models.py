@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
+from im2win.common.quantities import counted
 from im2win.device.affinity import off_bound_cpus
 from im2win.records.tiers import TUNED
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
+from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
     from im2win.frontends.onnx.coverage import Covered
     from im2win.runtime.model import Model
 
 TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
+
+
+class _Tiered(Protocol):
+    """A layer of a compiled model: the key of its problem, and the tier that its tile is from."""
+
+    @property
+    def conv(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
 
 
 class InputError(ValueError):
@@ -60,8 +72,10 @@ def compile_(
     )
     manifest = compiled.manifest
     operators = coverage(load(model)[1], compiled.batches[0], {one.name for one in manifest.layers}, products=True)
+    told = {"target": target, "dtype": dtype, "logs": logs, "threads": threads, "accuracy": accuracy}
+    advice = untuned_text(manifest.layers, model, batches or [None], **told)
     if json:
-        typer.echo(dumps(_as_dict(out, compiled, operators), indent=1))
+        typer.echo(dumps({**_as_dict(out, compiled, operators), "advice": advice}, indent=1))
         return
     fusions = fusion_texts(operators)
     rows: list[list[object]] = []
@@ -77,14 +91,35 @@ def compile_(
     sizes = ", ".join(map(str, compiled.batches))
     if share := share_text(operators):
         console.print(share, soft_wrap=True)
-    if untuned := sum(layer.tier not in TUNED for layer in manifest.layers):
-        console.print(f"{untuned} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
+    if advice:
+        console.print(advice, soft_wrap=True)
     console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {tiers or 'none'}.", soft_wrap=True)
 
 
 def fusion_texts(operators: Sequence[Covered]) -> dict[str, str]:
     """What is fused with each layer and why no more is, by its name."""
     return {one.name: "; ".join(filter(None, (" ".join(one.fused), one.unfused))) for one in operators if one.ours}
+
+
+def untuned_text(layers: Sequence[_Tiered], model: Path, batches: Sequence[int | None], **told: object) -> str:
+    """How many layers no tuning record of this device is about, and the commands that make them; "" if each has one.
+
+    Args:
+        batches: numbers of images that were asked for; None for the model's own.
+        told: other options as they were given; those that were not, or that are `im2win tune`'s own, are left out.
+    """
+    untuned = [Conv2d.parse(layer.conv) for layer in layers if layer.tier not in TUNED]
+    if not untuned:
+        return ""
+    usual = {"target": "cpu", "accuracy": "float32"}
+    given = {name: value for name, value in told.items() if value is not None and value != usual.get(name)}
+    if all(conv.layout == "NHWC" for conv in untuned):
+        given["layout"] = "NHWC"
+    words = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items())
+    commands = (
+        f"im2win tune {shlex.quote(str(model))}{words}" + (f" --batch {batch}" if batch is not None else "") for batch in batches
+    )
+    return f"{counted(len(untuned), 'layer', 'have')} no tuning record of this device: {' and '.join(commands)}, or --trials 64"
 
 
 def share_text(operators: Sequence[Covered]) -> str:

@@ -12,8 +12,9 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
-from im2win.cli.commands.models import TIERS, fusion_texts, share_text
-from im2win.records.tiers import TUNED, checked_untuned
+from im2win.cli.commands.models import TIERS, fusion_texts, share_text, untuned_text
+from im2win.common.quantities import counted
+from im2win.records.tiers import checked_untuned
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -48,8 +49,9 @@ def onnxruntime(
     )
     if done.note:
         log.warning("%s: %s", out, done.note)
+    advice = untuned_text(done.layers, model, [batch], logs=logs, threads=threads, accuracy=accuracy)
     if json:
-        typer.echo(dumps(done.as_dict(), indent=1))
+        typer.echo(dumps({**done.as_dict(), "advice": advice}, indent=1))
         return
     fusions = fusion_texts(done.operators)
     rows: list[list[object]] = []
@@ -72,8 +74,8 @@ def onnxruntime(
         )
     if share := share_text(done.operators):
         console.print(share, soft_wrap=True)
-    if untuned_count := sum(layer.tier not in TUNED for layer in done.layers):
-        console.print(f"{untuned_count} layers have no tuning record of this device: im2win tune {model}, or --trials 64", soft_wrap=True)
-    console.print(f"{done.path}: {len(done.layers)} convolutions on im2win; {memory}; tiles: {tiers or 'none'}.", soft_wrap=True)
+    if advice:
+        console.print(advice, soft_wrap=True)
+    console.print(f"{done.path}: {counted(len(done.layers), 'convolution')} on im2win; {memory}; tiles: {tiers or 'none'}.", soft_wrap=True)
     if done.layers:
         console.print(f"{done.library}: {size}; give it to SessionOptions.register_custom_ops_library.", soft_wrap=True)
