@@ -299,7 +299,8 @@ def test_built_libraries_give_right_answers(tuned: Path, command: Callable[..., 
     generator = np.random.default_rng(0)
     x = generator.integers(-4, 5, op.conv.input_shape).astype("float32")  # small integers: every order of the sum is exact
     w = generator.integers(-4, 5, op.conv.filter_shape).astype("float32")
-    assert op.tuned and np.array_equal(op(x, w), reference(op.conv, x, w))
+    rounding = 1e-3 if op.algorithm.startswith("winograd") else 0  # its transforms divide; which algorithm was the fastest is chance
+    assert op.tuned and np.abs(op(x, w) - reference(op.conv, x, w)).max() <= rounding
 
 
 def test_build_without_logs_takes_the_default_tile(command: Callable[..., Any], tmp_path: Path) -> None:
