@@ -277,7 +277,7 @@ def test_logs_show_merge_prune(tuned: Path, command: Callable[..., Any], tmp_pat
     shown = command("logs", "show", tuned).out
     assert Machine.host().name in shown and SMALL in shown
     merged = command("logs", "merge", tuned, tuned, "--into", tmp_path)
-    assert merged.out.startswith(f"{count} records added, {count} were there, 0 lines")
+    assert merged.out.startswith(f"{count} records added, {count} there before, 0 lines")
     path = Log(tmp_path).path(Conv2d.parse(SMALL), Machine.host().name)
     path.write_text(path.read_text() + "{broken\n")
     assert f"{path}:{count + 1}: " in command("logs", "show", tmp_path).out

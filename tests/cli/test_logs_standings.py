@@ -53,10 +53,10 @@ def test_restamp_emits_kernels_and_then_lists_standings(command: Callable[..., A
     log, folder = fill(Log(tmp_path), record), tmp_path / HOST.name
     assert "its kernels have no current proof" in command("logs", "restamp", tmp_path, "--choices").out and current_proof(folder) is None
     done = command("logs", "restamp", tmp_path, "--processes", 1)
-    assert f"{HOST.name}: 1 of 1 records emit the kernel that was timed." in done.out
-    assert f"{HOST.name}, accuracy float32: 1 layers new-algorithm" in done.out
+    assert f"{HOST.name}: the kernel that was timed is emitted for 1 of 1 record." in done.out
+    assert f"{HOST.name}, accuracy float32: 1 layer new-algorithm" in done.out
     fill(log, *beside_default(record, HOST))
     done = command("logs", "restamp", tmp_path, "--choices", "--processes", 1)
-    assert "emit the kernel" not in done.out and f"{HOST.name}, accuracy float32: 1 layers met" in done.out
+    assert "is emitted for" not in done.out and f"{HOST.name}, accuracy float32: 1 layer met" in done.out
     proof = current_proof(folder)
     assert proof is not None and proof.choices is not None and proof.choices.layers[str(CONV), "float32"][0] == "met"

@@ -29,7 +29,7 @@ def test_barriers_and_fusion_are_explained(source: Path, command: Callable[..., 
     for line in (
         "barriers: drops or weakens barriers that an argument about indices shows to be needless; 2 matches",
         "pkf-shmem: fuses a kernel with the one that reads its result, held in shared memory; 1 matches",
-        "-      __syncthreads();", "+      __syncwarp();", "-// workspace: V float32 8192", f"{out}: 1 kernels, 1 launches.",
+        "-      __syncthreads();", "+      __syncwarp();", "-// workspace: V float32 8192", f"{out}: 1 kernel, 1 launch.",
     ):  # fmt: skip
         assert line in done.out, line
     assert "only threads of one warp conflict: thread" in done.out and "weakened to __syncwarp" in done.out

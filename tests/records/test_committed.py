@@ -22,6 +22,7 @@ from im2win.records.record import Record
 from im2win.records.standings import device_of, of_layer
 from im2win.registry.backends import backend_for
 from im2win.registry.schedules import candidates, schedule_of
+from im2win.schedules.cuda.model import multistage
 from im2win.schedules.cuda.model import warp_specialized as model
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
@@ -186,6 +187,21 @@ def test_how_well_the_model_of_filters_in_steps_fits() -> None:
     text = " ".join(str(model.__doc__).split())
     assert f"of {count} tiles of {len(off)} layers: how far estimates are off has a standard deviation of {100 * within:.0f} %" in text
     assert f"and its mean one of {100 * between:.0f} % between layers" in text
+
+
+def test_how_well_the_models_choose_among_recorded_tiles() -> None:
+    """As the model of multistage kernels says. Of layers with eight records at least; Winograd's own tolerance is another question."""
+    backend, lost = backend_for(H200), []
+    for conv in LOG.convs("nvidia-h200"):
+        last = {(one.method, str(one.tile)): one for one in LOG.read(conv, "nvidia-h200") if conv.dtype == "float32" and one.seconds}
+        found = [(one, schedule_of(one.method), backend.tile(schedule_of(one.method), one.tile)) for one in last.values()]
+        usable = [each for each in found if backend.proven(conv, each[2]) and not backend.violations(conv, *each[1:])]
+        if len(usable) >= 8:
+            first = min(usable, key=lambda each: backend.cost(conv, *each[1:]))[0]
+            lost.append(first.cost / min(one.cost for one in last.values()))
+    mean, most = f"{geometric_mean(lost):.2f}", f"{max(lost):.2f}"
+    text = " ".join(str(multistage.__doc__).split())
+    assert f"On {len(lost)} float32 layers" in text and f"costs {mean} times as much as the best, and {most} times at most" in text
 
 
 def test_which_layers_of_resnet50_are_ours_in_float16() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from im2win.builder.batch import Chooser
 from im2win.common.files import default_folder
 from im2win.common.progress import Reporter, reporting
+from im2win.common.quantities import counted
 from im2win.records.folders import Logs
 from im2win.records.record import Record
 from im2win.spec.accuracy import Accuracy
@@ -54,7 +55,7 @@ def tune_untuned(
     if not untuned:
         return
     if reporter is None:
-        with reporting(f"tuning {len(untuned)} layers") as made:
+        with reporting(f"tuning {counted(len(untuned), 'layer')}") as made:
             found = tune_layers(untuned, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy, reporter=made)
     else:
         found = tune_layers(untuned, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy, reporter=reporter)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from im2win.common.quantities import counted
 from im2win.records.folders import Logs, folder_to_write
 from im2win.records.log import Log
 from im2win.records.record import Record
@@ -159,7 +160,7 @@ def _winner(session: Session) -> Record:
     """The latest correct record of the best candidate."""
     if session.best is None:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in session.outcomes.items())
-        raise TuneError(f"tuning {session.conv} found no right kernel in {len(session.tried)} trials ({counts}); see the log.")
+        raise TuneError(f"tuning {session.conv} found no right kernel in {counted(len(session.tried), 'trial')} ({counts}); see the log.")
     choice, _ = session.best
     records = session.log.read(session.conv, session.backend.name)
     return next(r for r in reversed(records) if (r.method, r.tile) == (choice.algorithm, choice.tile.as_dict()) and r.outcome == "ok")

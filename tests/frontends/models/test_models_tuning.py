@@ -70,7 +70,7 @@ def test_the_advice_tells_what_was_told(key: str) -> None:
     dtype = "float16" if "float16" in key else None
     text = untuned_text(layers, Path("m.onnx"), [1, 8], target="cuda", dtype=dtype, logs=None, threads=None, accuracy="float32")
     more = " --dtype float16 --layout NHWC" if dtype else ""
-    commands = f"im2win tune m.onnx --target cuda{more} --batch 1 and im2win tune m.onnx --target cuda{more} --batch 8"
+    commands = f"im2win tune m.onnx --target cuda{more} --batch 1 && im2win tune m.onnx --target cuda{more} --batch 8"
     assert text == f"2 layers have no tuning record of this device: {commands}, or --trials 64"
     assert untuned_text(layers[2:], Path("m.onnx"), [None]) == ""
 

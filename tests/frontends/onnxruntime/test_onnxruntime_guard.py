@@ -115,6 +115,18 @@ def test_slower_as_a_whole_writes_the_original(finds: Any, tmp_path: Path) -> No
     assert "im2win" not in domains(made.path)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "differs"), [(0, False), (1, False), (2, True), (100, True)], ids=["equal", "a tie of a hundred", "more", "all"]
+)
+def test_indices_may_differ_where_rounding_decides_a_tie(wrong: int, differs: bool) -> None:
+    from im2win.frontends.onnxruntime import timing
+
+    expected = np.arange(100, dtype=np.int64)
+    found = np.where(expected < wrong, expected + 1, expected)
+    assert timing._differ(found, expected) is differs
+    assert not timing._differ(expected[:0], expected[:0]) and timing._differ(expected > 0, expected > 2)
+
+
 def test_other_outputs_are_not_used(finds: Any, tmp_path: Path) -> None:
     finds(Found(failed="its outputs differ from ONNX Runtime's"), FASTER, FASTER)
     assert [one.name for one in rewritten(tmp_path).layers] == ["Conv_y"]

@@ -15,6 +15,7 @@ from im2win.bench.peers.cpu import Array
 from im2win.bench.peers.subject import PeerError, Tensors, Trial
 from im2win.cli.commands import options, tables, tune, workload
 from im2win.common.progress import reporting
+from im2win.common.quantities import counted
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d
 
@@ -83,7 +84,7 @@ def demo(
     console = tables.console()
     with tempfile.TemporaryDirectory(prefix="im2win-demo-") as temporary:
         logs, libraries = Path(temporary, "logs"), Path(temporary, "libraries")
-        console.print(f"1. Tune {len(chosen)} layers, {trials} candidates each")
+        console.print(f"1. Tune {counted(len(chosen), 'layer')}, {counted(trials, 'candidate')} each")
         with reporting("tuning") as reporter:
             results, interrupted = tune.tune_layers(chosen, "cpu", reporter, {"trials": trials, "logs": logs, "threads": threads})
         if interrupted:

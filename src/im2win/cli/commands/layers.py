@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables, workload
+from im2win.common.quantities import counted
 from im2win.reports.memory import mebibytes, ours
 from im2win.spec import methods
 
@@ -52,7 +53,7 @@ def layers(
     console = tables.console()
     console.print(tables.table(None, ("layer", "problem", "count", "GFLOP", "bytes", "flop/byte"), map(_cost, rows), left=2))
     total = sum(row["count"] * row["flops"] for row in rows)
-    console.print(f"{len(rows)} layers, {sum(row['count'] for row in rows)} convolutions, {total / 1e9:.2f} GFLOP\n")
+    console.print(f"{counted(len(rows), 'layer')}, {counted(sum(row['count'] for row in rows), 'convolution')}, {total / 1e9:.2f} GFLOP\n")
     storage = [[row["name"], *(_storage(row["algorithms"][name]) for name in SCHEDULES)] for row in rows]
     console.print(tables.table("Transformed tensor by formula", ("layer", *map(methods.shown, SCHEDULES)), storage))
     if memory and target == "cuda":

@@ -139,7 +139,8 @@ def merge(
     from im2win.records.log import merge as merge_logs
 
     done = merge_logs([_open(source) for source in sources], Log(into))
-    tables.console().print(f"{done.added} records added, {done.duplicates} were there, {done.broken} lines unreadable.")
+    added, broken = counted(done.added, "record"), counted(done.broken, "line")
+    tables.console().print(f"{added} added, {done.duplicates} there before, {broken} unreadable.")
 
 
 @app.command()
@@ -157,7 +158,7 @@ def prune(
     done = log.prune(keep, accepts=lookup.stale if stale else None, device=device, dry_run=dry_run)
     verb = "would be kept" if dry_run else "kept"
     dropped = f"{done.slower} slower, {done.failing} failed, {done.stale} stale, {done.broken} unreadable"
-    tables.console().print(f"{done.kept} records {verb}; dropped: {dropped}.")
+    tables.console().print(f"{counted(done.kept, 'record')} {verb}; dropped: {dropped}.")
 
 
 @app.command()
@@ -195,7 +196,7 @@ def _emit_again(log: Log, name: str, processes: int, *, write: bool) -> int:
     with tables.progress(name) as progress:
         verdicts = emit_again(log, name, processes=processes, write=write, progress=progress)
     changed = [one for one in verdicts if one.reason is not None]
-    console.print(f"{name}: {len(verdicts) - len(changed)} of {len(verdicts)} records emit the kernel that was timed.")
+    console.print(f"{name}: the kernel that was timed is emitted for {len(verdicts) - len(changed)} of {counted(len(verdicts), 'record')}.")
     for one in changed:
         console.print(f"  {one.record.conv} {methods.shown(one.record.method)}: {one.reason}", markup=False, soft_wrap=True)
     return len(changed)
@@ -214,4 +215,4 @@ def _rank_again(log: Log, name: str, processes: int) -> None:
         return
     counts = Counter((one.accuracy, one.standing.kind) for one in found)
     for (accuracy, kind), count in sorted(counts.items()):
-        console.print(f"{name}, accuracy {accuracy}: {count} layers {kind}")
+        console.print(f"{name}, accuracy {accuracy}: {counted(count, 'layer')} {kind}")

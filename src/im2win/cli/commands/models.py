@@ -116,10 +116,9 @@ def untuned_text(layers: Sequence[_Tiered], model: Path, batches: Sequence[int |
     if all(conv.layout == "NHWC" for conv in untuned):
         given["layout"] = "NHWC"
     words = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items())
-    commands = (
-        f"im2win tune {shlex.quote(str(model))}{words}" + (f" --batch {batch}" if batch is not None else "") for batch in batches
-    )
-    return f"{counted(len(untuned), 'layer', 'have')} no tuning record of this device: {' and '.join(commands)}, or --trials 64"
+    each = (f" --batch {batch}" if batch is not None else "" for batch in batches)
+    commands = " && ".join(f"im2win tune {shlex.quote(str(model))}{words}{more}" for more in each)
+    return f"{counted(len(untuned), 'layer', 'have')} no tuning record of this device: {commands}, or --trials 64"
 
 
 def share_text(operators: Sequence[Covered]) -> str:

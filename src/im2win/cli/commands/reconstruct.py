@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from im2win.cli.commands import outputs, tables
+from im2win.common.quantities import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +67,8 @@ def reconstruct(
     for path, part in parts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(part.annotated())
-        console.print(f"{path}: {len(part.kernels)} kernels, {len(part.launches)} launches.", markup=False, soft_wrap=True)
+        kernels, launches = counted(len(part.kernels), "kernel"), len(part.launches)
+        console.print(f"{path}: {kernels}, {launches} {'launch' if launches == 1 else 'launches'}.", markup=False, soft_wrap=True)
 
 
 def _validators(unit: Unit) -> tuple[Validator, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from im2win.common.progress import reporting
+from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiler_on_path
 from im2win.export.c_abi.operators import DOMAIN, workspace_of
@@ -149,7 +150,7 @@ def for_onnxruntime(
         written.parent.mkdir(parents=True, exist_ok=True)
         linked.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder, reporting(f"onnxruntime {written.name}") as reporter:
-            reporter.step(note=f"building {len({one.convolution.conv for one in kept})} kernels")
+            reporter.step(note=f"building {counted(len({one.convolution.conv for one in kept}), 'kernel')}")
             built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
             work = Work(model, built, machine, written, linked, Path(folder), reporter)
             made = work.guarded(kept, batch or 1) if guard and not missing() else work.unguarded(kept)

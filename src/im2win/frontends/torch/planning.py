@@ -11,6 +11,7 @@ from im2win.builder.batch import LEAST, Builders, Chooser, build_ahead
 from im2win.builder.cache import Artefacts
 from im2win.builder.devices import Ask, device_for
 from im2win.common.progress import Reporter
+from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
 from im2win.frontends.torch import native, pool
 from im2win.frontends.torch.bound import log, register
@@ -140,7 +141,7 @@ class Planner:
             self._wanted = None
         if self.trials is not None:
             self._tune(wanted, self.trials)
-        self.reporter.step(note=f"selecting and building {len(wanted)} operators")
+        self.reporter.step(note=f"selecting and building {counted(len(wanted), 'operator')}")
         if wanted and self._chooser.untuned == "default":  # some of them will be called
             native.begin()
         with Builders() as builders:

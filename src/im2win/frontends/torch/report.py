@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from im2win.common.quantities import counted
 from im2win.frontends.torch.guard import Times
 from im2win.spec.captured_layers import append_layers
 from im2win.spec.conv2d import Conv2d
@@ -106,7 +107,7 @@ class Report:
     def summary(self) -> str:
         """What became of the module, in a few sentences: counts, time, what is not im2win's, and what would improve it."""
         how = "traced" if self.mode == "graph" else f"modules swapped one by one, nothing fused: {self.note}"
-        lines = [f"{self.swapped} of {len(self.layers)} convolutions on im2win, {self.built} built; {how}"]
+        lines = [f"{self.swapped} of {counted(len(self.layers), 'convolution')} on im2win, {self.built} built; {how}"]
         if self.whole is not None:
             kept = "; PyTorch's own path stays" if self.given_back else ""
             lines.append(f"the whole: {self.whole}, {self.whole.theirs_s / self.whole.ours_s:.2f}x{kept}")
