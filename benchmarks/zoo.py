@@ -16,7 +16,7 @@ from typing import Any
 
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import digests
-from im2win.bench.zoo import ALLOWED, SUBJECTS, measured
+from im2win.bench.zoo import ALLOWED, SUBJECTS, build_ahead, measured
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=ALLOWED, default="float32")
     parser.add_argument("--only", default=",".join(NETWORKS), help="only these networks, with commas between them")
     parser.add_argument("--subjects", help="only these, with commas between them: ours, ours_nhwc (channels-last) and peers")
+    parser.add_argument("--build-ahead", type=int, default=0, metavar="N", help="build all networks' kernels first, in N processes")
     parser.add_argument("--seconds", type=float, default=20, help="of timing, all subjects of a network and mode together")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -53,9 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
         same = before["digests"] == made and (before["batch"], before["dtype"]) == (options.batch, options.dtype)
         rows = before["rows"] if same else []
     facts = {"device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch}
-    for name in options.only.split(","):
-        if any(row["network"] == name for row in rows):
-            continue
+    names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
+    if options.build_ahead:
+        for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects, options.build_ahead).items():
+            print(f"{name} is not built ahead: {why}", flush=True)
+    for name in names:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
         rows += found
         replace_json(options.json, {

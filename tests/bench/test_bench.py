@@ -216,6 +216,30 @@ def test_rounds_time_what_was_asked() -> None:
     assert 0.004 <= min(samples["slow"]) < 0.02 and 0.0005 <= min(samples["fast"]) < 0.004
 
 
+def test_rounds_go_on_while_the_samples_leave_a_doubt() -> None:
+    asked: list[int] = []
+
+    def unclear(samples: Any) -> bool:
+        asked.append(len(samples["fast"]))
+        return len(asked) < 3
+
+    with Worker(Fake("fast", 0.0005), 1) as fast:
+        fast.prepare(SMALL, seed=0)
+        samples, _ = interleaved({"fast": fast}, rounds=2, warmup=0.01, settle=0.0, unclear=unclear)
+        assert asked == [2, 3, 4] and len(samples["fast"]) == 4
+        samples, _ = interleaved({"fast": fast}, rounds=2, warmup=0.01, settle=0.0, unclear=lambda _: True)
+        assert len(samples["fast"]) == 2 * harness.PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("ours", "unclear"), [((1.0, 1.01, 0.99), False), ((1.01, 1.05, 1.03), True), ((1.1, 1.11, 1.1), False)],
+    ids=["as fast", "perhaps not", "slower"],
+)  # fmt: skip
+def test_doubt_is_whether_the_choice_is_slower_than_the_default(ours: tuple[float, ...], unclear: bool) -> None:
+    assert bench._unclear("ours", {"ours": ours, "untuned": (1.0,) * 3, "peer": (5.0,) * 3}) is unclear
+    assert not bench._unclear("ours", {"ours": ours})
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings of 100 GFLOPS and 10 GB/s without measuring."""

@@ -66,6 +66,13 @@ def test_quick_calls_are_repeated_within_a_sample(clock: Clock) -> None:
     assert len(waits) > 2 * found.rounds
 
 
-def test_a_clear_result_takes_no_longer_than_asked(clock: Clock) -> None:
-    compare(clock.call(itertools.repeat(1e-3)), clock.call(itertools.repeat(2e-3)), seconds=0.03)
-    assert clock.now < 0.06
+@pytest.mark.parametrize(("ours", "rounds"), [(1e-3, 8), (1.8e-3, 11)], ids=["clear", "not so clear"])
+def test_a_clear_result_ends_early(clock: Clock, ours: float, rounds: int) -> None:
+    assert compare(clock.call(itertools.repeat(ours)), clock.call(itertools.repeat(2e-3)), seconds=0.04).rounds == rounds
+
+
+def test_what_scatters_does_not_end_early(clock: Clock) -> None:
+    scattered = itertools.cycle([0.6e-3, 0.9e-3, 0.7e-3, 1.1e-3, 0.5e-3])
+    started = clock.now
+    compare(clock.call(scattered), clock.call(itertools.repeat(1e-3)), seconds=0.04)
+    assert clock.now - started > 0.04

@@ -23,6 +23,7 @@ from im2win.records.record import Record
 from im2win.records.standings import device_of, of_layer, stamp, unmet
 from im2win.records.tiers import tier_for
 from im2win.registry import sources
+from im2win.registry.backends import CpuBackend
 from im2win.registry.ranking import default_of, ranked_tiles
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import choice_digest, code_digest
@@ -131,6 +132,15 @@ def test_where_an_algorithm_is_named_its_default_counts(log: Log) -> None:
 # --- other tiers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def modelled(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The modelled cost of tiles by method, as a test sets it; 1 of others."""
+    costs: dict[str, float] = {}
+    monkeypatch.setattr(CpuBackend, "cost", lambda self, conv, row, tile: costs.get(row.key, 1.0))
+    return costs
+
+
+@pytest.mark.usefixtures("modelled")
 def test_another_device_s_record_must_have_beaten_this_one_s_default_there(log: Log) -> None:
     record = made(1e-3, machine=THERE)
     assert tier(look(fill(log, record)), record) == "hint"
@@ -138,8 +148,40 @@ def test_another_device_s_record_must_have_beaten_this_one_s_default_there(log: 
 
 
 def test_another_device_s_record_that_lost_to_this_one_s_default_there_is_a_hint(log: Log) -> None:
-    record, default = beside_default(made(1e-3, machine=THERE), HERE, slower=0.5)
-    assert tier(look(fill(log, record, default)), default) == "compatible device"
+    found = look(fill(log, *beside_default(made(1e-3, machine=THERE), HERE, slower=0.5)))
+    assert found.record is None and reason(found).startswith("it is hardly better there than today's default tile")
+
+
+@pytest.mark.parametrize(("slower", "expected", "why"), [
+    (1.2, 1.0, None), (1.2, 1.05, None),
+    (1.05, 1.0, "it is hardly better there"), (1.2, 1.2, "it is expected to take 1.20 times as long here"),
+])  # fmt: skip
+@pytest.mark.parametrize("borrower", [CONV, CONV.with_(batch=2)], ids=["of another device", "of another layer"])
+@pytest.mark.parametrize("listed", [False, True], ids=["ranked", "listed"])
+def test_what_is_borrowed_must_be_better_by_a_margin(
+    log: Log, modelled: dict[str, float], slower: float, expected: float, why: str | None, borrower: Conv2d, listed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    machine = THERE if borrower == CONV else HERE
+    record = made(1e-3, machine=machine)
+    fill(log, *beside_default(record, HERE, slower=slower))
+    if listed:
+        prove(log, monkeypatch, machine)
+        stamp(log, machine.name, accuracies=["float32"])
+    modelled[record.method] = expected
+    found = look(log, borrower)
+    assert (found.record is None) == (why is not None) and (why is None or reason(found).startswith(why))
+
+
+def test_the_listed_gain_is_of_the_best_record(log: Log, modelled: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the best one's tile is not legal here, the next one is borrowed only for its own gain."""
+    conv, (record, default) = CONV.with_(batch=2), beside_default(made(1e-3), HERE, slower=1.2)
+    second = made(1.15e-3, place=1)
+    prove(fill(log, record, second, default), monkeypatch, HERE)
+    stamp(log, HERE.name, accuracies=["float32"])
+    legal = lookup.tile_violations
+    monkeypatch.setattr(lookup, "tile_violations", lambda *what: ["no"] if what[2] == record.tile else legal(*what))
+    assert "hardly better" in look(log, conv).skipped[-1][1]
 
 
 def test_what_a_session_vouches_for_on_another_device_does_not_count_here(log: Log) -> None:
@@ -159,12 +201,20 @@ def test_arithmetic_must_suit_both_devices(log: Log) -> None:
     assert unsuited(replace(of_gpu, device="nvidia-x"), H200) == "nvidia-x has an unknown compute capability, this device 9.0"
 
 
-@pytest.mark.parametrize(("conv", "expected"), [(CONV.with_(batch=2), "nearest layer"), (CONV.with_(bias=True), "other epilogue")])
-def test_the_nearest_layer_s_record_must_have_earned_its_place_there(log: Log, conv: Conv2d, expected: str) -> None:
-    record = made(1e-3)
+@pytest.mark.usefixtures("modelled")
+def test_the_nearest_layer_s_record_must_have_earned_its_place_there(log: Log) -> None:
+    record, conv = made(1e-3), CONV.with_(batch=2)
     assert tier(look(fill(log, record), conv), record) == "hint"
     found = look(fill(log, *beside_default(record, HERE)), conv)
-    assert found.record == record and tier_for(conv, found.tier, CONV) == expected
+    assert found.record == record and tier_for(conv, found.tier, CONV) == "nearest layer"
+
+
+def test_another_epilogue_asks_for_no_margin(log: Log, modelled: dict[str, float]) -> None:
+    record, conv = made(1e-3), CONV.with_(bias=True)
+    assert tier(look(fill(log, record), conv), record) == "hint"
+    modelled[record.method] = 2.0
+    found = look(fill(log, *beside_default(record, HERE, slower=1.01)), conv)
+    assert found.record == record and tier_for(conv, found.tier, CONV) == "other epilogue"
 
 
 # --- without ranking -------------------------------------------------------------------------------------------------
@@ -196,14 +246,17 @@ def test_a_caller_that_keeps_defaults_is_asked(log: Log, unranked: None) -> None
     assert tier(look(fill(log, record, default), default=lambda *_: kept), record) == "exact"
 
 
+def prove(log: Log, monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Gives the records of a machine a proof of their kernels, and the machine's folder its numbers."""
+    records = frozenset(map(identity, log))
+    (log.folder / machine.name / FILE).write_text(Proof(tvm.__version__, "cpu", code_digest("cpu"), records).to_text())
+    monkeypatch.setattr("im2win.records.standings.device_of", lambda *_: machine)
+
+
 @pytest.fixture
 def proven(log: Log, monkeypatch: pytest.MonkeyPatch) -> Log:
     """A log of one layer that has met its default and one that has not, with a proof."""
-    other = CONV.with_(in_channels=4, kernel=3)
-    fill(log, *beside_default(made(1e-3), HERE), made(1e-3, conv=other))
-    records = frozenset(map(identity, log))
-    (log.folder / HERE.name / FILE).write_text(Proof(tvm.__version__, "cpu", code_digest("cpu"), records).to_text())
-    monkeypatch.setattr("im2win.records.standings.device_of", lambda *_: HERE)
+    prove(fill(log, *beside_default(made(1e-3), HERE), made(1e-3, conv=CONV.with_(in_channels=4, kernel=3))), monkeypatch, HERE)
     return log
 
 

@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -41,6 +41,7 @@ from im2win.spec.conv2d import Conv2d
 
 LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so threads with a core each give nearly 1
 RESTARTS = 3
+PATIENCE = 4
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}  # read by glibc at start
 SAMPLE_SECONDS = 0.002  # a sample lasts at least this long: calls under 1 ms are repeated inside it
 
@@ -160,7 +161,11 @@ class Worker:
 
 
 def interleaved(
-    workers: Mapping[str, Worker], rounds: int, warmup: float = 0.5, settle: float = 0.03
+    workers: Mapping[str, Worker],
+    rounds: int,
+    warmup: float = 0.5,
+    settle: float = 0.03,
+    unclear: Callable[[Mapping[str, Sequence[float]]], bool] = lambda samples: False,
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Times prepared workers in rounds A B C, A B C, ...
 
@@ -169,6 +174,8 @@ def interleaved(
         rounds: samples of each subject.
         warmup: seconds that each runs before the first round.
         settle: seconds that each runs before every sample, since it was stopped in between.
+        unclear: whether samples leave open what they are taken for. All subjects are then sampled again, for at most `PATIENCE` times as
+            many rounds.
 
     Returns:
         Samples in seconds per call, and the message of each subject that failed on the way (which then has no samples).
@@ -179,7 +186,9 @@ def interleaved(
     for name, worker in workers.items():
         with _kept(failed, name):
             calls[name] = max(1, int(np.ceil(SAMPLE_SECONDS / worker.warm(warmup))))
-    for _ in range(rounds):
+    for done in range(PATIENCE * rounds):
+        if done >= rounds and not unclear(samples):
+            break
         for name in calls:
             if name not in failed:
                 with _kept(failed, name):

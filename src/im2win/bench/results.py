@@ -45,6 +45,8 @@ class Row:
         tier, tile: the tier of the look-up that chose im2win's kernel ("default": the analytic model), and its tile, where known.
         untuned_ms, untuned_ratio: the default tile in the same run, where requested.
         untuned_algorithm, untuned_tile: what the default was at that time.
+        fingerprint, untuned_fingerprint: of the kernels that were timed (`im2win.records.emission`); "" until `im2win.bench.confirmation`
+            adds them.
         peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where requested;
             `peak_failed` says why it could not be measured.
         peers_extra_bytes: bytes that peers allocate beside input, filter and output, where measured (on a GPU).
@@ -76,13 +78,16 @@ class Row:
     tile: dict[str, Any] = field(default_factory=dict)
     untuned_algorithm: str = ""
     untuned_tile: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    untuned_fingerprint: str = ""
 
 
 @dataclass
 class Result:
     """One run: the machine, the versions, the ceilings and a row for each layer.
 
-    `digests` are those of the source that made it (`im2win.bench.source`); empty in files of schema 1.
+    `digests` are those of the source that made it (`im2win.bench.source`); empty in files of schema 1. `confirmed` are those of later
+    source that was found to choose and to emit the same kernels; empty if none was.
     """
 
     suite: str
@@ -97,6 +102,7 @@ class Result:
     ceilings: dict[str, float]
     layers: list[Row] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
+    confirmed: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @property

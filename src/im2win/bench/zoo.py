@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +42,13 @@ class Setting:
     batch: int
     dtype: str
     device: str
-    weights: Path
+    weights: Path | None = None  # random ones, without calibration
 
     def module(self) -> Any:
         """The network with its weights."""
         module = built(self.network)
-        module.load_state_dict(torch.load(self.weights))
+        if self.weights is not None:
+            module.load_state_dict(torch.load(self.weights))
         return module.to(self.device, getattr(torch, self.dtype))
 
     def images(self) -> torch.Tensor:
@@ -78,19 +81,31 @@ class Way:
     name: str
     setting: Setting
 
-    def ready(self) -> tuple[Callable[[], Any], str]:
-        """A call of the network, made once, and the facts of `optimize`'s report as JSON."""
-        x, module, facts = self.setting.images(), self.setting.module(), ""
+    def given(self) -> tuple[Any, torch.Tensor]:
+        """The network and its input in this way's layout."""
+        x, module = self.setting.images(), self.setting.module().eval()
         if self.name in (NHWC, OURS[1]):
             x, module = x.contiguous(memory_format=torch.channels_last), module.to(memory_format=torch.channels_last)
+        return module, x
+
+    def optimized(self, **options: Any) -> tuple[Any, torch.Tensor]:
+        """The network after `optimize`, and its input."""
+        from im2win.frontends.torch import optimize
+
+        module, x = self.given()
+        return optimize(module, x, **options), x
+
+    def ready(self) -> tuple[Callable[[], Any], str]:
+        """A call of the network, made once, and the facts of `optimize`'s report as JSON."""
+        facts = ""
+        if self.name in OURS:
+            module, x = self.optimized()
+            facts = json.dumps(groups(module.im2win_report))
+        else:
+            module, x = self.given()
         if self.name == COMPILED:
             torch.compiler.reset()  # networks of one class share a limit of recompilations
             module = torch.compile(module, mode="max-autotune-no-cudagraphs" if self.setting.device == "cuda" else "default")
-        elif self.name in OURS:
-            from im2win.frontends.torch import optimize
-
-            module = optimize(module.eval(), x)
-            facts = json.dumps(groups(module.im2win_report))
 
         def call() -> Any:
             with torch.inference_mode():
@@ -134,6 +149,22 @@ def check(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: s
     if not found <= ALLOWED[dtype]:
         raise WorkerError(f"wrong result: relative error {found:.2g} is above {ALLOWED[dtype]:.2g}.")
     return found
+
+
+def build_ahead(networks: list[str], batch: int, dtype: str, device: str, names: list[str], processes: int) -> dict[str, str]:
+    """Builds what `optimize` wants for the networks, several networks at once; it does not run them. Returns why networks failed."""
+    failed: dict[str, str] = {}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        jobs = {pool.submit(_build, Setting(name, batch, dtype, device), [one for one in names if one in OURS]): name for name in networks}
+        for job in as_completed(jobs):
+            if refused := job.exception():
+                failed[jobs[job]] = f"{type(refused).__name__}: {refused}"[:500]
+    return failed
+
+
+def _build(setting: Setting, names: list[str]) -> None:
+    for name in names:
+        Way(name, setting).optimized(guard=False)
 
 
 def measured(network: str, batch: int, dtype: str, device: str, names: list[str], seconds: float, threads: int) -> list[dict[str, Any]]:

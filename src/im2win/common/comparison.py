@@ -2,7 +2,8 @@
 
 Rounds alternate, A B, B A, and each gives one ratio of two samples taken one after the other. The median of the ratios decides. Its noise
 is twice its standard error, estimated from the median absolute deviation, so that a few disturbed samples count for little. Rounds go on
-while the median is within the noise of 1, for a limited time. One rule serves everywhere: a way is faster only by more than the noise.
+while the median is within the noise of 1, for a limited time, and end early where it is far from 1. One rule serves everywhere: a way is
+faster only by more than the noise.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 SECONDS = 0.04  # of sampling, unless the caller says otherwise
 LEAST_ROUNDS, ENOUGH_ROUNDS = 5, 60
+_CLEAR_ROUNDS, _CLEAR = 8, 0.15  # so many rounds are enough where the median is so far from 1, and five times the noise
 _PATIENCE = 4  # an unclear comparison may take this many times its seconds
 _SAMPLE_S = 5e-4  # a sample lasts at least this long: shorter calls are repeated within it
 _WARM_UP_S = 0.01
@@ -93,22 +95,22 @@ def compare(
         else:
             pairs.append((sample(ours, count), sample(theirs, count)))
         if len(pairs) >= 3 and _ends(pairs, time.perf_counter() - started, seconds):
-            ratio, noise = _judged(pairs)
+            ratio, noise = judged(pairs)
             ours_s, theirs_s = (statistics.median(side) for side in zip(*pairs, strict=True))
             return Comparison(ours_s, theirs_s, ratio, noise, len(pairs))
 
 
 def _ends(pairs: list[tuple[float, float]], elapsed: float, seconds: float) -> bool:
-    if elapsed < seconds:
-        return len(pairs) >= ENOUGH_ROUNDS
-    if elapsed > _PATIENCE * seconds:
+    if elapsed > _PATIENCE * seconds or (elapsed < seconds and len(pairs) >= ENOUGH_ROUNDS):
         return True
-    ratio, noise = _judged(pairs)
+    ratio, noise = judged(pairs)
+    if elapsed < seconds:
+        return len(pairs) >= _CLEAR_ROUNDS and abs(ratio - 1) > max(_CLEAR, 5 * noise)
     return len(pairs) >= LEAST_ROUNDS and abs(ratio - 1) > noise
 
 
-def _judged(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Median of the ratios, and its noise."""
+def judged(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Median of the ratios of pairs of samples, ours first, and its noise."""
     ratios = [ours / theirs for ours, theirs in pairs]
     median = statistics.median(ratios)
     deviation = 1.4826 * statistics.median(abs(ratio - median) for ratio in ratios)

@@ -27,7 +27,7 @@ from im2win.spec.conv2d import Conv2d
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
-Unearned = Callable[[Record, Sequence[Record], Log], "str | None"]
+Unearned = Callable[[Record, Sequence[Record], Log, Conv2d], "str | None"]
 
 _NEAR_BEST = 1.25  # a borrowed tile's cost must be at most this many times the best one there; else the default tile may be better
 
@@ -155,7 +155,7 @@ def find(
     accepts: Accepts,
     legal: Legal,
     alike: Alike = lambda conv, other: True,
-    unearned: Unearned = lambda record, records, log: None,
+    unearned: Unearned = lambda record, records, log, conv: None,
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
@@ -169,7 +169,10 @@ def find(
     3. "nearest layer": this device and another layer of the same kernel, stride, dilation, layout and dtype, grouped or not like this one,
        that is `alike`. The layer with the nearest sizes whose tile is legal for this layer comes first. Only algorithm and tile apply to
        this layer, the recorded time does not.
+
     4. "none".
+
+    What is borrowed in tiers 2 and 3 must also promise to beat this layer's default tile here, unless only the epilogue differs.
 
     Args:
         conv, device: the layer and this machine's slug.
@@ -177,7 +180,8 @@ def find(
         accepts: returns the reason why a record does not apply, or None (see `records.record.validate`). It also sees records of other
             devices, so it must not compare the device.
         legal: ``legal(conv, algorithm, tile)`` returns the rules that a tile breaks for this layer on this machine.
-        unearned: ``unearned(record, records, log)`` returns the reason why the best record of a file is but a hint, or None.
+        unearned: ``unearned(record, records, log, conv)`` returns the reason why the best record of a file is but a hint for this layer, or
+            None.
         alike: ``alike(conv, other)`` says whether another layer's tile is likely to be better than the analytic model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
@@ -196,7 +200,7 @@ def find(
                     break
                 problems = [] if tier == "exact" else legal(conv, record.method, record.tile)
                 if not problems:
-                    hint = unearned(record, records, log)
+                    hint = unearned(record, records, log, conv)
                     if hint is None:
                         return Found(record, tier, skipped)
                     skipped.append((record, hint))

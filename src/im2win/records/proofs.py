@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -60,7 +61,7 @@ class Choices:
 
     source: str
     device: Mapping[str, Any] = field(hash=False)
-    layers: Mapping[tuple[str, str], tuple[str, str, int]] = field(hash=False, repr=False)
+    layers: Mapping[tuple[str, str], tuple[str, str, float | None, int]] = field(hash=False, repr=False)
 
     def current(self, target: str) -> bool:
         """Whether today's source selects the same default tiles."""
@@ -72,7 +73,10 @@ class Choices:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: one layer and accuracy a line."""
-        rows = [" ".join(map(str, (*what, *found))) for what, found in sorted(self.layers.items())]
+        rows = [
+            f"{key} {accuracy} {kind} {method} {math.nan if gain is None else gain:.3f} {count}"
+            for (key, accuracy), (kind, method, gain, count) in sorted(self.layers.items())
+        ]
         return {"source": self.source, "device": dict(self.device), "layers": rows}
 
     @classmethod
@@ -80,10 +84,14 @@ class Choices:
         """The inverse of `to_json`; None if the value is something else."""
         try:
             rows = [str(row).split() for row in found["layers"]]
-            layers = {(key, accuracy): (kind, method, int(count)) for key, accuracy, kind, method, count in rows}
+            layers = {(key, accuracy): (kind, method, _known(gain), int(count)) for key, accuracy, kind, method, gain, count in rows}
             return cls(str(found["source"]), dict(found["device"]), layers)
         except (ValueError, TypeError, KeyError):
             return None
+
+
+def _known(gain: str) -> float | None:
+    return None if gain == "nan" else float(gain)
 
 
 @dataclass(frozen=True)

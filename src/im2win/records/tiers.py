@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from im2win.spec.conv2d import Conv2d
 
@@ -18,9 +18,13 @@ def tier_for(conv: Conv2d, tier: str, recorded: Conv2d | None) -> str:
     Args:
         recorded: the problem of the record, if one was found.
     """
-    plain = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
-    same = recorded is not None and recorded.with_(**plain) == conv.with_(**plain)
-    return "other epilogue" if tier == "nearest layer" and same else tier
+    return "other epilogue" if tier == "nearest layer" and recorded is not None and same_convolution(conv, recorded) else tier
+
+
+def same_convolution(conv: Conv2d, other: Conv2d) -> bool:
+    """Whether two problems are equal but for their epilogues."""
+    plain: dict[str, Any] = {"bias": False, "residual": False, "activation": "none", "out_dtype": None}
+    return other.with_(**plain) == conv.with_(**plain)
 
 
 def checked_untuned(untuned: str) -> Untuned:

@@ -19,6 +19,7 @@ import im2win
 from im2win.device.cpu import Machine
 from im2win.frontends.models.convolutions import Job, build, in_processes
 from im2win.frontends.onnx.layers import ModelError, layers_of
+from im2win.records import merit
 from im2win.runtime.manifest import ArtefactError
 
 # --- batches -------------------------------------------------------------------------------------------------------
@@ -82,8 +83,10 @@ def test_a_model_whose_output_does_not_grow() -> None:
         made(x[:1])
 
 
-def test_what_was_tuned_is_used(tmp_path: Path) -> None:
-    """With the nearest layer's tile where another batch was tuned."""
+def test_what_was_tuned_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the nearest layer's tile where another batch was tuned and it is worth borrowing."""
+    monkeypatch.setattr(merit, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(merit, "MOST_EXPECTED", float("inf"))
     [conv, product] = [layer.conv for layer in layers_of(classifier("n"), epilogues=True, products=True)]
     im2win.tune(conv, trials=2, logs=tmp_path)
     made = compiled(classifier("n"), batches=[1, 2], logs=tmp_path)
@@ -100,10 +103,10 @@ def test_worker_processes_make_the_same_code(tmp_path: Path) -> None:
     jobs = [Job(conv, f"conv_{i}", machine, None, "exact", tmp_path / f"{i}.o") for i, conv in enumerate(convs)]
     alone = [build(job) for job in jobs]
     objects = [job.path.read_bytes() for job in jobs]
-    assert in_processes(jobs, 1) == alone and [job.path.read_bytes() for job in jobs] == objects
+    assert list(in_processes(jobs, 1)) == alone and [job.path.read_bytes() for job in jobs] == objects
     impossible = Job(convs[0].with_(dtype="int8"), "conv", machine, None, "exact", tmp_path / "x.o")
     with pytest.raises(ValueError, match="n1-c3x8x8-k8x3x3-int8-bias-relu: no algorithm computes"):
-        in_processes([impossible], 1)
+        list(in_processes([impossible], 1))
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -83,3 +83,16 @@ def test_a_symbolic_batch_and_what_is_computed_of_constants_alone() -> None:
     nodes = [node("Conv", "c w", "folded"), node("Conv", "x w", "y")]
     [one] = covered(nodes, {"x": ("N", 4, 8, 8)}, {**WEIGHTS, "c": integers(1, 4, 8, 8)}, batch=3)
     assert one.name == "Conv_y" and one.flops == 2 * 3 * 4 * 64 * 4
+
+
+def test_convolutions_in_subgraphs_are_listed() -> None:
+    value = helper.make_tensor_value_info
+    branch = helper.make_graph([node("Conv", "x w", "inner")], "branch", [], [value("inner", 1, [1, 4, 8, 8])])
+    choice = helper.make_node("If", ["flag"], ["z"], "choice", then_branch=branch, else_branch=branch)
+    inputs = [value("x", 1, [1, 4, 8, 8]), value("flag", onnx.TensorProto.BOOL, [])]
+    weights = [onnx.numpy_helper.from_array(integers(4, 4, 1, 1), "w")]
+    body = helper.make_graph([node("Conv", "x w", "y"), choice], "g", inputs, [value("y", 1, None), value("z", 1, None)], weights)
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    first, *others = coverage(model, None, {"Conv_y"}, products=True)
+    assert first.ours and others == [Covered("Conv_inner", "Conv", False, None)] * 2
+    assert share_left([first, *others]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,10 @@ def test_a_report_is_json_and_says_what_would_help() -> None:
     assert ours["conv"] == "n2-c5x12x14-k4x1x1-bias-relu" and ours["fused"] == ["relu"] and other["conv"] is None
     assert report.advice.startswith("layers without a tuning record of this device: 1 (optimize(..., trials=64)")
     assert values["advice"] == report.advice and report.advice in str(report)
+
+
+def test_the_advice_repeats_what_optimize_was_told(tmp_path: Path) -> None:
+    report = optimized(nn.Sequential(nn.Conv2d(5, 4, 1)).eval(), logs=[tmp_path / "my logs", tmp_path], threads=1).im2win_report
+    folder = str(tmp_path / "my logs")
+    assert f"optimize(..., logs={folder!r}, threads=1, trials=64)" in report.advice
+    assert report.advice.endswith(f"im2win tune layers.jsonl --logs '{folder}' --threads 1)")

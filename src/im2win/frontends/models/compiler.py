@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 
 from im2win import __version__
-from im2win.common.progress import reporting
+from im2win.common.progress import Reporter, reporting
 from im2win.device.gpu import Gpu
 from im2win.frontends.models import driver
 from im2win.frontends.models.assembly import Assembly
@@ -92,8 +92,8 @@ def compile_model(
         half = chosen(model, device, dtype) == HALF
         convs = [conv for size in sizes for conv in _problems(model, size, half)]
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
-    with reporting(f"compiling {label}"):
-        compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype)
+    with reporting(f"compiling {label}") as reporter:
+        compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype, reporter)
     if compiled.manifest.skipped and not _convolves(model, compiled):
         reasons = "; ".join(compiled.manifest.skipped[:3])
         _log.warning("%s: im2win computes none of its convolutions, TVM's plain loops do: %s", label, reasons)
@@ -134,16 +134,17 @@ def compile_for(
     logs: Any,
     accuracy: Accuracy,
     dtype: str | None = None,
+    reporter: Reporter | None = None,
 ) -> Model:
     """`compile_model` for a loaded model and a known device."""
     if path is not None:
         library = Path(path)
         library.parent.mkdir(parents=True, exist_ok=True)
-        write_model(label, model, device, library, sizes, logs, accuracy, dtype)
+        write_model(label, model, device, library, sizes, logs, accuracy, dtype, reporter)
         return load_model(library)
     folder = Path(tempfile.mkdtemp(prefix="im2win-model-"))
     try:
-        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy, dtype)
+        write_model(label, model, device, folder / "model.so", sizes, logs, accuracy, dtype, reporter)
         loaded = load_model(folder / "model.so")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -161,23 +162,24 @@ def write_model(
     logs: Any = None,
     accuracy: Accuracy = "float32",
     dtype: str | None = None,
+    reporter: Reporter | None = None,
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest. The device may be a GPU that this machine does not have."""
     precision, halves = chosen(model, device, dtype), frozenset[str]()
     if precision == HALF:
         model, halves = widened(model)
-    assembly = Assembly(label, logs, accuracy, kernels_for(device), precision)
+    assembly = Assembly(label, logs, accuracy, kernels_for(device, reporter), precision)
     for size in sizes:
         source = with_ports(at_batch(model, label, size), halves)
         assembly.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
     return link(assembly, device, library)
 
 
-def kernels_for(device: Device) -> Kernels:
+def kernels_for(device: Device, reporter: Reporter | None = None) -> Kernels:
     """An empty collection of kernels for a device."""
     if isinstance(device, Gpu):
-        return CudaKernels(device)
-    return CpuKernels(device)
+        return CudaKernels(device, reporter)
+    return CpuKernels(device, reporter)
 
 
 def link(assembly: Assembly, device: Device, library: Path) -> ModelManifest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import queue
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from im2win.builder.build import looked_up
+from im2win.common.progress import Reporter
+from im2win.common.quantities import counted
 from im2win.common.worker_pool import Worker, WorkerError, serve
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiled, lowered
@@ -79,20 +81,35 @@ def main(job_fd: int, result_fd: int) -> None:
     serve(_guarded, job_fd, result_fd)
 
 
-def build_all(jobs: Sequence[Job], workers: int) -> list[Built]:
+def build_all(jobs: Sequence[Job], workers: int, reporter: Reporter | None = None) -> list[Built]:
     """Runs all jobs, in `workers` processes if there are enough jobs.
+
+    Args:
+        reporter: is told how many are done.
 
     Raises:
         ValueError: a job failed.
         RuntimeError: a worker process died.
     """
-    if len(jobs) > _ALONE and workers >= _FEW:
-        return in_processes(jobs, workers)
+    note = f"building {counted(len(jobs), 'kernel')}"
+    if jobs and reporter is not None:
+        reporter.step(0, note, total=len(jobs))
+    each = in_processes if len(jobs) > _ALONE and workers >= _FEW else in_threads
+    built: list[Built] = []
+    for one in each(jobs, workers):
+        built.append(one)
+        if reporter is not None:
+            reporter.step(len(built), note)
+    return built
+
+
+def in_threads(jobs: Sequence[Job], workers: int) -> Iterator[Built]:
+    """Runs all jobs in this process; see `build_all`."""
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(build, jobs))
+        yield from pool.map(build, jobs)
 
 
-def in_processes(jobs: Sequence[Job], workers: int) -> list[Built]:
+def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Built]:
     """Runs all jobs in `workers` processes; see `build_all`."""
     environment = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with ExitStack() as stack:
@@ -114,4 +131,4 @@ def in_processes(jobs: Sequence[Job], workers: int) -> list[Built]:
             return built
 
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(one, jobs))
+            yield from pool.map(one, jobs)

@@ -11,6 +11,8 @@ import tvm
 from im2win.builder.build import looked_up
 from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen.llvm import ToolchainError
+from im2win.common.progress import Reporter
+from im2win.common.quantities import counted
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
 from im2win.frontends.models import gpu_loops
@@ -29,8 +31,8 @@ class CudaKernels:
 
     alignment = ALIGNMENT  # kernels use vector loads
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, reporter: Reporter | None = None) -> None:
+        self.gpu, self._reporter = gpu, reporter or Reporter("")
         self.convolutions: dict[str, Any] = {}
         self.rest: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
@@ -38,7 +40,12 @@ class CudaKernels:
 
     def choose(self, convs: Sequence[Conv2d], logs: Any, accuracy: Accuracy) -> dict[Conv2d, Chosen]:
         """Looks up algorithms and tiles of convolutions."""
-        return {conv: Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy)) for conv in dict.fromkeys(convs)}
+        distinct, found = list(dict.fromkeys(convs)), dict[Conv2d, Chosen]()
+        for conv in distinct:
+            self._reporter.step(len(found), f"choosing algorithm and tile of {conv}", total=len(distinct))
+            found[conv] = Chosen(*looked_up(conv, self.gpu, logs, accuracy=accuracy))
+        self._reporter.step(len(found))
+        return found
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
         """The kernels of a convolution with one tile: the product, and the transform before it if the algorithm has one."""
@@ -91,6 +98,8 @@ class CudaKernels:
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
         made = []
+        kernels = counted(len(self.convolutions) + len(self.rest), "kernel")
+        self._reporter.step(note=f"compiling {kernels}")
         if self.convolutions:
             made.append(cuda_codegen.compile_module(cuda_codegen.kernel_module(self.convolutions), self.gpu).executable.mod)
         if self.rest:

@@ -16,6 +16,8 @@ import tvm_ffi
 from tvm.support import cc
 
 from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
+from im2win.common.progress import Reporter
+from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
 from im2win.frontends.models import loops
 from im2win.frontends.models.convolutions import Built, Job, build_all
@@ -71,8 +73,8 @@ class CpuKernels:
 
     alignment = 1
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
+        self.machine, self._reporter = machine, reporter or Reporter("")
         self._built: dict[Conv2d, Built] = {}
         self._rest: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
@@ -87,7 +89,7 @@ class CpuKernels:
         for number, conv in enumerate(new, len(self._built)):
             path = self._folder / f"conv{number}.o"
             jobs.append(Job(conv, f"conv_{number}", self.machine, folders, accuracy, path))
-        self._built |= dict(zip(new, build_all(jobs, self.machine.threads), strict=True))
+        self._built |= dict(zip(new, build_all(jobs, self.machine.threads, self._reporter), strict=True))
         return {conv: Chosen(one.algorithm, one.tile, one.tier) for conv, one in self._built.items()}
 
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made:
@@ -122,6 +124,7 @@ class CpuKernels:
         if not cc.get_cc():
             raise ToolchainError("linking a model needs a C++ compiler on PATH (g++ or clang++); none was found.")
         groups = _shared_out(self._rest, self.machine.threads)
+        self._reporter.step(note=f"compiling {counted(len(self._rest), 'other function')}")
         objects = [self._folder / f"rest{number}.o" for number in range(len(groups))]
         with ThreadPoolExecutor(self.machine.threads) as pool:
             list(pool.map(self._compile, groups, objects))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from im2win.frontends.onnx.graph import Graph, name_of
-from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, nested, set_batch
 from im2win.frontends.onnx.shapes import infer
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def share_left(operators: Sequence[Covered]) -> float | None:
 
 
 def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, products: bool) -> tuple[Covered, ...]:
-    """Every convolution and product of the main graph, in its order. Those that are computed from constants alone are left out.
+    """Every convolution and product of the main graph, in its order, and the convolutions of its subgraphs at the nodes that hold them.
+
+    Those that are computed from constants alone are left out. The arithmetic of subgraphs is not known.
 
     Args:
         model: not changed.
@@ -70,6 +72,7 @@ def coverage(model: ModelProto, batch: int | None, ours: Collection[str], *, pro
     owners = {place: name_of(graph.nodes[index]) for index, one in found.items() for place in (*one.ahead, *one.tail.nodes)}
     listed: list[Covered] = []
     for index, node in enumerate(graph.nodes):
+        listed += [Covered(name_of(inner), inner.op_type, False, None) for inner, _ in nested(node)]
         if not _listed(node) or all(graph.fixed(name) for name in node.output if name):
             continue
         name, flops = name_of(node), _flops(graph, node)

@@ -135,7 +135,7 @@ def fusions(
     skipped: list[tuple[int, Skipped]] = []
     # In reverse order: where two convolutions meet in one Add, the later one fuses it and the earlier one's output is the residual.
     for index, node in reversed(list(enumerate(graph.nodes))):
-        skipped += [(index, Skipped(name, reason)) for name, reason in _nested(node)]
+        skipped += [(index, Skipped(name_of(inner), reason)) for inner, reason in nested(node)]
         if products and (product := _product(onnx, graph, node)) is not None:
             found[index] = _fused(graph, product, node, claimed if epilogues else None, axis=-1)
         if "Conv" not in node.op_type:
@@ -232,13 +232,13 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str) -> ModelProto:
 # --- a Conv node as a problem --------------------------------------------------------------------------------------
 
 
-def _nested(node: NodeProto) -> Iterator[tuple[str, str]]:
-    """Name and reason of every convolution inside the node's subgraphs."""
+def nested(node: NodeProto) -> Iterator[tuple[NodeProto, str]]:
+    """Every convolution inside a node's subgraphs, and why it is no layer."""
     for graph in subgraphs(node):
         for inner in graph.node:
             if "Conv" in inner.op_type:
-                yield name_of(inner), f"it is in a subgraph of the {node.op_type} node {name_of(node)!r}; only the main graph is read"
-            yield from _nested(inner)
+                yield inner, f"it is in a subgraph of the {node.op_type} node {name_of(node)!r}; only the main graph is read"
+            yield from nested(inner)
 
 
 class _Unsupported(Exception):

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from im2win.common.progress import reporting
-from im2win.common.quantities import counted
+from im2win.common.progress import Reporter, reporting
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.cpu import compiler_on_path
 from im2win.export.c_abi.operators import DOMAIN, workspace_of
@@ -150,8 +149,7 @@ def for_onnxruntime(
         written.parent.mkdir(parents=True, exist_ok=True)
         linked.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder, reporting(f"onnxruntime {written.name}") as reporter:
-            reporter.step(note=f"building {counted(len({one.convolution.conv for one in kept}), 'kernel')}")
-            built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder))
+            built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder), reporter)
             work = Work(model, built, machine, written, linked, Path(folder), reporter)
             made = work.guarded(kept, batch or 1) if guard and not missing() else work.unguarded(kept)
     except OSError as error:
@@ -195,12 +193,14 @@ def _untaken(conv: Conv2d, machine: Machine, logs: Logs, accuracy: Accuracy, unt
     return None if tier in TUNED else NO_RECORD
 
 
-def _built(convs: Sequence[Conv2d], machine: Machine, logs: Logs, accuracy: Accuracy, folder: Path) -> dict[Conv2d, Built]:
+def _built(
+    convs: Sequence[Conv2d], machine: Machine, logs: Logs, accuracy: Accuracy, folder: Path, reporter: Reporter
+) -> dict[Conv2d, Built]:
     """The kernels of all distinct problems, as object files in a folder."""
     distinct = list(dict.fromkeys(convs))
     folders = named_folders(logs)
     jobs = [Job(conv, f"conv_{i}", machine, folders, accuracy, folder / f"conv_{i}.o") for i, conv in enumerate(distinct)]
-    return dict(zip(distinct, build_all(jobs, machine.threads), strict=True))
+    return dict(zip(distinct, build_all(jobs, machine.threads, reporter), strict=True))
 
 
 def _layer(one: Replaceable, built: Built) -> ModelLayer:

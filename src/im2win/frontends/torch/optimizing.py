@@ -24,6 +24,7 @@ from im2win.frontends.torch.planning import Dynamic, Planner
 from im2win.frontends.torch.report import Report
 from im2win.frontends.torch.source import OwnPath, Source
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
+from im2win.records.folders import named_folders
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
 
@@ -109,12 +110,20 @@ def optimize(
         except TraceFailure as failure:
             log.info("%s: %s; its convolutions are swapped one by one, without fusion", name, failure)
             result = _one_by_one(module, example, planner, str(failure))
+        result._im2win.report = replace(result.im2win_report, asked=_asked(logs, threads, accuracy))
         result = _unless_slower(result, module, path, example, planner)
         planner.reporter = Reporter(reporter.what)
     report: Report = result.im2win_report
     if report.layers and not report.swapped and not report.given_back:
         log.warning("%s: none of its %d convolutions runs on im2win: %s", name, len(report.layers), report.refusals)
     return result
+
+
+def _asked(logs: Any, threads: int | None, accuracy: Accuracy) -> dict[str, Any]:
+    """What `Report.asked` holds; of several folders of records the first one, to which tuning writes."""
+    first = next(iter(named_folders(logs)), None)
+    given = {"logs": first, "threads": threads, "accuracy": None if accuracy == "float32" else accuracy}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _unless_slower(result: Any, module: nn.Module, path: str, example: tuple[Any, ...], planner: Planner) -> Any:

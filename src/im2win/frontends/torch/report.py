@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -62,6 +63,7 @@ class Report:
         built: operators that were compiled; the others came from the cache.
         whole: times of the whole module, im2win's and PyTorch's; None where it was not timed.
         given_back: whether the module runs PyTorch's own path, because with im2win it was slower as a whole.
+        asked: arguments of `optimize` that tuning needs too, where they are not its defaults: logs, threads, accuracy.
     """
 
     mode: str
@@ -70,6 +72,7 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     whole: Times | None = None
     given_back: bool = False
+    asked: dict[str, Any] = field(default_factory=dict)
 
     @property
     def swapped(self) -> int:
@@ -94,7 +97,9 @@ class Report:
         """What would tune the layers without a record; "" if each has one."""
         if not self.untuned:
             return ""
-        commands = "optimize(..., trials=64), or im2win_report.save('layers.jsonl') and im2win tune layers.jsonl"
+        call = "".join(f"{name}={value!r}, " for name, value in self.asked.items())
+        options = "".join(f" --{name} {shlex.quote(str(value))}" for name, value in self.asked.items())
+        commands = f"optimize(..., {call}trials=64), or im2win_report.save('layers.jsonl') and im2win tune layers.jsonl{options}"
         return f"layers without a tuning record of this device: {self.untuned} ({commands})"
 
     @property

@@ -1,0 +1,103 @@
+"""Whether a result file still says what today's source does: the same choices and the same kernels.
+
+Any change of the generator makes a file's digests out of date, though most changes leave most kernels as they were. To confirm a file is to
+look its layers up again, with the shipped records and for the file's device, to rank its default tiles again, and to emit their kernels.
+Where algorithm, tile and kernel are equal for every row, the times are those of today's kernels, and the file gets today's digests as
+`confirmed`. Nothing is measured, and the device is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from im2win.bench.results import Result, Row
+from im2win.bench.source import KERNELS, TARGET, digests, stale
+from im2win.builder.build import looked_up
+from im2win.device.gpu import H200, KNOWN
+from im2win.records.emission import EmissionError, emitted
+from im2win.records.folders import PACKAGED
+from im2win.records.log import Log
+from im2win.records.standings import device_of
+from im2win.registry.backends import Device
+from im2win.registry.ranking import default_tile
+from im2win.spec.accuracy import Accuracy
+from im2win.spec.conv2d import Conv2d
+
+Choice = tuple[str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A row with the fingerprints of its kernels, and why today's source would time others; "" if it would not."""
+
+    row: Row
+    reason: str = ""
+
+
+def accuracy_of(result: Result) -> Accuracy:
+    """The accuracy that a result's layers were built with, from the name of its suite."""
+    return next((word for word in get_args(Accuracy) if word in result.accuracy), "float32")
+
+
+def device_named(name: str) -> Device | None:
+    """The device of a result; None if nothing shipped says what it is."""
+    return device_of(Log(PACKAGED), name)
+
+
+def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str]) -> Checked:
+    """Compares a row with what today's source chooses and emits for its layer.
+
+    Args:
+        made: digests of the source that made the file, or that confirmed it last.
+    """
+    if row.failed is not None or not row.tile:
+        return Checked(row, f"{row.layer}: its kernel is not known")
+    conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == digests(made[TARGET])[KERNELS]
+    algorithm, tile, tier = looked_up(conv, device, accuracy=accuracy)
+    found = _compared(row.layer, conv, (row.algorithm, row.tile), (algorithm, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
+    if isinstance(found, str):
+        return Checked(row, found)
+    if tier != row.tier:
+        return Checked(row, f"{row.layer}: its tile came from {row.tier or 'an unknown tier'}, today's from {tier}")
+    row = dataclasses.replace(row, fingerprint=found[0])
+    if row.untuned_ms is None:
+        return Checked(row)
+    name, tile = default_tile(conv, "auto", device, accuracy)
+    default = _compared(
+        f"{row.layer}, default", conv, (row.untuned_algorithm, row.untuned_tile), (name, tile.as_dict()), row.untuned_fingerprint, same,
+        device, made[TARGET],
+    )  # fmt: skip
+    if isinstance(default, str):
+        return Checked(row, default)
+    return Checked(dataclasses.replace(row, untuned_fingerprint=default[0]))
+
+
+def _compared(
+    what: str, conv: Conv2d, timed: Choice, today: Choice, fingerprint: str, same: bool, device: Device, target: str
+) -> tuple[str] | str:
+    """The fingerprint of a kernel that is chosen today as it was, or the reason why it is another.
+
+    Args:
+        fingerprint: of the kernel that was timed; "" if the file does not say.
+        same: whether today's source generates all kernels as the source that made the file did.
+    """
+    if timed != today:
+        return f"{what}: {timed[0]} was timed, today it is {today[0]}" if timed[0] != today[0] else f"{what}: another tile of {today[0]}"
+    if not fingerprint and not same:
+        return f"{what}: the file does not say which kernel was timed, and the source that made it was another"
+    try:
+        now = emitted(conv, *timed, target, KNOWN.get(device.name, H200))
+    except EmissionError as error:
+        return f"{what}: {error}"
+    return (now,) if fingerprint in ("", now) else f"{what}: its kernel has changed since"
+
+
+def confirmed(result: Result, rows: list[Checked]) -> Result:
+    """The result with its rows' fingerprints, and with today's digests if every row was found to be equal."""
+    layers = [one.row for one in rows]
+    today = digests(result.digests[TARGET])
+    if any(one.reason for one in rows) or stale(result.digests) is None:
+        return dataclasses.replace(result, layers=layers)
+    return dataclasses.replace(result, layers=layers, confirmed=today)
