@@ -72,9 +72,10 @@ def test_look_ups_of_shipped_layers_rank_nothing(device: str, monkeypatch: pytes
     assert here is not None and here.name == device and proof.choices.about(here)
     monkeypatch.setattr("im2win.records.merit.default_of", None)
     for conv in LOG.convs(device):
-        kind = proof.choices.layers[str(conv), "float32"][0]
-        found = of_layer(LOG, here, conv, "float32")
-        assert found is not None and found.standing.kind == kind
+        kind, found = proof.choices.layers.get((str(conv), "float32"), [None])[0], of_layer(LOG, here, conv, "float32")
+        assert kind == (found.standing.kind if found is not None else None)
+        if found is None:  # recorded for an accuracy that float32 does not include
+            continue
         if found.standing.reason is None:  # else the look-up goes on, and another device's records are judged by this one's default tile
             assert search(conv, here, [row.key for row in candidates("auto", conv, proof.target)], None).tier == "exact", f"{conv}: {kind}"
 
@@ -87,7 +88,9 @@ def test_listed_standings_are_what_is_found_anew(device: str) -> None:
     for conv in sorted(LOG.convs(device), key=lambda conv: conv.flops)[::40]:
         found = of_layer(LOG, here, conv, "float32", anew=True)
         assert found is not None
-        assert (*dataclasses.astuple(found.standing), found.records) == proof.choices.layers[str(conv), "float32"]
+        kind, method, gain, records = proof.choices.layers[str(conv), "float32"]
+        assert (found.standing.kind, found.standing.method, found.records) == (kind, method, records)
+        assert gain == (None if found.standing.gain is None else pytest.approx(found.standing.gain, abs=1e-3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
