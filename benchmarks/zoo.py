@@ -16,7 +16,7 @@ from typing import Any
 
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import digests
-from im2win.bench.zoo import ALLOWED, SUBJECTS, build_ahead, measured
+from im2win.bench.zoo import ALLOWED, REFERENCE, SUBJECTS, build_ahead, measured
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
         rows += found
         replace_json(options.json, {
-            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms", "versions": versions(),
-            "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
+            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "reference": REFERENCE, "unit": "ms",
+            "versions": versions(), "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
         })  # fmt: skip
         for row in found:
             print(f"{name} {row['mode']} ({row['seconds']:.0f} s)", flush=True)

@@ -29,15 +29,10 @@ STALE = {
     f"{INTEL}/resnet50-float32-b1.json": "no digest",
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
-    f"{H200}/papers12-exact-float32-b128.json": "no digest",
-    f"{H200}/papers12-float16-b128.json": "no digest",
-    f"{H200}/papers12-nhwc-float16-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     f"{H200}/resnet50-float32-b1.json": "no digest",
     f"{H200}/resnet50-float32-b32.json": "no digest",
     f"{H200}/resnet50-nhwc-float16-b1.json": "no digest",
-    f"{H200}/resnet50-nhwc-float16-b32.json": "no digest",
-    f"{H200}/winograd64-float32-b1.json": "no digest",
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
@@ -53,7 +48,6 @@ STALE = {
 SLOWER = {
     f"{INTEL}/papers12-float32-b1.json": ["conv2", "conv6"],
     f"{INTEL}/resnet50-float32-b1.json": ["res2_1_expand", "res3_2_reduce", "res3_2_3x3", "res4_1_expand"],
-    f"{H200}/papers12-float16-b128.json": ["conv4"],
     f"{H200}/papers12-tvm16-float32-b128.json": ["conv2"],
     f"{H200}/resnet50-float32-b1.json": ["conv1", "res2_1_3x3", "res4_1_reduce", "res4_1_shortcut", "res5_1_reduce", "res5_1_3x3"],
 }

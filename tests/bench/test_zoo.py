@@ -36,7 +36,16 @@ def test_calibration_makes_normalised_activations_of_unit_size() -> None:
 @pytest.mark.parametrize("output", [np.full(3, np.nan), np.array([1.0, 2.0, 4.0]), np.ones(2)])
 def test_wrong_outputs_are_refused(output: np.ndarray) -> None:
     with pytest.raises(WorkerError, match="wrong result"):
-        zoo.check(output, np.array([1.0, 2.0, 3.0]), "float32")
+        zoo.check(output, zoo.Expected(np.array([1.0, 2.0, 3.0]), 1e-3))
+
+
+def test_an_output_may_be_twice_as_far_off_as_pytorch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = zoo.Setting("tiny", 1, "float32", "cpu")
+    assert setting.expected().allowed == zoo.ALLOWED["float32"]
+    monkeypatch.setitem(zoo.ALLOWED, "float32", 1e-12)
+    in_half = zoo.Setting("tiny", 1, "bfloat16", "cpu")
+    monkeypatch.setitem(zoo.ALLOWED, "bfloat16", 1e-12)
+    assert 1e-5 < in_half.expected().allowed < 0.1
 
 
 def test_a_report_counts_layers_that_im2win_runs() -> None:

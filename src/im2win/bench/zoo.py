@@ -28,7 +28,9 @@ OURS = ["ours", "ours_nhwc"]  # of a model as it is, and in channels-last
 NCHW, NHWC, COMPILED, ONNX = "torch_nchw", "torch_nhwc", "torch_compile", "onnxruntime"
 SUBJECTS = {"cpu": [*OURS, NCHW, NHWC, COMPILED, ONNX], "cuda": [*OURS, NCHW, NHWC, COMPILED]}
 MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
-ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch eager over its largest output
+ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch in float32, over its largest output
+OWN_ERRORS = 2.0  # an output may also differ by so many times PyTorch's own error in the network's type, if that is more
+REFERENCE = "PyTorch in float32, or twice PyTorch's own difference where that is more"
 TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
 ROUNDS = 3, 15  # least and most samples of a subject
 _LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a network's subjects have their own inputs
@@ -44,21 +46,31 @@ class Setting:
     device: str
     weights: Path | None = None  # random ones, without calibration
 
-    def module(self) -> Any:
-        """The network with its weights."""
+    def module(self, dtype: str | None = None) -> Any:
+        """The network with its weights, in its own type or another one."""
         module = built(self.network)
         if self.weights is not None:
             module.load_state_dict(torch.load(self.weights))
-        return module.to(self.device, getattr(torch, self.dtype))
+        return module.to(self.device, getattr(torch, dtype or self.dtype))
 
-    def images(self) -> torch.Tensor:
-        """The input."""
-        return images(self.network, self.batch).to(self.device, getattr(torch, self.dtype))
+    def images(self, dtype: str | None = None) -> torch.Tensor:
+        """The input, in the network's type or another one."""
+        return images(self.network, self.batch).to(self.device, getattr(torch, dtype or self.dtype))
 
-    def expected(self) -> np.ndarray[Any, Any]:
-        """PyTorch's output, eager."""
+    def expected(self) -> Expected:
+        """PyTorch's output in float32, and what an output in the network's type may differ from it."""
         with torch.inference_mode():
-            return flat(self.module()(self.images()))
+            exact = flat(self.module("float32")(self.images("float32")))
+            own = [error(flat(module(x)), exact) for module, x in (Way(name, self).given() for name in (NCHW, NHWC))]
+        return Expected(exact, max(ALLOWED[self.dtype], *(OWN_ERRORS * one for one in own)))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """An output, and the largest difference from it over its largest value that is allowed."""
+
+    output: np.ndarray[Any, Any]
+    allowed: float
 
 
 def flat(output: Any) -> np.ndarray[Any, Any]:
@@ -141,13 +153,13 @@ def _onnx(module: Any, x: torch.Tensor) -> Callable[[], Any]:
     return lambda: [torch.from_numpy(part) for part in session.run(None, feed)]
 
 
-def check(output: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], dtype: str) -> float:
+def check(output: np.ndarray[Any, Any], expected: Expected) -> float:
     """The error of an output; WorkerError if it has another size, is above what is allowed, or NaN."""
-    if output.shape != expected.shape:
-        raise WorkerError(f"wrong result: {output.size} values, not {expected.size}.")
-    found = error(output, expected)
-    if not found <= ALLOWED[dtype]:
-        raise WorkerError(f"wrong result: relative error {found:.2g} is above {ALLOWED[dtype]:.2g}.")
+    if output.shape != expected.output.shape:
+        raise WorkerError(f"wrong result: {output.size} values, not {expected.output.size}.")
+    found = error(output, expected.output)
+    if not found <= expected.allowed:
+        raise WorkerError(f"wrong result: relative error {found:.2g} is above {expected.allowed:.2g}.")
     return found
 
 
@@ -198,7 +210,7 @@ def _row(network: str, mode: str, outcome: Outcome) -> dict[str, Any]:
     return {"network": network, "mode": mode, "subjects": subjects, "groups": facts}
 
 
-def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float, threads: int) -> Outcome:
+def _on_cpu(setting: Setting, names: list[str], expected: Expected, seconds: float, threads: int) -> Outcome:
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
     facts: Facts = {}
@@ -208,7 +220,7 @@ def _on_cpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], 
             worker = stack.enter_context(Worker(Way(name, setting), threads, TIMEOUT))
             try:
                 prepared = worker.prepare(_LAYER, SEED)
-                errors[name] = check(prepared.output, expected, setting.dtype)
+                errors[name] = check(prepared.output, expected)
             except WorkerError as refused:
                 failed[name] = str(refused)
                 continue
@@ -228,7 +240,7 @@ def _rounds(first: dict[str, list[float]], seconds: float) -> int:
     return max(least, min(most, int(seconds / once))) if once else least
 
 
-def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], seconds: float) -> dict[str, Outcome]:
+def _on_gpu(setting: Setting, names: list[str], expected: Expected, seconds: float) -> dict[str, Outcome]:
     """All subjects in one process, eager and as CUDA graphs; times are of events."""
     from im2win.bench.cuda_harness import set_up_peers
 
@@ -246,7 +258,7 @@ def _on_gpu(setting: Setting, names: list[str], expected: np.ndarray[Any, Any], 
                     facts |= {name: json.loads(text)} if text else {}
                 else:
                     call = _captured(calls[name])
-                errors[mode][name] = check(flat(call()), expected, setting.dtype)
+                errors[mode][name] = check(flat(call()), expected)
                 found[name] = call
             except Exception as refused:  # any library, any error: it is that subject's outcome
                 failed[mode][name] = failed["eager"].get(name) or f"{type(refused).__name__}: {refused}"[:500]
