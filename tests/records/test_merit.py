@@ -306,6 +306,17 @@ def test_emitting_again_keeps_the_list_and_another_accuracy_joins_it(proven: Log
     assert {accuracy for _, accuracy in proof.choices.layers} == {"float32", "exact"}
 
 
+def test_only_layers_with_new_records_are_ranked_again(proven: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = stamp(proven, HERE.name, accuracies=["float32"])
+    fill(proven, made(2e-3, place=1))
+    asked: list[Conv2d] = []
+    default = merit.default_of
+    monkeypatch.setattr(merit, "default_of", lambda conv, *what, **how: (asked.append(conv), default(conv, *what, **how))[1])
+    second = {one.conv: one for one in stamp(proven, HERE.name, accuracies=["float32"], anew=False)}
+    assert asked == [CONV] and second[CONV].records == 3
+    assert {one.conv: one.standing.kind for one in first} == {conv: one.standing.kind for conv, one in second.items()}
+
+
 def test_without_a_proof_of_kernels_nothing_is_listed(log: Log) -> None:
     fill(log, made(1e-3))
     with pytest.raises(ValueError, match=f"`device` \\(={HERE.name}\\) cannot be listed: its kernels have no current proof"):

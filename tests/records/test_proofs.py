@@ -82,6 +82,8 @@ def test_a_forged_stamp_is_found(log: Log, good: Record) -> None:
     assert stale(forged, [log]) is None
     verdicts = {one.record: one.reason for one in restamp(log, good.device, write=False)}
     assert verdicts[good] is None and "has changed" in str(verdicts[forged])
+    restamp(log, good.device, anew=False)
+    assert proven(forged, [log])
     restamp(log, good.device, processes=2)
     assert proven(good, [log]) and not proven(forged, [log]) and stale(forged, [log]) == verdict(forged).reason
 

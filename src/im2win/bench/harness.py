@@ -155,6 +155,13 @@ class Worker:
             fastest, _ = self._ask("warm", seconds)
         return float(fastest)
 
+    def restart(self, warmup: float) -> None:
+        """Prepares the layer again in a new process, and runs it for `warmup` seconds."""
+        assert self._layer is not None
+        self.close()
+        self.prepare(*self._layer)
+        self.warm(warmup)
+
     def sample(self, settle: float, calls: int) -> float:
         """Warms up for `settle` seconds, then times `calls` calls. Returns seconds per call."""
         return float(self._ask("sample", settle, calls, LEAST_SHARE * self.threads))
@@ -174,8 +181,9 @@ def interleaved(
         rounds: samples of each subject.
         warmup: seconds that each runs before the first round.
         settle: seconds that each runs before every sample, since it was stopped in between.
-        unclear: whether samples leave open what they are taken for. All subjects are then sampled again, for at most `PATIENCE` times as
-            many rounds.
+        unclear: whether samples leave open what they are taken for. All subjects are then sampled again, `rounds` times, in new processes:
+            where memory lies differs between processes, and makes the same kernel some per cent faster or slower. Each subject is in
+            `PATIENCE` processes at most.
 
     Returns:
         Samples in seconds per call, and the message of each subject that failed on the way (which then has no samples).
@@ -187,8 +195,12 @@ def interleaved(
         with _kept(failed, name):
             calls[name] = max(1, int(np.ceil(SAMPLE_SECONDS / worker.warm(warmup))))
     for done in range(PATIENCE * rounds):
-        if done >= rounds and not unclear(samples):
-            break
+        if done and done % rounds == 0:
+            if not unclear(samples):
+                break
+            for name in calls:
+                with _kept(failed, name):
+                    workers[name].restart(warmup)
         for name in calls:
             if name not in failed:
                 with _kept(failed, name):

@@ -186,13 +186,20 @@ def _verdicts(records: Sequence[Record]) -> list[Verdict]:
 
 
 def restamp(
-    log: Log, device: str, *, processes: int = 1, write: bool = True, progress: Callable[[int, int], Any] = lambda done, of: None
+    log: Log,
+    device: str,
+    *,
+    processes: int = 1,
+    write: bool = True,
+    anew: bool = True,
+    progress: Callable[[int, int], Any] = lambda done, of: None,
 ) -> list[Verdict]:
     """Emits every record of a device again. The device's new proof covers the records whose kernels are equal.
 
     Args:
         processes: number of processes that emit in parallel.
         write: whether to write the proof; without it an existing proof stays unchanged.
+        anew: False believes the existing proof, if it is current, and emits only what it does not cover.
         progress: called with the number of records done and the total.
 
     Returns:
@@ -202,15 +209,17 @@ def restamp(
         OSError: the proof cannot be written.
     """
     records = [record for conv in log.convs(device) for record in log.read(conv, device)]
-    chunks = [records[start : start + _CHUNK] for start in range(0, len(records), _CHUNK)]
-    found: list[Verdict] = []
+    before = current_proof(log.folder / device)
+    covered = before.records if before is not None and not anew else frozenset()
+    found = [Verdict(record, None) for record in records if identity(record) in covered]
+    rest = [record for record in records if identity(record) not in covered]
+    chunks = [rest[start : start + _CHUNK] for start in range(0, len(rest), _CHUNK)]
     with ProcessPoolExecutor(processes) as pool:
         for part in pool.map(_verdicts, chunks) if processes > 1 else map(_verdicts, chunks):
             found += part
             progress(len(found), len(records))
     if write and records:
         target, equal = records[0].target, frozenset(identity(one.record) for one in found if one.reason is None)
-        before = current_proof(log.folder / device)
         proof = Proof(tvm.__version__, target, sources.code_digest(target), equal, before.choices if before else None)
         replace_text(log.folder / device / FILE, proof.to_text())
     return found

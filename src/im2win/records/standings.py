@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
@@ -95,12 +95,16 @@ def stamp(
     *,
     accuracies: Sequence[Accuracy] = ACCURACIES,
     processes: int = 1,
+    anew: bool = True,
     progress: Callable[[int, int], Any] = lambda done, of: None,
 ) -> list[Layer]:
     """Evaluates the standings of a device's layers and writes them into its proof. Kernels' part of the proof stays as it is.
 
     Every layer's space is ranked, which takes up to some seconds a layer and accuracy. Standings for other accuracies stay, if they are
     up to date.
+
+    Args:
+        anew: False believes the proof of layers that have as many records as it says, if it is up to date.
 
     Raises:
         ValueError: the device's kernels have no current proof, or its numbers are unknown.
@@ -110,18 +114,26 @@ def stamp(
     if device is None or proof is None:
         what = "the device is an unknown GPU" if device is None else "its kernels have no current proof"
         raise ValueError(f"standings of `device` (={name}) cannot be listed: {what}.")
-    jobs = [(conv, accuracy) for conv in log.convs(name) for accuracy in accuracies]
-    work, found = functools.partial(_anew, log.folder, device), list[Layer]()
+    before = proof.choices.layers if proof.choices is not None and proof.choices.about(device) else {}
+    listed = {} if anew else before
+    kept = {(conv, accuracy): _kept(conv, accuracy, listed, log, name) for conv in log.convs(name) for accuracy in accuracies}
+    jobs = [what for what, one in kept.items() if one is None]
+    work, found = functools.partial(_anew, log.folder, device), [one for one in kept.values() if one is not None]
     with ProcessPoolExecutor(processes) as pool:
         for done, one in enumerate(pool.map(work, jobs) if processes > 1 else map(work, jobs), 1):
             found += [one] if one else []
             progress(done, len(jobs))
-    before = proof.choices.layers if proof.choices is not None and proof.choices.about(device) else {}
-    layers = {what: kept for what, kept in before.items() if what[1] not in accuracies}
+    layers = {what: one for what, one in before.items() if what[1] not in accuracies}
     layers |= {(str(one.conv), one.accuracy): (*dataclasses.astuple(one.standing), one.records) for one in found}
     choices = Choices(choice_digest(proof.target), facts(device), layers)
     replace_text(log.folder / name / FILE, dataclasses.replace(proof, choices=choices).to_text())
     return found
+
+
+def _kept(conv: Conv2d, accuracy: Accuracy, listed: Mapping[tuple[str, str], tuple[Any, ...]], log: Log, name: str) -> Layer | None:
+    """A listed standing that is up to date; None if it is not."""
+    *standing, count = listed.get((str(conv), accuracy), ("", "", None, -1))
+    return Layer(conv, accuracy, Standing(*standing), count) if count == len(log.read(conv, name)) else None
 
 
 def unmet(log: Log, name: str, accuracy: Accuracy = "float32") -> Iterator[Layer]:

@@ -169,6 +169,7 @@ def restamp(
     choices: Annotated[
         bool, typer.Option("--choices", help="Emit nothing: only find which records beat today's default tiles. Needs a current proof.")
     ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Only records and layers that a proof of today's source does not list.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes that work; one for each CPU by default.")] = None,
 ) -> None:
     """Emit every record's kernel again and compare. Records whose kernels are equal stay valid without being emitted again.
@@ -181,20 +182,20 @@ def restamp(
     log, differ = _open(folder), 0
     for name in log.devices() if device is None else [device]:
         if not choices:
-            differ += _emit_again(log, name, processes or usable_cpus(), write=not check)
+            differ += _emit_again(log, name, processes or usable_cpus(), write=not check, anew=not new)
         if not check:
-            _rank_again(log, name, processes or usable_cpus())
+            _rank_again(log, name, processes or usable_cpus(), anew=not new)
     if check and differ:
         raise typer.Exit(1)
 
 
-def _emit_again(log: Log, name: str, processes: int, *, write: bool) -> int:
+def _emit_again(log: Log, name: str, processes: int, *, write: bool, anew: bool) -> int:
     """Emits the kernels of a device's records and says which differ. Returns their number."""
     from im2win.records.proofs import restamp as emit_again
 
     console = tables.console()
     with tables.progress(name) as progress:
-        verdicts = emit_again(log, name, processes=processes, write=write, progress=progress)
+        verdicts = emit_again(log, name, processes=processes, write=write, anew=anew, progress=progress)
     changed = [one for one in verdicts if one.reason is not None]
     console.print(f"{name}: the kernel that was timed is emitted for {len(verdicts) - len(changed)} of {counted(len(verdicts), 'record')}.")
     for one in changed:
@@ -202,14 +203,14 @@ def _emit_again(log: Log, name: str, processes: int, *, write: bool) -> int:
     return len(changed)
 
 
-def _rank_again(log: Log, name: str, processes: int) -> None:
+def _rank_again(log: Log, name: str, processes: int, *, anew: bool) -> None:
     """Lists how the records of a device stand against default tiles, and says how many earned their place."""
     from im2win.records.standings import stamp
 
     console = tables.console()
     try:
         with tables.progress(f"{name}, default tiles") as progress:
-            found = stamp(log, name, processes=processes, progress=progress)
+            found = stamp(log, name, processes=processes, anew=anew, progress=progress)
     except ValueError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return
