@@ -14,6 +14,7 @@ from im2win.bench import zoo
 from im2win.bench.harness import WorkerError
 from im2win.bench.zoo_networks import _TIMM, NETWORKS, UNet, calibrated, edsr, images, vision
 from im2win.frontends.torch.report import LayerReport, Report
+from im2win.spec.conv2d import Conv2d
 
 
 def test_the_zoo_has_thirty_networks_and_timm_knows_its_own() -> None:
@@ -49,9 +50,9 @@ def test_an_output_may_be_twice_as_far_off_as_pytorch_s_own(monkeypatch: pytest.
 
 
 def test_a_report_counts_layers_that_im2win_runs() -> None:
-    layers = [LayerReport("a", None, "im2win", "exact"), LayerReport("b", None, "", "kept")]
-    assert zoo.groups(Report("graph", layers=layers)) == {"layers": 2, "ours": 1}
-    assert zoo.groups(None) == {"layers": 0, "ours": 0}
+    conv = Conv2d.parse("n1-c8x12x12-k16x1x1")
+    layers = [LayerReport("a", conv, "im2win", "exact"), LayerReport("b", None, "", "kept"), LayerReport("c", conv, "", "slower")]
+    assert zoo.groups(Report("graph", layers=layers)) == {"layers": 3, "ours": 1, "convs": [str(conv)]}
 
 
 def test_a_network_that_cannot_be_built_is_a_row_with_the_reason() -> None:

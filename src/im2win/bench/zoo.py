@@ -21,6 +21,7 @@ from im2win.bench.cpu import spreads
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.peers.subject import Tensors, Trial
 from im2win.bench.zoo_networks import SEED, built, calibrated, images
+from im2win.frontends.torch.report import Report
 from im2win.numerics.reference import error
 from im2win.spec.conv2d import Conv2d
 
@@ -81,9 +82,10 @@ def flat(output: Any) -> np.ndarray[Any, Any]:
     return np.concatenate([flat(part) for part in parts])
 
 
-def groups(report: Any) -> dict[str, int]:
-    """How many layers of a report of `optimize` there are, and how many of them im2win runs."""
-    return {"layers": len(getattr(report, "layers", ())), "ours": int(getattr(report, "swapped", 0))}
+def groups(report: Report) -> dict[str, Any]:
+    """How many layers of a report of `optimize` there are, how many of them im2win runs, and the problems that it can compute."""
+    convs = sorted({str(layer.conv) for layer in report.layers if layer.conv is not None})
+    return {"layers": len(report.layers), "ours": report.swapped, "convs": convs}
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def measured(network: str, batch: int, dtype: str, device: str, names: list[str]
     return [_row(network, mode, outcome) | {"seconds": round(time.perf_counter() - start, 1)} for mode, outcome in timed.items()]
 
 
-Facts = dict[str, dict[str, int]]  # `groups` of each of our subjects
+Facts = dict[str, dict[str, Any]]  # `groups` of each of our subjects
 Outcome = tuple[dict[str, list[float]], dict[str, str], dict[str, float], Facts]
 
 
