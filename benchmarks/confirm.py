@@ -1,6 +1,6 @@
-"""Confirms result files of `im2win bench` after a change of the source: today's choices and kernels are those that were timed.
+"""Confirms result files of `im2win bench` and of the zoo after a change of the source: today's kernels are those that were timed.
 
-    python benchmarks/confirm.py                   # all of benchmarks/results
+    python benchmarks/confirm.py                   # all of them
     python benchmarks/confirm.py benchmarks/results/nvidia-h200/papers12-float32-b128.json
 
 Nothing is measured and no device is needed (see `im2win.bench.confirmation`). Run it on new files too: it adds the fingerprints of their
@@ -12,27 +12,30 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from im2win.bench.confirmation import accuracy_of, checked, confirmed, device_named
+from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, device_named, problems, zoo_confirmed
 from im2win.bench.results import Result, ResultError
+from im2win.common.files import replace_json
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+FILES = [*sorted(HERE.glob("results/*/*.json")), *sorted(HERE.glob("studies/*/zoo-*.json"))]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line and rewrites the files. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", nargs="*", type=Path, default=sorted(RESULTS.glob("*/*.json")), help="default: all results")
+    parser.add_argument("files", nargs="*", type=Path, default=FILES, help="default: all results, and the zoo's")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args(arguments)
     refused = 0
     with ProcessPoolExecutor(options.processes) as pool:
         for path in options.files:
-            reasons = _confirm(path, pool)
+            reasons = _confirm_zoo(path, pool) if path.name.startswith("zoo-") else _confirm(path, pool)
             refused += bool(reasons)
             print(f"{path}: {'; '.join(reasons[:3]) or 'made by kernels that are equal to those of today'}", flush=True)
     return 1 if refused else 0
@@ -51,6 +54,18 @@ def _confirm(path: Path, pool: ProcessPoolExecutor) -> list[str]:
     rows = list(pool.map(check, result.layers))
     confirmed(result, rows).save(path)
     return [one.reason for one in rows if one.reason]
+
+
+def _confirm_zoo(path: Path, pool: ProcessPoolExecutor) -> list[str]:
+    """As `_confirm`, for a file of the zoo."""
+    study = json.loads(path.read_text(encoding="utf-8"))
+    device, keys = device_named(study["device"]), problems(study)
+    if device is None or not keys:
+        return [f"{study['device']} is unknown" if device is None else "it does not list its problems"]
+    kernels = dict(zip(keys, pool.map(functools.partial(chosen, device=device), keys, chunksize=4), strict=True))
+    study, reasons = zoo_confirmed(study, kernels)
+    replace_json(path, study)
+    return reasons
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # On a machine with GPUs: tunes the committed suites into LOGS (default: tuning_logs), all parts or those named. Layers are shared out among
 # the GPUs. A run that is stopped goes on where it was.
 # Usage: tune.sh [LOGS [PART...]], PARTs: papers12 exact float16 reduced resnet50 winograd64; TRIALS in the environment. The part hints, which
-# must be named, measures today's default tile beside the records of the layers that `im2win logs show --stale` lists.
+# must be named, measures today's default tile where LOGS' proof does not say that it was: of hints, and of records that had its rivals only.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 logs=${1:-tuning_logs}
@@ -15,11 +15,14 @@ half=(--dtype float16 --layout NHWC)
 
 if wanted hints; then (
   layers=$(mktemp --suffix .jsonl)
-  python3 -c 'from im2win.cli.main import main; main()' logs show "$logs" --stale --json | python3 -c '
-import json, sys
-for device in json.load(sys.stdin)["devices"]:
-    for row in device["stale"] if device["device"].startswith("nvidia") else []:
-        print(json.dumps({"schema": 1, "conv": row["conv"], "count": 1, "target": "cuda"}))' >"$layers"
+  python3 - "$logs" >"$layers" <<'PYTHON'
+import json, pathlib, sys
+for proof in pathlib.Path(sys.argv[1]).glob("nvidia-*/proof.json"):
+    for row in json.loads(proof.read_text())["choices"]["layers"]:
+        conv, accuracy, kind, *_ = row.split()
+        if accuracy == "float32" and kind != "met":
+            print(json.dumps({"schema": 1, "conv": conv, "count": 1, "target": "cuda"}))
+PYTHON
   TRIALS=${TRIALS:-1} tune "$layers"
 ); fi
 if wanted papers12; then tune papers12 --batch 128; fi

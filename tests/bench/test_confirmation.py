@@ -10,7 +10,7 @@ import pytest
 from scripts import script
 
 from im2win.bench import confirmation
-from im2win.bench.confirmation import accuracy_of, checked, confirmed
+from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, problems, zoo_confirmed
 from im2win.bench.results import Result, Row
 from im2win.bench.source import digests, stale
 from im2win.device.cpu import Machine
@@ -87,3 +87,17 @@ def test_the_script_rewrites_files(row: Row, tmp_path: Path, monkeypatch: pytest
     assert module.main([str(path), str(other), "--processes", "1"]) == 1
     assert Result.load(path).layers[0].fingerprint and not Result.load(other).layers[0].fingerprint
     assert "b.json: unknown-cpu is unknown" in capsys.readouterr().out
+
+
+def test_the_zoo_is_confirmed_where_its_problems_have_the_same_kernels() -> None:
+    study = {"digests": TODAY, "rows": [{"groups": {"ours": {"convs": [str(CONV)]}, "ours_nhwc": {"convs": []}}}]}
+    assert problems(study) == [str(CONV)] and problems({"rows": [{"groups": {"ours": {"layers": 1}}}]}) == []
+    kernels = {str(CONV): chosen(str(CONV), HERE)}
+    new, reasons = zoo_confirmed(study, kernels)
+    assert not reasons and new["kernels"] == kernels and "confirmed" not in new
+    later, reasons = zoo_confirmed({**new, "digests": BEFORE}, kernels)
+    assert not reasons and later["confirmed"] == TODAY
+    other, reasons = zoo_confirmed({**new, "digests": BEFORE}, {str(CONV): "cpu:0"})
+    assert reasons == [f"{CONV}: another kernel is chosen today"] and "confirmed" not in other
+    unknown, reasons = zoo_confirmed({**study, "digests": BEFORE}, kernels)
+    assert "does not say which kernels" in reasons[0] and unknown == {**study, "digests": BEFORE}

@@ -4,6 +4,8 @@ Any change of the generator makes a file's digests out of date, though most chan
 look its layers up again, with the shipped records and for the file's device, to rank its default tiles again, and to emit their kernels.
 Where algorithm, tile and kernel are equal for every row, the times are those of today's kernels, and the file gets today's digests as
 `confirmed`. Nothing is measured, and the device is not needed.
+
+A file of the zoo lists the problems of its networks. It is confirmed where the kernels that are chosen for them are equal.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, get_args
 from im2win.bench.results import Result, Row
 from im2win.bench.source import KERNELS, TARGET, digests, stale
 from im2win.builder.build import looked_up
-from im2win.device.gpu import H200, KNOWN
+from im2win.device.gpu import H200, KNOWN, Gpu
 from im2win.records.emission import EmissionError, emitted
 from im2win.records.folders import PACKAGED
 from im2win.records.log import Log
@@ -92,6 +94,33 @@ def _compared(
     except EmissionError as error:
         return f"{what}: {error}"
     return (now,) if fingerprint in ("", now) else f"{what}: its kernel has changed since"
+
+
+def chosen(key: str, device: Device, accuracy: Accuracy = "float32") -> str:
+    """The fingerprint of the kernel that today's source chooses for a problem."""
+    conv = Conv2d.parse(key)
+    algorithm, tile, _ = looked_up(conv, device, accuracy=accuracy)
+    return emitted(conv, algorithm, tile.as_dict(), "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
+
+
+def problems(study: Mapping[str, Any]) -> list[str]:
+    """Keys of all problems of a zoo's networks; empty if its rows do not name them."""
+    facts = [one for row in study["rows"] for one in row["groups"].values()]
+    return sorted({key for one in facts for key in one["convs"]}) if all("convs" in one for one in facts) else []
+
+
+def zoo_confirmed(study: Mapping[str, Any], kernels: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """A zoo's study with the fingerprints of its problems' kernels, and confirmed if they are equal; else the reasons why it is not.
+
+    Args:
+        kernels: by problem, what `chosen` returns.
+    """
+    if stale(study.get("confirmed") or study["digests"]) is None:
+        return {**study, "kernels": dict(kernels)}, []
+    if not study.get("kernels"):
+        return dict(study), ["the file does not say which kernels were timed, and the source that made it was another"]
+    reasons = [f"{key}: another kernel is chosen today" for key, kernel in kernels.items() if study["kernels"].get(key) != kernel]
+    return dict(study) if reasons else {**study, "confirmed": digests(study["digests"][TARGET])}, reasons
 
 
 def confirmed(result: Result, rows: list[Checked]) -> Result:
