@@ -3,7 +3,8 @@
     python benchmarks/zoo.py --batch 1 --json benchmarks/studies/DEVICE/zoo-float32-b1.json
     python benchmarks/zoo.py --device cuda --batch 32 --dtype float16 --json ...
 
-The file is written after each network. Networks that it already holds with today's source are skipped.
+The file is written after each network. Networks that it already holds with today's kernels and choices are skipped. Each row says by a
+digest which source of the package measured it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.bench.cpu import commit, versions
-from im2win.bench.source import digests
+from im2win.bench.source import SOURCE, digests, stale
 from im2win.bench.zoo import ALLOWED, REFERENCE, SUBJECTS, build_ahead, measured
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
-        same = before["digests"] == made and (before["batch"], before["dtype"]) == (options.batch, options.dtype)
+        same = stale(before["digests"]) is None and (before["batch"], before["dtype"]) == (options.batch, options.dtype)
         rows = before["rows"] if same else []
     facts = {"device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch}
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"{name} is not built ahead: {why}", flush=True)
     for name in names:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
-        rows += found
+        rows += [row | {"source": made[SOURCE]} for row in found]
         replace_json(options.json, {
             "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "reference": REFERENCE, "unit": "ms",
             "versions": versions(), "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
