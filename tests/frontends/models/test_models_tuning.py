@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ pytest.importorskip("onnxruntime")
 from model_graphs import graph, helper, integers, node, numpy_helper  # noqa: E402
 
 import im2win  # noqa: E402
-from im2win.cli.commands.models import untuned_text  # noqa: E402
+from im2win.bench.models import ModelRow  # noqa: E402
+from im2win.cli.commands.models import untuned_text, whole_text  # noqa: E402
 from im2win.frontends.models import compiler  # noqa: E402
 
 
@@ -41,20 +43,20 @@ def test_in_float16_the_problems_of_its_kernels_are_tuned() -> None:
 
 def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> None:
     onnx.save(one(), tmp_path / "model.onnx")
-    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
-    assert done.status == 0 and "1 layer has no tuning record of this device" in done.out
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--no-compare")
+    assert done.status == 0 and "ONNX Runtime" not in done.out and "1 layer has no tuning record of this device" in done.out
     done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--json")
     values = json.loads(done.out)
     assert done.status == 0 and values["schema"] == 1 and values["layers"][0]["conv"] == "n1-c4x8x8-k4x1x1" and values["left"] == []
     [only] = values["operators"]
     assert only == {"name": "Conv_y", "operator": "Conv", "ours": True, "flops": 2048, "fused": [], "unfused": "its output is the model's"}
-    assert values["share_left"] == 0.0
+    assert values["share_left"] == 0.0 and values["whole"]["ours_ms"] > 0 and values["whole"]["error"] < 1e-5
 
 
 def test_the_advice_is_a_command_that_mends_it(tmp_path: Path, command: Any) -> None:
     onnx.save(one(), tmp_path / "the model.onnx")
     told = ["--logs", tmp_path / "logs", "--threads", "1", "--accuracy", "exact", "--batch", "2"]
-    wanted = ["compile", tmp_path / "the model.onnx", "--out", tmp_path / "model.so", *told, "--json"]
+    wanted = ["compile", tmp_path / "the model.onnx", "--out", tmp_path / "model.so", *told, "--json", "--no-compare"]
     (tmp_path / "logs").mkdir()
     advice = json.loads(command(*wanted).out)["advice"]
     count, _, said = advice.partition(": ")
@@ -75,6 +77,15 @@ def test_the_advice_tells_what_was_told(key: str) -> None:
     assert untuned_text(layers[2:], Path("m.onnx"), [None]) == ""
 
 
+def test_the_whole_is_compared_with_onnx_runtime() -> None:
+    row = ModelRow("m.onnx", 1, ours_ms=2.0, peers={"onnxruntime": 3.0}, ratio=1.5)
+    assert whole_text(row, Path("m.onnx")) == "the whole, 1 image: 2 ms, ONNX Runtime 3 ms, 1.50x"
+    slower = whole_text(replace(row, batch=8, ours_ms=4.0, ratio=0.75), Path("my m.onnx"))
+    assert slower.startswith("the whole, 8 images: 4 ms, ONNX Runtime 3 ms, 0.75x; ") and "`im2win onnxruntime 'my m.onnx' --out" in slower
+    failed = whole_text(replace(row, ours_ms=None, ratio=None, failed="its output differs"), Path("m.onnx"))
+    assert failed == "not compared with ONNX Runtime: its output differs"
+
+
 def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: Any) -> None:
     """A convolution whose filters are an input."""
     value = helper.make_tensor_value_info
@@ -82,7 +93,7 @@ def test_a_model_of_which_nothing_is_ours_is_a_warning(tmp_path: Path, command: 
         [node("Conv", "x w", "y")], "computed", [value("x", 1, [1, 4, 8, 8]), value("w", 1, [4, 4, 1, 1])], [value("y", 1, [1, 4, 8, 8])]
     )
     onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
-    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--no-compare")
     assert done.status == 0 and "im2win computes none of its convolutions" in done.err
     ours = im2win.load_model(tmp_path / "model.so").run({"x": np.ones((1, 4, 8, 8), "float32"), "w": np.ones((4, 4, 1, 1), "float32")})
     assert (next(iter(ours.values())) == 4).all()
@@ -94,6 +105,6 @@ def test_a_product_of_ours_hides_no_convolutions_that_are_not(tmp_path: Path, co
     weights = [numpy_helper.from_array(integers(4, 4, 1, 1).astype("float16"), "w"), numpy_helper.from_array(integers(8, 5), "m")]
     body = helper.make_graph(nodes, "half", [value("x", 10, [1, 4, 8, 8])], [value("y", 1, [1, 4, 8, 5])], weights)
     onnx.save(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "model.onnx")
-    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so")
+    done = command("compile", tmp_path / "model.onnx", "--out", tmp_path / "model.so", "--no-compare")
     assert done.status == 0 and "im2win computes none of its convolutions" in done.err and "MatMul_y" in done.out
     assert "its dtype float16 is not float32" in done.err and "% of the flops" in done.out

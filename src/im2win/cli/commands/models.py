@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import time
 from collections import Counter
@@ -15,6 +16,8 @@ import typer
 from rich.markup import escape
 
 from im2win.cli.commands import options, outputs, tables
+from im2win.common.messages import brief
+from im2win.common.progress import reporting
 from im2win.common.quantities import counted
 from im2win.device.affinity import off_bound_cpus
 from im2win.records.tiers import TUNED
@@ -23,9 +26,11 @@ from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
+    from im2win.bench.models import ModelRow
     from im2win.frontends.onnx.coverage import Covered
     from im2win.runtime.model import Model
 
+_ROUNDS = 7  # of the comparison of a whole model
 TIERS = {"exact": "tuned for this layer", "default": "the model's tile"}
 
 
@@ -57,6 +62,7 @@ def compile_(
     accuracy: options.Accuracy = "float32",
     dtype: Annotated[str | None, typer.Option(help="float16, on a GPU, or float32; the model's own if not said.")] = None,
     trials: options.TrialsOfUntuned = None,
+    compare: Annotated[bool, typer.Option(help="Time the library against ONNX Runtime, on a CPU where that is installed.")] = True,
     json: options.Json = False,
 ) -> None:
     """Compile a whole ONNX model; `im2win run` and `im2win.load_model` run it without a compiler."""
@@ -74,8 +80,9 @@ def compile_(
     operators = coverage(load(model)[1], compiled.batches[0], {one.name for one in manifest.layers}, products=True)
     told = {"target": target, "dtype": dtype, "logs": logs, "threads": threads, "accuracy": accuracy}
     advice = untuned_text(manifest.layers, model, batches or [None], **told)
+    whole = _whole(model, out, manifest.threads) if compare and target == "cpu" else None
     if json:
-        typer.echo(dumps({**_as_dict(out, compiled, operators), "advice": advice}, indent=1))
+        typer.echo(dumps({**_as_dict(out, compiled, operators), "whole": whole and whole.as_dict(), "advice": advice}, indent=1))
         return
     fusions = fusion_texts(operators)
     rows: list[list[object]] = []
@@ -91,9 +98,34 @@ def compile_(
     sizes = ", ".join(map(str, compiled.batches))
     if share := share_text(operators):
         console.print(share, soft_wrap=True)
+    if whole is not None:
+        console.print(whole_text(whole, model), soft_wrap=True)
     if advice:
         console.print(advice, soft_wrap=True)
     console.print(f"{out}: {size}, weights {weights}, workspace {memory}; batches {sizes}; tiles: {tiers or 'none'}.", soft_wrap=True)
+
+
+def _whole(model: Path, library: Path, threads: int) -> ModelRow | None:
+    """The compiled model beside ONNX Runtime, each in a process of its own, on random inputs; None if that is not installed."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    from im2win.bench.models import measure
+
+    with reporting("comparing with ONNX Runtime"):
+        return measure(model.name, model, library, ["onnxruntime"], threads, rounds=_ROUNDS, warmup=0.2)
+
+
+def whole_text(row: ModelRow, model: Path) -> str:
+    """The time of a compiled model beside ONNX Runtime's, and what to do if that is faster; why there is none, if there is none."""
+    if row.ours_ms is None or row.ratio is None:
+        why = row.failed or "; ".join(row.peers_failed.values())
+        return f"not compared with ONNX Runtime: {escape(brief(ValueError(why), 200))}"
+    times = f"{row.ours_ms:.3g} ms, ONNX Runtime {row.peers['onnxruntime']:.3g} ms"
+    text = f"the whole, {counted(row.batch, 'image')}: {times}, {row.ratio:.2f}x"
+    if row.ratio >= 1:
+        return text
+    command = f"im2win onnxruntime {shlex.quote(str(model))} --out FASTER.onnx"
+    return f"{text}; ONNX Runtime computes the other operators faster: `{escape(command)}` leaves them to it"
 
 
 def fusion_texts(operators: Sequence[Covered]) -> dict[str, str]:
