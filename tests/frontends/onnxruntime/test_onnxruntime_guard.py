@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from compiled_c import needs_compiler  # noqa: E402
-from model_graphs import batch_norm, graph, integers, node, norm, peer  # noqa: E402
+from model_graphs import batch_norm, graph, helper, integers, node, norm, peer  # noqa: E402
 
 import im2win  # noqa: E402
 from im2win.frontends.onnxruntime import guard  # noqa: E402
@@ -196,3 +196,21 @@ def test_the_report_says_what_is_fused_and_what_share_is_left(finds: Any, tmp_pa
     onnx.save(two(), tmp_path / "model.onnx")
     done = command("onnxruntime", tmp_path / "model.onnx", "--out", tmp_path / "ours.onnx", "--no-guard")
     assert "0.0% of the flops of convolutions and products are not im2win's" in done.out and "its output is the" in done.out
+
+
+def test_the_whole_is_compared_on_given_inputs(cache: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input whose name numpy could not store, and an index that random numbers would not reach."""
+    nodes = [node("Gather", "table file", "r"), node("Conv", "r w", "y")]
+    value, kinds = helper.make_tensor_value_info, onnx.TensorProto
+    weights = [onnx.numpy_helper.from_array(integers(5, 8, 12, 12), "table"), onnx.numpy_helper.from_array(integers(4, 8, 1, 1), "w")]
+    body = helper.make_graph(nodes, "g", [value("file", kinds.INT64, [2])], [value("y", 1, [2, 4, 12, 12])], weights)
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    monkeypatch.setattr("im2win.frontends.onnxruntime.writing.of_layers", lambda model, layers, *_: [FASTER] * len(layers))
+    made = im2win.for_onnxruntime(model, tmp_path / "out.onnx", inputs={"file": np.array([4, 2])})
+    assert made.whole is not None and not made.whole.failed
+    with pytest.raises(ValueError, match=r"`inputs` \(=x\) must name each input of the model once: file"):
+        im2win.for_onnxruntime(model, tmp_path / "out.onnx", inputs={"x": 1})
+    onnx.save(model, tmp_path / "model.onnx")
+    np.save(tmp_path / "index.npy", np.array([7, 2]))  # out of range
+    done = command("onnxruntime", tmp_path / "model.onnx", "--out", tmp_path / "out.onnx", "--input", f"file={tmp_path / 'index.npy'}")
+    assert done.status == 0 and "indices element out of data bounds" in done.err

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, outputs, tables
+from im2win.cli.commands import options, outputs, tables, tensors
 from im2win.common.messages import brief
 from im2win.common.progress import reporting
 from im2win.common.quantities import counted
@@ -41,10 +41,6 @@ class _Tiered(Protocol):
     def conv(self) -> str: ...
     @property
     def tier(self) -> str: ...
-
-
-class InputError(ValueError):
-    """An option that names no tensor file, or a file without a tensor."""
 
 
 def compile_(
@@ -181,13 +177,13 @@ def _batches(text: str | None) -> list[int] | None:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise InputError(f"`--batch` (={text!r}) must be integers with commas between them, such as 1,8.") from None
+        raise tensors.InputError(f"`--batch` (={text!r}) must be integers with commas between them, such as 1,8.") from None
 
 
 def run(
     library: Annotated[Path, typer.Argument(metavar="FILE.so", help="A library that `im2win compile` wrote.")],
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", metavar="NAME=FILE", help="A tensor for each input: .npy, or .pb as ONNX stores it.")
+        list[str] | None, typer.Option("--input", metavar="NAME=FILE", help=f"A tensor for each input: {tensors.KINDS}")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the outputs: .npz, or .npy for a single one.", callback=outputs.file)
@@ -203,9 +199,9 @@ def run(
     loaded = time.perf_counter() - begin
     given = _inputs(model, inputs or [])
     if out is not None and out.suffix not in (".npz", ".npy"):
-        raise InputError(f"`--out` (={out}) must end in .npz or .npy.")
+        raise tensors.InputError(f"`--out` (={out}) must end in .npz or .npy.")
     if out is not None and out.suffix == ".npy" and len(model.outputs) != 1:
-        raise InputError(f"`--out` (={out}) must end in .npz: the model has {len(model.outputs)} outputs.")
+        raise tensors.InputError(f"`--out` (={out}) must end in .npz: the model has {len(model.outputs)} outputs.")
     given = _on_device(model, given)
     begin = time.perf_counter()
     results = _on_host(model.run(given))
@@ -260,34 +256,9 @@ def _save(out: Path, results: dict[str, Any]) -> None:
 
 def _inputs(model: Model, stated: list[str]) -> dict[str, Any]:
     """The tensors that `--input` names."""
-    given: dict[str, Any] = {}
-    for text in stated:
-        name, mark, file = text.partition("=")
-        if not mark or not file:
-            raise InputError(f"`--input` (={text!r}) must be NAME=FILE.")
-        given[name] = _tensor(Path(file))
+    given = tensors.named(stated)
     wanted = {port.name: port for port in model.inputs}
     if set(given) != set(wanted):
         known = ", ".join(f"{name} {port.dtype} {list(port.shape)}" for name, port in wanted.items())
-        raise InputError(f"`--input` (={', '.join(given) or 'none'}) must name each input of the model once: {known}.")
+        raise tensors.InputError(f"`--input` (={', '.join(given) or 'none'}) must name each input of the model once: {known}.")
     return given
-
-
-def _tensor(path: Path) -> Any:
-    if path.suffix == ".npy":
-        try:
-            return np.ascontiguousarray(np.load(path, allow_pickle=False))
-        except ValueError as error:
-            raise InputError(f"`--input`: {path} is no array of numpy ({error}).") from None
-    if path.suffix == ".pb":
-        import onnx
-
-        message = onnx.TensorProto()
-        try:
-            message.ParseFromString(path.read_bytes())
-            return np.ascontiguousarray(onnx.numpy_helper.to_array(message))
-        except OSError:
-            raise
-        except Exception as error:  # protobuf's DecodeError, a class without type information
-            raise InputError(f"`--input`: {path} is no tensor of ONNX ({error}).") from None
-    raise InputError(f"`--input`: {path} must end in .npy or .pb.")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from im2win.cli.commands import options, outputs, tables
+from im2win.cli.commands import options, outputs, tables, tensors
 from im2win.cli.commands.models import TIERS, fusion_texts, share_text, untuned_text
 from im2win.common.quantities import counted
 from im2win.records.tiers import checked_untuned
@@ -37,6 +37,10 @@ def onnxruntime(
     untuned: Annotated[str, typer.Option(help="Layers without a record: default (im2win's tile) or keep (ONNX Runtime's).")] = "default",
     trials: options.TrialsOfUntuned = None,
     guard: Annotated[bool, typer.Option(help="Leave to ONNX Runtime what im2win does not compute faster there.")] = True,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=FILE", help=f"Compare the whole on these; random numbers if not said: {tensors.KINDS}"),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Make ONNX Runtime compute a model's convolutions with im2win's kernels, where they are faster, on its own threads."""
@@ -45,8 +49,9 @@ def onnxruntime(
     console = tables.console()
     chosen, made = checked_untuned(untuned), checked_accuracy(accuracy)
     done = for_onnxruntime(
-        model, out, library, batch=batch, logs=logs, threads=threads, accuracy=made, untuned=chosen, trials=trials, guard=guard
-    )
+        model, out, library, batch=batch, logs=logs, threads=threads, accuracy=made, untuned=chosen, trials=trials, guard=guard,
+        inputs=tensors.named(inputs) if inputs else None,
+    )  # fmt: skip
     if done.note:
         log.warning("%s: %s", out, done.note)
     advice = untuned_text(done.layers, model, [batch], logs=logs, threads=threads, accuracy=accuracy)

@@ -94,9 +94,9 @@ def _key(original: ModelProto, one: Layer, machine: Machine) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:_DIGITS]
 
 
-def of_models(original: Path, ours: Path, library: Path, machine: Machine, batch: int) -> Found:
-    """What a comparison of whole models finds."""
-    pair = Pair(str(original), str(ours), batch, WHOLE_S)
+def of_models(original: Path, ours: Path, library: Path, machine: Machine, batch: int, inputs: str = "") -> Found:
+    """What a comparison of whole models finds, on the inputs of an .npz file or on random ones."""
+    pair = Pair(str(original), str(ours), batch, WHOLE_S, inputs)
     return compared([pair], library, machine.threads, lambda done, of: None)[0]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from im2win.common.progress import Reporter, reporting
 from im2win.device.cpu import Machine
@@ -87,6 +89,7 @@ def for_onnxruntime(
     untuned: Untuned = "default",
     trials: int | None = None,
     guard: bool = True,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Rewritten:
     """Rewrites an ONNX model so that ONNX Runtime computes its convolutions with im2win's kernels, where they are faster.
 
@@ -118,6 +121,7 @@ def for_onnxruntime(
         trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
             folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
         guard: compare with ONNX Runtime; False replaces every layer that im2win can compute.
+        inputs: tensors by name for the comparison of the whole models; None makes up random numbers, and zeros for integers.
 
     Raises:
         LogError: with `trials`, the records cannot be written.
@@ -134,6 +138,7 @@ def for_onnxruntime(
     machine = device_for("cpu", threads)
     assert isinstance(machine, Machine)
     label, model = read(source)
+    given = _checked_inputs(model, inputs)
     if any(node.domain == DOMAIN for node in model.graph.node):
         raise ModelError(f"`source` (={label}) must be a model as it was; it has been rewritten already.")
     found, left = replaceable(model, label, batch)
@@ -151,7 +156,7 @@ def for_onnxruntime(
         with tempfile.TemporaryDirectory(prefix="im2win-objects-") as folder, reporting(f"onnxruntime {written.name}") as reporter:
             built = _built([one.convolution.conv for one in kept], machine, logs, accuracy, Path(folder), reporter)
             work = Work(model, built, machine, written, linked, Path(folder), reporter)
-            made = work.guarded(kept, batch or 1) if guard and not missing() else work.unguarded(kept)
+            made = work.guarded(kept, batch or 1, given) if guard and not missing() else work.unguarded(kept)
     except OSError as error:
         raise ArtefactError(f"{error.filename or written}: cannot be written ({error.strerror or error}).") from None
     layers = tuple(_layer(one.replaced, built[one.replaced.convolution.conv]) for one in made.replacements)
@@ -170,6 +175,17 @@ def _files(source: Any, path: str | os.PathLike[str], library: str | os.PathLike
     if len({one.resolve() for one in (*given, written, linked)}) < 2 + len(given):
         raise ValueError(f"`path` (={written}), `library` (={linked}) and the model must be different files.")
     return written, linked
+
+
+def _checked_inputs(model: ModelProto, inputs: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The tensors for a model's inputs, which they must name all."""
+    if inputs is None:
+        return None
+    stored = {tensor.name for tensor in model.graph.initializer}
+    wanted = [value.name for value in model.graph.input if value.name not in stored]
+    if set(inputs) != set(wanted):
+        raise ValueError(f"`inputs` (={', '.join(inputs) or 'none'}) must name each input of the model once: {', '.join(wanted)}.")
+    return {name: np.asarray(inputs[name]) for name in wanted}
 
 
 def _none(label: str, reasons: Sequence[str], nodes: int) -> str:

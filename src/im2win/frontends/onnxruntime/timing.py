@@ -31,16 +31,18 @@ _KINDS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models to compare. The first dimension of inputs, where it is symbolic, is `batch`.
+    """Two models to compare. The first dimension of random inputs, where it is symbolic, is `batch`.
 
     Attributes:
         seconds: of sampling.
+        inputs: path of an .npz file with the inputs by `INPUT` and their names; "" for random ones.
     """
 
     original: str
     ours: str
     batch: int = 1
     seconds: float = SECONDS
+    inputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Found:
     failed: str = ""
 
 
+INPUT = "input:"  # before names in a file, some of which numpy could not take as they are
 UNKNOWN_INPUT = "its input"  # what a reason begins with that says that an input cannot be made up
 
 
@@ -73,6 +76,11 @@ def _feeds(session: Any, batch: int) -> dict[str, Any]:
         made = random.standard_normal(shape) if np.issubdtype(kind, np.floating) else np.zeros(shape)
         feeds[one.name] = np.asarray(made, kind)
     return feeds
+
+
+def _given(path: str) -> dict[str, Any]:
+    """Inputs from a file."""
+    return {name.removeprefix(INPUT): value for name, value in np.load(path).items()}
 
 
 def _differ(found: Any, expected: Any) -> bool:
@@ -97,7 +105,7 @@ def _compared(library: str, pair: Pair, threads: int | None) -> Found:
         options.intra_op_num_threads = threads
     options.register_custom_ops_library(library)
     theirs, ours = (ort.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for path in (pair.original, pair.ours))
-    feeds = _feeds(theirs, pair.batch)
+    feeds = _given(pair.inputs) if pair.inputs else _feeds(theirs, pair.batch)
     if any(_differ(one, expected) for one, expected in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True)):
         return Found(failed="its outputs differ from ONNX Runtime's")
     found = compare(lambda: ours.run(None, feeds), lambda: theirs.run(None, feeds), seconds=pair.seconds)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from im2win.common.progress import Reporter
 from im2win.device.cpu import Machine
@@ -15,7 +17,7 @@ from im2win.frontends.models.convolutions import Built
 from im2win.frontends.onnx.layers import import_onnx
 from im2win.frontends.onnxruntime.guard import Layer, of_layers, of_models
 from im2win.frontends.onnxruntime.rewriting import Replaceable, Replacement, rewrite
-from im2win.frontends.onnxruntime.timing import UNKNOWN_INPUT, Found
+from im2win.frontends.onnxruntime.timing import INPUT, UNKNOWN_INPUT, Found
 from im2win.registry.sources import code_digest
 from im2win.spec.conv2d import Conv2d
 
@@ -60,8 +62,8 @@ class Work:
         self._write(replacements)
         return Made(replacements)
 
-    def guarded(self, kept: Sequence[Replaceable], batch: int) -> Made:
-        """Replaces those that are faster than ONNX Runtime's; none if the whole model is slower with them."""
+    def guarded(self, kept: Sequence[Replaceable], batch: int, inputs: Mapping[str, Any] | None = None) -> Made:
+        """Replaces those that are faster than ONNX Runtime's; none if the whole model is slower with them, on `inputs` or random ones."""
         replacements = _linked(kept, self.built, self.machine, self.linked)
         layers = [Layer(one, _kernel(self.built[one.replaced.convolution.conv])) for one in replacements]
 
@@ -83,7 +85,11 @@ class Work:
         self.reporter.step(note="comparing the whole")
         original = self.folder / "original.onnx"
         save(self.model, original)
-        whole = of_models(original, self.written, self.linked, self.machine, batch)
+        given = ""
+        if inputs:
+            given = str(self.folder / "inputs.npz")
+            np.savez(given, **{f"{INPUT}{name}": value for name, value in inputs.items()})
+        whole = of_models(original, self.written, self.linked, self.machine, batch, given)
         if note := _given_back(whole):
             save(self.model, self.written)
             return Made([], left, times, whole, note)
