@@ -312,14 +312,37 @@ def test_two_convolutions_in_one_add_fuse_it_once() -> None:
     assert [layer.conv for layer in layers_of(source, epilogues=True)] == [PLAIN, later]
 
 
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, "n2-c6x1x20-k4x1x3-g2"),
+        ({"strides": [2], "pads": [1, 2], "dilations": [3]}, "n2-c6x1x20-k4x1x3-s1x2-p0.1.0.2-d1x3-g2"),
+        ({"auto_pad": "SAME_LOWER", "strides": [2]}, "n2-c6x1x20-k4x1x3-s1x2-p0.1.0.0-g2"),
+        ({"kernel_shape": [3], "pads": [1, 1]}, "n2-c6x1x20-k4x1x3-p0x1-g2"),
+    ],
+)
+def test_a_1d_convolution_is_a_2d_one_of_one_row(attributes: dict[str, Any], expected: str) -> None:
+    (layer,) = layers_of(one((2, 6, 20), (4, 3, 3), group=2, **attributes))
+    assert layer.conv == Conv2d.parse(expected)
+
+
+def test_what_is_fused_with_a_1d_convolution() -> None:
+    nodes = [node("Pad", "x sides", "p"), node("Conv", "p w", "a"), node("Add", "a b", "c"), node("Add", "c r", "d")]
+    nodes += [node("Relu", "d", "y")]
+    stored = [weights("w", 3, 3, 3), weights("b", 3, 1), helper.make_tensor("sides", onnx.TensorProto.INT64, [6], [0, 0, 2, 0, 0, 0])]
+    source = model(nodes, [tensor("x", [1, 3, 8]), tensor("r", [1, 3, 8])], stored)
+    (layer,) = layers_of(source, epilogues=True)
+    assert str(layer.conv) == "n1-c3x1x8-k3x1x3-p0.2.0.0-bias-add-relu"
+
+
 # --- what is skipped -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (one((1, 3, 8), (4, 3, 3)), "a 1-D convolution; only 2-D"),
-        (one((1, 3, 8, 8, 8), (4, 3, 3, 3, 3)), "a 3-D convolution; only 2-D"),
+        (one((1, 3, "l"), (4, 3, 3)), r"\[1, 3, 1, l\]; height and width must be fixed"),
+        (one((1, 3, 8, 8, 8), (4, 3, 3, 3, 3)), "a 3-D convolution; only 1-D and 2-D"),
         (one((1, 3, "h", 8), (4, 3, 3, 3)), r"\[1, 3, h, 8\]; height and width must be fixed"),
         (one((1, 3, 8, None), (4, 3, 3, 3)), r"height and width must be fixed"),
         (one((1, 4, 8, 8), (4, 3, 3, 3)), "input has 4 channels and its filter takes 3 in each of 1 groups"),

@@ -119,6 +119,22 @@ def test_exact(tmp_path: Path) -> None:
     assert shapes["i"] == [2, 12, 7, 12] and "a" not in shapes
 
 
+def test_1d_convolutions(tmp_path: Path) -> None:
+    """Lines keep their three axes; the batch may be symbolic."""
+    nodes = [
+        node("Conv", "x w0", "a", pads=[1, 1], strides=[2]), batch_norm("a", "b", "n0"), node("Relu", "b", "c"),
+        node("Conv", "c w1 b1", "d", pads=[2, 0]), node("Add", "d c", "y"),
+    ]  # fmt: skip
+    constants = {"w0": integers(8, 3, 3), "w1": integers(8, 8, 3), "b1": integers(8), **norm(8, "n0")}
+    model = graph(nodes, {"x": ("n", 3, 17)}, constants)
+    made = rewritten(model, tmp_path)
+    assert keys(made) == ["n1-c3x1x17-k8x1x3-s1x2-p0x1-bias-relu", "n1-c8x1x9-k8x1x3-p0.2.0.0-bias-add"]
+    for images in (1, 3):
+        check(model, made, {"x": integers(images, 3, 17)})
+    with pytest.raises(Exception, match=r"shape|Invalid|INVALID"):
+        session(made).run(None, {"x": integers(1, 3, 18)})
+
+
 def test_symbolic_batch(tmp_path: Path) -> None:
     """Any number of images that is a multiple of a call's; the batch stays symbolic, and a constant of one image is no residual."""
     nodes = [

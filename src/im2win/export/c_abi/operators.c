@@ -162,8 +162,14 @@ static ort_status *wrong_shape(const im2win_operator *own, int input, const int6
                 input == Z ? ", as many as X has" : "");
 }
 
-/* Checks the number of images of an input. X sets it (`images` is -1 before), and the others must have the same. */
-static ort_status *check_images(const im2win_operator *own, int input, const ort_value *value, int64_t *images) {
+/* Whether a shape is that of the kernel's tensor but for the images. Lines [N, C, L] are images of one row. */
+static int fits(const int64_t *sizes, size_t rank, const int64_t *wanted) {
+  if (rank == RANK - 1) return wanted[2] == 1 && sizes[1] == wanted[1] && sizes[2] == wanted[3];
+  return rank == RANK && sizes[1] == wanted[1] && sizes[2] == wanted[2] && sizes[3] == wanted[3];
+}
+
+/* Checks the number of images of an input, and its rank. X sets them (`images` is -1 before), and the others must have the same. */
+static ort_status *check_images(const im2win_operator *own, int input, const ort_value *value, int64_t *images, size_t *ranks) {
   const int64_t *wanted = own->layer->tensors[place_of(own->layer, input)].shape;
   int64_t sizes[8];
   size_t rank = 0;
@@ -175,10 +181,9 @@ static ort_status *check_images(const im2win_operator *own, int input, const ort
   if (status == NULL) status = ort->sizes(shape, sizes, rank);
   ort->release_shape(shape);
   if (status != NULL) return status;
-  int fits = rank == RANK && sizes[0] % wanted[0] == 0 && (*images < 0 || sizes[0] == *images);
-  for (size_t i = 1; fits && i < RANK; i++) fits = sizes[i] == wanted[i];
-  if (!fits) return wrong_shape(own, input, sizes, rank);
-  *images = sizes[0];
+  int same = *images < 0 || (sizes[0] == *images && rank == *ranks);
+  if (!fits(sizes, rank, wanted) || sizes[0] % wanted[0] != 0 || !same) return wrong_shape(own, input, sizes, rank);
+  *images = sizes[0], *ranks = rank;
   return NULL;
 }
 
@@ -209,6 +214,7 @@ static ort_status *compute(void *kernel, ort_context *context) {
   const im2win_tensor *made = &layer->tensors[layer->count - 1];
   const float *tensors[IM2WIN_MOST_TENSORS];
   int64_t images = -1;
+  size_t rank = RANK;
   ort_status *status = NULL;
   for (int input = X; input < INPUTS; input++) {
     int place = place_of(layer, input);
@@ -217,15 +223,16 @@ static ort_status *compute(void *kernel, ort_context *context) {
     if (place < 0) continue;
     status = ort->input(context, (size_t)input, &value);
     if (status == NULL && value == NULL) status = failed(ort, ORT_INVALID_ARGUMENT, "kernel '%s' needs %s.", own->name, names[input]);
-    if (status == NULL && (input == X || input == Z)) status = check_images(own, input, value, &images);
+    if (status == NULL && (input == X || input == Z)) status = check_images(own, input, value, &images, &rank);
     if (status == NULL) status = ort->data((ort_value *)(uintptr_t)value, &data);
     if (status != NULL) return status;
     tensors[place] = data;
   }
   int64_t sizes[RANK] = {images, made->shape[1], made->shape[2], made->shape[3]};
+  if (rank < RANK) sizes[2] = made->shape[3];
   ort_value *output = NULL;
   void *data = NULL;
-  status = ort->output(context, 0, sizes, RANK, &output);
+  status = ort->output(context, 0, sizes, rank, &output);
   if (status == NULL) status = ort->data(output, &data);
   if (status != NULL) return status;
   tensors[layer->count - 1] = data;

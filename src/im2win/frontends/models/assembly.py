@@ -83,7 +83,7 @@ class Assembly:
             ModelError: see `compile_model`.
         """
         self._ports(source, batch)
-        parts = take_apart(source, batch)
+        parts = take_apart(source, batch, lines=self.dtype != HALF)
         layers: Sequence[Convolution] = parts.convolutions
         if self.dtype == HALF:
             parts, layers = without_views(source, parts), in_half(layers)

@@ -101,10 +101,10 @@ class Parts:
     skipped: tuple[Skipped, ...]
 
 
-def take_apart(source: Source, batch: int) -> Parts:
-    """Splits a model into parts. Every node is in exactly one part."""
+def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
+    """Splits a model into parts. Every node is in exactly one part. Without `lines`, TVM compiles 1-D convolutions."""
     graph = source.graph
-    found, left = fusions(graph, batch)
+    found, left = fusions(graph, batch, lines=lines)
     skipped = [entry for _, entry in left]
     taken = {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
     convolutions: list[Convolution] = []
@@ -172,7 +172,6 @@ def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
     if node.op_type != "Conv":
         attributes = attributes_of(node)
         weight = (weight if attributes.get("transB", 0) else weight.T) * attributes.get("alpha", 1.0)
-        weight = weight.reshape(one.conv.filter_shape)
         bias = None if bias is None else bias * attributes.get("beta", 1.0)
     shift = np.zeros(channels) if bias is None else np.broadcast_to(bias.reshape(-1), channels).copy()
     scale = np.ones(channels)
@@ -183,7 +182,7 @@ def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
         factor, term = scaling(source, behind, value, channels)
         scale, shift = scale * factor, shift * factor + term
         value = behind.output[0]
-    weight = (weight * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
+    weight = (weight.reshape(one.conv.filter_shape) * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
     return Convolution(
         name_of(node),
         one.conv,

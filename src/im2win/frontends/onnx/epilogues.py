@@ -82,8 +82,10 @@ def padding_before(graph: Graph, value: str) -> tuple[int, str, tuple[int, int, 
     inputs = [*node.input, "", "", ""]
     pads = attributes.get("pads") or graph.integers(inputs[1])
     filled = attributes.get("value", 0.0) if not inputs[2] else graph.scalar(inputs[2])
-    if attributes.get("mode", b"constant") != b"constant" or filled != 0.0 or inputs[3] or pads is None or len(pads) != 8:
+    if attributes.get("mode", b"constant") != b"constant" or filled != 0.0 or inputs[3] or pads is None or len(pads) not in (6, 8):
         return None
+    if len(pads) == 6:  # of lines, which are images of one row
+        pads = [*pads[:2], 0, pads[2], *pads[3:5], 0, pads[5]]
     if min(pads) < 0 or any((*pads[:2], *pads[4:6])):
         return None
     return index, node.input[0], (pads[2], pads[3], pads[6], pads[7])

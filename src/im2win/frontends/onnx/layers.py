@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
 from im2win.frontends.onnx.graph import Graph, Shape, attributes_of, name_of, subgraphs
@@ -76,8 +76,8 @@ def layers_of(
 ) -> ModelLayers:
     """Every distinct convolution of an ONNX model with its count, named after the first node that has it.
 
-    Convolutions that are not 2-D, have a dynamic height or width, another dtype than float32 and float16, another operator than Conv, or
-    lie inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
+    A 1-D convolution is a 2-D one of images with one row. Convolutions over more dimensions, with a dynamic height or width, another dtype
+    than float32 and float16, another operator than Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
 
     Args:
         source: path of a binary ONNX file, or a loaded model (not changed).
@@ -120,7 +120,7 @@ def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, ep
 
 
 def fusions(
-    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True
+    graph: Graph, batch: int, *, epilogues: bool = True, products: bool = True, lines: bool = True
 ) -> tuple[dict[int, Fused], list[tuple[int, Skipped]]]:
     """The convolutions of a graph by the index of their node, and the skipped ones; see `layers_of`.
 
@@ -128,6 +128,7 @@ def fusions(
         batch: number of images where shape inference lost it.
         epilogues: include what can be fused with them.
         products: include Gemm and MatMul.
+        lines: include 1-D convolutions.
     """
     onnx = import_onnx()
     claimed: set[int] = set()
@@ -141,7 +142,7 @@ def fusions(
         if "Conv" not in node.op_type:
             continue
         try:
-            found[index] = _fused(graph, _problem(onnx, graph, node, batch), node, claimed if epilogues else None)
+            found[index] = _fused(graph, _problem(onnx, graph, node, batch, lines), node, claimed if epilogues else None)
         except (_Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
     return found, skipped
@@ -214,7 +215,8 @@ def set_batch(graph: GraphProto, batch: int | None) -> int | None:
     inputs = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in parameters]
     leading = [dims[0] for dims in inputs if dims]
     symbols = {dim.dim_param for dim in leading if dim.dim_param}
-    fixed = next((dims[0].dim_value for dims in inputs if len(dims) == 4), 0)
+    of_images = [dims for rank in (4, 3) for dims in inputs if len(dims) == rank]
+    fixed = of_images[0][0].dim_value if of_images else 0
     everywhere = [dim for value in (*graph.input, *graph.value_info, *graph.output) for dim in value.type.tensor_type.shape.dim]
     for dim in [dim for dim in leading if dim.dim_value <= 0] + [dim for dim in everywhere if dim.dim_param in symbols]:
         dim.dim_value = batch or 1
@@ -245,15 +247,17 @@ class _Unsupported(Exception):
     """The reason why a node is no `Conv2d`."""
 
 
-def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int) -> Conv2d:
+def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int, lines: bool) -> Conv2d:
     """The plain convolution of a Conv node. Missing attributes have the defaults of the ONNX specification.
 
-    `batch` is used where shape inference lost the number, as after an operator that it does not know.
+    `batch` is used where shape inference lost the number, as after an operator that it does not know. Without `lines` it must be 2-D.
     """
     if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
         operator = ".".join(filter(None, (node.domain, node.op_type)))
         raise _Unsupported(f"operator {operator} is not supported; only Conv is")
     data, weight = [*node.input, "", ""][:2]
+    if not lines and len(graph.shapes.get(data) or ()) == 3:
+        raise _Unsupported("it is a 1-D convolution; only 2-D is supported in float16")
     wanted = _shape(graph, "filter", weight)
     filters = tuple(size for size in wanted if isinstance(size, int))
     if len(filters) != 4:
@@ -265,6 +269,8 @@ def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int) -> Con
     groups = attributes.get("group", 1)
     if isinstance(channels, int) and channels != filters[1] * groups:
         raise _Unsupported(f"its input has {channels} channels and its filter takes {filters[1]} in each of {groups} groups")
+    if len(graph.shapes.get(data) or ()) == 3:
+        attributes = _of_rows(attributes)
     kernel = tuple(attributes.get("kernel_shape", filters[2:]))
     if kernel != filters[2:]:
         raise _Unsupported(f"its kernel_shape {list(kernel)} is not that of its filter {list(filters)}")
@@ -294,12 +300,23 @@ def _problem(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int) -> Con
 
 
 def _shape(graph: Graph, role: str, name: str) -> Shape:
+    """The four extents of a tensor; those of a 1-D convolution have one row."""
     shape = graph.shapes.get(name)
     if shape is None:
         raise _Unsupported(f"the shape of its {role} {name!r} is unknown")
-    if len(shape) != 4:
-        raise _Unsupported(f"its {role} has the shape {_show(shape)}, a {len(shape) - 2}-D convolution; only 2-D is supported")
-    return shape
+    if len(shape) not in (3, 4):
+        raise _Unsupported(f"its {role} has the shape {_show(shape)}, a {len(shape) - 2}-D convolution; only 1-D and 2-D are supported")
+    return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
+
+
+def _of_rows(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a 1-D convolution for images of one row."""
+    besides = {"kernel_shape": (1,), "strides": (1,), "dilations": (1,)}
+    found = {name: (*besides[name], *value) if name in besides else value for name, value in attributes.items()}
+    if "pads" in found:
+        left, right = found["pads"]
+        found["pads"] = (0, left, 0, right)
+    return found
 
 
 def _show(shape: Shape) -> str:
