@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from im2win.frontends.onnx.graph import Graph, name_of
-from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, nested, set_batch
+from im2win.frontends.onnx.layers import Fused, fusions, import_onnx, set_batch
+from im2win.frontends.onnx.problems import nested
 from im2win.frontends.onnx.shapes import infer
 
 if TYPE_CHECKING:
