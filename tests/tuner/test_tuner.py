@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
+from im2win.tuner.measurement import Measurement
 from im2win.tuner.proposer import BATCH, Search
-from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, verify
+from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, RunJob, verify
 from im2win.tuner.session import Session
 from im2win.tuner.tuning import FINALS, _finals
 
@@ -309,7 +311,7 @@ class _Finals:
         assert not choices
         return []
 
-    def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+    def run_finals(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         self.rounds.append(choices)
         return [Outcome("ok", samples_s=[self.times[choice.key]], error=0.0) for choice in choices]
 
@@ -345,6 +347,26 @@ def test_finals_end(tmp_path: Path, machine: Machine) -> None:
     """Each round as slow as the next one's finalists are not."""
     _, measured = _held(tmp_path, machine, [1e-3] * 20, [2e-3] * 20)
     assert len(measured.rounds) == FINALS
+
+
+@pytest.mark.parametrize(("second", "joined"), [
+    (Outcome("ok", error=2e-7, samples_s=[3e-3]), Outcome("ok", error=2e-7, samples_s=[1e-3, 3e-3])),
+    (Outcome("wrong", "9 elements are NaN"), Outcome("wrong", "9 elements are NaN")),
+])  # fmt: skip
+def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome, tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    answers, did = [Outcome("ok", error=1e-7, samples_s=[1e-3]), second], list[Any]()
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        did.append(job.samples)
+        return [answers.pop(0)]
+
+    runner = SimpleNamespace(call=call, close=lambda: did.append("closed"))
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries[session.default.key] = tmp_path / "1.so"
+    assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
+    assert did == [8, "closed", 8]
+    measurement.close()
 
 
 SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"

@@ -49,7 +49,7 @@ def _finals(session: Session, measurement: Measurement) -> None:
         unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
         failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
         finalists = [choice for choice in finalists if choice.key not in failed]
-        for choice, outcome in zip(finalists, measurement.run(finalists, samples=15, seconds=0.3), strict=True):
+        for choice, outcome in zip(finalists, measurement.run_finals(finalists, samples=16, seconds=0.3), strict=True):
             session.record(choice, outcome, measurement.kernels[choice.key], again=True)
         seen |= {choice.key for choice in finalists} | failed
         if session.best is None or session.best[0].key in seen:
