@@ -27,7 +27,7 @@ if wanted float16; then
 fi
 if wanted reduced; then
   bench papers12-nhwc-int8-out.int8-b128 papers12 --batch 128 --dtype int8 --out-dtype int8 --layout NHWC
-  bench papers12-nhwc-tf32-b128 papers12 --batch 128 --accuracy tf32 --layout NHWC
+  bench papers12-tf32-nhwc-float32-b128 papers12 --batch 128 --accuracy tf32 --layout NHWC
 fi
 if wanted resnet50; then
   for batch in 1 32; do
