@@ -3,8 +3,8 @@
     python benchmarks/zoo.py --batch 1 --json benchmarks/studies/DEVICE/zoo-float32-b1.json
     python benchmarks/zoo.py --device cuda --batch 32 --dtype float16 --json ...
 
-The file is written after each network. Networks that it already holds with today's kernels and choices are skipped. Each row says by a
-digest which source of the package measured it.
+The file is written after each network. Networks that it already holds with today's kernels and choices, on the same device with the
+same versions, are skipped. Each row says by a digest which source of the package measured it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(str(missing))
     threads = backend_for(device).threads if options.device == "cpu" else 1
     made = digests(options.device)
+    facts = {
+        "device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch,
+        "reference": REFERENCE, "versions": versions(),
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
-        same = stale(before["digests"]) is None and (before["batch"], before["dtype"]) == (options.batch, options.dtype)
+        same = stale(before["digests"]) is None and all(before.get(name) == value for name, value in facts.items())
         rows = before["rows"] if same else []
-    facts = {"device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch}
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
     if options.build_ahead:
         for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects, options.build_ahead).items():
@@ -63,8 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
         rows += [row | {"source": made[SOURCE]} for row in found]
         replace_json(options.json, {
-            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "reference": REFERENCE, "unit": "ms",
-            "versions": versions(), "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
+            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms",
+            "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
         })  # fmt: skip
         for row in found:
             print(f"{name} {row['mode']} ({row['seconds']:.0f} s)", flush=True)

@@ -97,9 +97,12 @@ def _compared(
 
 
 def chosen(key: str, device: Device, accuracy: Accuracy = "float32") -> str:
-    """The fingerprint of the kernel that today's source chooses for a problem."""
+    """The fingerprint of the kernel that today's source chooses for a problem; "" where no algorithm computes it."""
     conv = Conv2d.parse(key)
-    algorithm, tile, _ = looked_up(conv, device, accuracy=accuracy)
+    try:
+        algorithm, tile, _ = looked_up(conv, device, accuracy=accuracy)
+    except ValueError:
+        return ""
     return emitted(conv, algorithm, tile.as_dict(), "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
 
 
@@ -127,6 +130,8 @@ def confirmed(result: Result, rows: list[Checked]) -> Result:
     """The result with its rows' fingerprints, and with today's digests if every row was found to be equal."""
     layers = [one.row for one in rows]
     today = digests(result.digests[TARGET])
-    if any(one.reason for one in rows) or stale(result.digests) is None:
+    if stale(result.digests) is None:
+        return dataclasses.replace(result, layers=layers, confirmed={})
+    if any(one.reason for one in rows):
         return dataclasses.replace(result, layers=layers)
     return dataclasses.replace(result, layers=layers, confirmed=today)

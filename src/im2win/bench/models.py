@@ -286,9 +286,9 @@ def _judge(row: ModelRow, workers: dict[str, Worker], outputs: dict[str, Array])
     expected = outputs.get("onnxruntime")
     if expected is None:
         return
-    largest = float(np.abs(expected).max()) or 1.0
+    largest = float(np.abs(expected.astype(float)).max(initial=0.0)) or 1.0
     for name, output in outputs.items():
-        error = float(np.abs(output - expected).max()) / largest if output.shape == expected.shape else float("inf")
+        error = np.abs(output.astype(float) - expected).max(initial=0.0) / largest if output.shape == expected.shape else float("inf")
         row.error = error if name == "ours" else row.error
         if not error <= TOLERANCE:
             row.peers_failed[name] = f"its output differs from ONNX Runtime's by {error:.1e} of the largest"

@@ -9,8 +9,7 @@ with its target and number of threads,
 
 A record of another device, or of a layer that differs in more than its epilogue, is borrowed. It says less, so two more things are asked
 of it: it was faster there than the default tile by `LEAST_GAIN`, and the cost model expects its tile to take here at most `MOST_EXPECTED`
-times the default tile's time. Where the records of an H200 say both times, of 48 layers' nearest neighbours 22 meet this; their tiles are
-1.14 times as fast as the default tiles and none is slower. Of all 48 tiles 12 are slower than 0.97 of the default's speed.
+times the default tile's time.
 
 The default tile is that of the layer on this device with the accuracy asked for. To know it a whole space is ranked, a third of a second on
 a CPU. Records say by `rivals` that the session that wrote them measured today's default, and proofs list layers (`proofs.Choices`); only
