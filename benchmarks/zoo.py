@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
-        same = stale(before.get("confirmed") or before["digests"]) is None and all(before.get(name) == value for name, value in facts.items())
+        today = stale(before.get("confirmed") or before["digests"]) is None
+        same = today and all(before.get(name) == value for name, value in facts.items())
         rows = before["rows"] if same else []
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
     if options.build_ahead:
