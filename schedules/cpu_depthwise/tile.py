@@ -7,9 +7,9 @@ from typing import Any
 
 from im2win.packing.cpu_channels import ChannelPack
 from im2win.schedules.plain import PlainTile
+from im2win.spec.conv2d import Conv2d
 
 AXES = ("channels", "windows")
-STAGES = ("rows", "none")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,6 @@ class DepthwiseTile(PlainTile):
     rows, cols: output rows of the register tile, and with axis "channels" its output columns; with "windows" `cols` is 1.
     row_block: output rows of a parallel step, for every channel block of its pass.
     pass_blocks: channel blocks that a parallel step computes.
-    stage: "rows" copies the padded input rows of a parallel step and channel block into the order of the vectors; "none" reads vectors of
-        channels from the input.
     """
 
     axis: str
@@ -34,7 +32,6 @@ class DepthwiseTile(PlainTile):
     cols: int
     row_block: int
     pass_blocks: int
-    stage: str
 
     @property
     def block(self) -> int:
@@ -54,7 +51,7 @@ class DepthwiseTile(PlainTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """The register tile: the tuner begins with one tile of each."""
-        return "depthwise", self.axis, self.lanes, self.vectors, self.rows, self.cols, self.stage
+        return "depthwise", self.axis, self.lanes, self.vectors, self.rows, self.cols
 
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
@@ -62,3 +59,8 @@ class DepthwiseTile(PlainTile):
             "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
             "row_block": self.row_block,
         }  # fmt: skip
+
+
+def in_place(conv: Conv2d, tile: DepthwiseTile) -> bool:
+    """Whether vectors are read from the input, which needs no copy then: channels side by side, each with one filter."""
+    return tile.axis == "channels" and conv.layout == "NHWC" and conv.out_channels == conv.groups
