@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from im2win.compute import depthwise, nest
 from im2win.schedules.cpu.transpose import transpose_intrin
@@ -38,39 +38,15 @@ def define(conv: Conv2d, tile: DepthwiseTile) -> list[te.Tensor]:
     return depthwise.windows(conv, tile.pack, tile.row_block, tile.lanes)
 
 
-def holds_back(conv: Conv2d, tile: DepthwiseTile) -> bool:
-    """Whether output rows are buffered: where vectors of the product are not vectors of the output."""
-    if in_place(conv, tile):
-        return False
-    if tile.axis == "windows":
-        return conv.output_size[1] % tile.lanes > 0
-    return conv.layout == "NCHW"
-
-
 def schedule(conv: Conv2d, tile: DepthwiseTile) -> Schedule:
     """Schedules a definition of `compute.depthwise` with a legal tile."""
     sch = Schedule(te.create_prim_func(define(conv, tile)), enable_check=False)
-    block, channel, windows = _output_loops(sch, conv, tile)
-    held = holds_back(conv, tile)
-    if conv.residual and not _turns_back(conv, tile):
-        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
-    elif conv.residual:
-        sch.compute_at(sch.get_sblock(nest.TRANSPOSED), channel[0], preserve_unit_loops=True)
-    if not held:
-        sch.compute_inline(sch.get_sblock(nest.ROWS))
-    if in_place(conv, tile):
-        _in_place(sch, conv, tile, block, channel, windows)
-        return sch
-    if held:
-        sch.compute_at(sch.get_sblock(nest.ROWS), block, preserve_unit_loops=True)
-    sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
-    _stage(sch, conv, tile, block)
-    if held:
-        row, col, ji = sch.get_loops(sch.get_sblock(nest.ROWS))[-3:]
-        _register_tile(sch, conv, tile, row, col, ji)
-        _write_back(sch, conv, tile, channel, windows)
+    if tile.axis == "windows":
+        _windows(sch, conv, tile)
+    elif in_place(conv, tile):
+        _in_place(sch, conv, tile)
     else:
-        _register_tile(sch, conv, tile, *windows, *channel)
+        _staged(sch, conv, tile)
     return sch
 
 
@@ -82,9 +58,12 @@ def inner_tiles(conv: Conv2d, tile: DepthwiseTile) -> int:
     return max(count - 2, 0) if all(inside) else 0
 
 
-def _in_place(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, block: LoopRV, channel: list[LoopRV], windows: list[LoopRV]) -> None:
+def _in_place(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
     """Register tiles in the order of the input in memory: all channel blocks of a tile's columns before the next columns."""
-    row, col = windows
+    block, channel, (row, col) = _output_loops(sch, conv, tile)
+    if conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
+    sch.compute_inline(sch.get_sblock(nest.ROWS))
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, col = sch.split(col, [None, tile.cols])
     sch.reorder(row_tile, col_tile, block, row, col, *channel)
@@ -92,23 +71,69 @@ def _in_place(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, block: LoopRV, c
         sch.unroll(col_tile)  # so that conditions on columns become constants
     _unroll(sch, row, col, channel[0])
     sch.vectorize(channel[1])
-    product = sch.get_sblock(nest.CONV)
-    sch.compute_at(product, block, preserve_unit_loops=True)
-    sch.set_scope(product, 0, "local")
-    _sum(sch, product, conv, tile)
+    _sum(sch, tile, block)
 
 
-def _turns_back(conv: Conv2d, tile: DepthwiseTile) -> bool:
-    """Whether shuffles transpose buffered rows of [window][channel] to the output."""
-    return tile.axis == "channels" and conv.layout == "NCHW"
+def _staged(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
+    """Vectors of channels of a padded copy. In NCHW they are transposed on the way in and, in a buffer of rows, on the way out."""
+    block, channel, windows = _output_loops(sch, conv, tile)
+    nchw = conv.layout == "NCHW"
+    if conv.residual and nchw:
+        sch.compute_at(sch.get_sblock(nest.TRANSPOSED), channel[0], preserve_unit_loops=True)
+    elif conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
+    if nchw:
+        sch.compute_at(sch.get_sblock(nest.ROWS), block, preserve_unit_loops=True)
+    else:
+        sch.compute_inline(sch.get_sblock(nest.ROWS))
+    sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
+    _stage(sch, conv, tile, block)
+    row, col = windows
+    if nchw:
+        row, col, ji = sch.get_loops(sch.get_sblock(nest.ROWS))[-3:]
+        channel_of_rows = sch.split(ji, [None, tile.lanes])
+    vector, lane = channel_of_rows if nchw else channel
+    row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, col = sch.split(col, [None, tile.cols])
+    sch.reorder(row_tile, col_tile, row, col, vector, lane)
+    _unroll(sch, row, col, vector)
+    sch.vectorize(lane)
+    _sum(sch, tile, col_tile)
+    if nchw:
+        _transpose(sch, conv, tile, channel, windows)
+
+
+def _windows(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
+    """Vectors of neighbouring windows. All their lanes are computed, and those that the output has are written."""
+    rows, out = sch.get_sblock(nest.ROWS), sch.get_sblock(nest.OUT)
+    if conv.residual:
+        sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
+    n, channel, row, col, unit = sch.get_loops(rows)
+    passes, block = sch.split(channel, [None, tile.pass_blocks])
+    row_blocks, row = sch.split(row, [None, tile.row_block])
+    sch.reorder(passes, n, row_blocks, block, row, col, unit)
+    sch.parallel(sch.fuse(passes, n, row_blocks))
+    for name in (nest.CONV, depthwise.PAD):
+        sch.compute_at(sch.get_sblock(name), block, preserve_unit_loops=True)
+    row_tile, row = sch.split(row, [None, tile.rows])
+    col_tile, vector, lane = sch.split(col, [None, tile.vectors, tile.lanes])
+    sch.reorder(row_tile, col_tile, row, unit, vector, lane)
+    _unroll(sch, row, unit, vector)
+    sch.vectorize(lane)
+    sch.set_scope(rows, 0, "local")
+    _sum(sch, tile, col_tile)
+    sch.reverse_compute_at(out, col_tile, preserve_unit_loops=True)
+    row, col = sch.get_loops(out)[-2:]
+    vector, lane = sch.split(col, [None, tile.lanes])
+    _unroll(sch, row, vector)
+    sch.vectorize(lane)
 
 
 def _output_loops(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> tuple[LoopRV, list[LoopRV], list[LoopRV]]:
     """Splits the output into parallel steps; returns (channel block of the pass, channel loops inside it, [row, column])."""
     loops = sch.get_loops(sch.get_sblock(nest.OUT))
     n, j, m, x = loops if conv.layout == "NCHW" else (loops[0], loops[3], loops[1], loops[2])
-    inside = [tile.vectors, tile.lanes] if tile.axis == "channels" else [1]
-    passes, block, *channel = sch.split(j, [None, tile.pass_blocks, *inside])
+    passes, block, *channel = sch.split(j, [None, tile.pass_blocks, tile.vectors, tile.lanes])
     row_blocks, row = sch.split(m, [None, tile.row_block])
     order = [*channel, row, x] if conv.layout == "NCHW" else [row, x, *channel]
     sch.reorder(passes, n, row_blocks, block, *order)
@@ -120,8 +145,6 @@ def _stage(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, block: LoopRV) -> N
     """Copies the padded input rows of a channel block into the order of the vectors."""
     pad = sch.get_sblock(depthwise.PAD)
     sch.compute_at(pad, block, preserve_unit_loops=True)
-    if tile.axis == "windows":
-        return  # LLVM vectorizes plain rows
     plain = conv.out_channels == conv.groups
     row, _, channel = sch.get_loops(pad)[-3:]
     if plain or conv.layout == "NCHW":
@@ -139,31 +162,15 @@ def _stage(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, block: LoopRV) -> N
             sch.tensorize(col, into_intrin(conv.width, tile.lanes))
 
 
-def _register_tile(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, row: LoopRV, col: LoopRV, *channel: LoopRV) -> None:
-    """Tiles the loops that consume the sums, over a buffer or over the output, and computes the sums of each register tile."""
-    row_tile, row = sch.split(row, [None, tile.rows])
-    if tile.axis == "channels":
-        vector, lane = channel if len(channel) == 2 else sch.split(channel[0], [None, tile.lanes])
-        col_tile, col = sch.split(col, [None, tile.cols])
-        sch.reorder(row_tile, col_tile, row, col, vector, lane)
-        _unroll(sch, row, col, vector)
-    else:
-        col_tile, vector, lane = sch.split(col, [None, tile.vectors, tile.lanes])
-        sch.reorder(row_tile, col_tile, row, *channel, vector, lane)
-        _unroll(sch, row, *channel, vector)
-    sch.vectorize(lane)
-    product = sch.get_sblock(nest.CONV)
-    sch.compute_at(product, col_tile, preserve_unit_loops=True)
-    sch.set_scope(product, 0, "local")
-    _sum(sch, product, conv, tile)
-
-
-def _sum(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: DepthwiseTile) -> None:
-    """The sums of a register tile, unrolled but for one loop over taps.
+def _sum(sch: Schedule, tile: DepthwiseTile, place: LoopRV) -> None:
+    """The sums of a register tile below the loop `place`, unrolled but for one loop over taps.
 
     Inside, neighbouring windows share inputs, which LLVM loads once: columns of a row with axis "channels", rows with axis "windows",
     where a vector at another column is another load.
     """
+    product = sch.get_sblock(nest.CONV)
+    sch.compute_at(product, place, preserve_unit_loops=True)
+    sch.set_scope(product, 0, "local")
     row, col, channel, u, v = sch.get_loops(product)[-5:]
     if tile.axis == "channels":
         vector, lane = sch.split(channel, [None, tile.lanes])
@@ -182,10 +189,8 @@ def _sum(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: DepthwiseTile) ->
     sch.vectorize(lane)
 
 
-def _write_back(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, channel: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Writes buffered rows to the output: transposed by shuffles, or as rows that LLVM vectorizes, with masks where they end."""
-    if not _turns_back(conv, tile):
-        return
+def _transpose(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, channel: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Writes buffered rows of [window][channel] to the output, transposed by shuffles."""
     rows, line = sch.get_sblock(nest.ROWS), conv.output_size[1]
     sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
     intrin = transpose_intrin(tile.row_block, line, tile.lanes)

@@ -35,7 +35,7 @@ def staged_bytes(conv: Conv2d, tile: DepthwiseTile) -> int:
     width = (cols - 1) * conv.stride[1] + conv.window[1]
     width = -(-width // conv.stride[1]) * conv.stride[1] if tile.axis == "windows" else width
     turned = conv.width * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
-    held = tile.row_block * cols * tile.block if conv.layout == "NCHW" and (tile.axis == "channels" or out_w % tile.lanes) else 0
+    held = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
     return conv.itemsize * (rows * width * tile.block + turned + held)
 
 
@@ -64,6 +64,10 @@ def _fits(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> list[tuple[boo
 def _divides(conv: Conv2d, tile: DepthwiseTile) -> list[tuple[bool, str]]:
     out_h, blocks, partial = conv.output_size[0], count(conv, tile.pack), conv.out_channels % tile.block
     return [
+        (
+            tile.axis == "channels" or -(-conv.output_size[1] // tile.lanes) % tile.vectors == 0,
+            f"`vectors` (={tile.vectors}) must divide the vectors of a row of windows",
+        ),
         (tile.row_block % tile.rows == 0, f"`rows` (={tile.rows}) must divide `row_block` (={tile.row_block})"),
         (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),
         # rows beyond the output are computed and dropped, which neither the input nor a transpose allows
