@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 from im2win.compute import depthwise, nest
 from im2win.schedules.cpu.transpose import transpose_intrin
 from im2win.schedules.cpu_depthwise.conditions import Conditions
+from im2win.schedules.cpu_depthwise.rows import vectorised
 from im2win.schedules.cpu_depthwise.tile import DepthwiseTile, in_place
 from im2win.schedules.cpu_winograd.transpose import into_intrin
 from im2win.spec.conv2d import Conv2d
@@ -211,4 +212,5 @@ def module(conv: Conv2d, tile: DepthwiseTile, name: str) -> tvm.IRModule:
     """A module to compile, with one function `name`, whose loops end without conditions inside."""
     function = schedule(conv, tile).mod["main"].with_attr("global_symbol", name)
     inner = inner_tiles(conv, tile) if in_place(conv, tile) else 0
-    return tvm.IRModule({name: function.with_body(Conditions(conv, inner).placed(function.body))})
+    body = Conditions(conv, inner).placed(function.body)
+    return tvm.IRModule({name: function.with_body(vectorised(conv, tile.lanes, body) if tile.axis == "windows" else body)})
