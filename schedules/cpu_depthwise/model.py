@@ -18,6 +18,7 @@ from im2win.spec.conv2d import Conv2d
 SPILL = 0.06  # share of a register tile that each missing register costs
 LOOP = 3.0  # cycles of a step of the loop over taps
 TILE = 8.0  # cycles of a register tile beside its products
+RUN = 0.4  # cycles of the channels of one input, which lie side by side: two cache lines at once are fetched as fast as one
 STEP = 250.0  # cycles of a parallel step: its buffers, and its share of starting threads
 
 
@@ -58,6 +59,7 @@ def _tile_cycles(conv: Conv2d, tile: DepthwiseTile, windows: int, machine: Machi
         inputs = vectors * _distinct(windows, conv.stride[1], kernel, conv.dilation[1])
         sums = windows * vectors
         step = max(kernel * sums / FMA_UNITS, (inputs + kernel * vectors) / LOADS)
+        step += RUN * inputs / vectors if in_place(conv, tile) else 0.0
         missing = sums + min(inputs, sums + vectors) + vectors - machine.registers
     return steps * (step * (1 + SPILL * max(missing, 0)) + LOOP) + TILE + 2.0 * sums
 
@@ -78,17 +80,17 @@ def _stage(conv: Conv2d, tile: DepthwiseTile) -> float:
     rows, width = _staged_rows(conv, tile), conv.padded_size[1]
     if tile.axis == "windows":
         vectors = -(-width // tile.lanes)
-        return rows * (12.0 * conv.stride[1] + vectors * (2.0 if conv.stride[1] == 1 else 1.0 * tile.lanes))
+        return rows * (4.0 + 2.0 * vectors, 8.0 + 2.5 * vectors, 12.0 + width)[min(conv.stride[1], 3) - 1]
     if conv.layout == "NHWC":  # channels of a multiplier are read one by one
         return rows * width * 1.0 * tile.block
     return rows * (-(-conv.width // tile.lanes) * 6.0 * tile.lanes + 2.0 * width) * tile.vectors
 
 
 def _write_back(conv: Conv2d, tile: DepthwiseTile) -> float:
-    """Cycles to write buffered rows of a channel block."""
+    """Cycles to transpose buffered rows of a channel block, or to write the rest of rows that vectors do not fill."""
     out_w = conv.output_size[1]
     if tile.axis == "windows":
-        return tile.row_block * (8.0 + 3.0 * -(-out_w // tile.lanes)) if out_w % tile.lanes else 0.0
+        return tile.row_block * 3.0 if out_w % tile.lanes else 0.0
     if conv.layout == "NCHW":
         return -(-tile.row_block * out_w // tile.lanes) * 7.0 * tile.lanes * tile.vectors + 10.0 * tile.block
     return 0.0

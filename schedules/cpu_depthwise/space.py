@@ -49,6 +49,8 @@ def _window_tiles(conv: Conv2d, machine: Machine) -> Iterator[DepthwiseTile]:
     most = next((w for w in VECTORS if w >= max(min(out_w, machine.lanes), 4)), machine.lanes)
     for lanes in {most, max(most // 2, 4)}:
         for vectors in range(1, min(-(-out_w // lanes), 4) + 1):
+            if -(-out_w // lanes) % vectors:
+                continue
             for row_block in even_tiles(out_h, MAX_ROW_BLOCK):
                 for rows in divisors(row_block, MAX_ROWS):
                     for pass_blocks in divisors(conv.out_channels, 64):
