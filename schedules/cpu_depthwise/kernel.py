@@ -1,12 +1,12 @@
 """Depthwise layers on CPUs: a sum over a kernel's taps, in vectors of channels or of windows, without a broadcast of inputs.
 
-    parallel (channel pass, n, block of output rows)
-        for channel block in pass
-            pad = padded input rows                    # level-1 cache, in the order of the vectors
-            for row tile, column tile in the block of output rows
-                sums = 0                               # registers
-                for u, v: sums += filter[u, v, :] * pad
-                out = act(sums + bias)                 # or the same by way of a buffer of rows
+parallel (channel pass, n, block of output rows)
+    for channel block in pass
+        pad = padded input rows                    # level-1 cache, in the order of the vectors
+        for row tile, column tile in the block of output rows
+            sums = 0                               # registers
+            for u, v: sums += filter[u, v, :] * pad
+            out = act(sums + bias)                 # or the same by way of a buffer of rows
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def inner_tiles(conv: Conv2d, tile: DepthwiseTile) -> int:
     """Register tiles between the first and the last of a row, if all their windows are inside the input; else 0."""
     (_, out_w), (_, left, _, _) = conv.output_size, conv.padding
     count, step = -(-out_w // tile.cols), tile.cols * conv.stride[1]
-    inside = (place * step >= left and (place + 1) * step - conv.stride[1] + conv.window[1] - left <= conv.width for place in range(1, count - 1))
+    reach = conv.window[1] - conv.stride[1] - left  # of a tile's last window beyond the tile's first input
+    inside = (place * step >= left and (place + 1) * step + reach <= conv.width for place in range(1, count - 1))
     return max(count - 2, 0) if all(inside) else 0
 
 

@@ -19,7 +19,9 @@ SPILL = 0.06  # share of a register tile that each missing register costs
 LOOP = 3.0  # cycles of a step of the loop over taps
 TILE = 8.0  # cycles of a register tile beside its products
 RUN = 0.4  # cycles of the channels of one input, which lie side by side: two cache lines at once are fetched as fast as one
-STEP = 250.0  # cycles of a parallel step: its buffers, and its share of starting threads
+STEP, BUFFER = 60.0, 200.0  # cycles of a parallel step, and of the buffers of one that stages its input
+SHORT_RUN = 256.0  # bytes of a run of channels that takes twice its share of memory's time
+HIDDEN = 0.5  # share of the second-level cache's traffic that products hide
 
 
 def estimate(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> Estimate:
@@ -27,7 +29,7 @@ def estimate(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> Estimate:
     out_h, out_w = conv.output_size
     blocks, row_blocks = count(conv, tile.pack), -(-out_h // tile.row_block)
     steps = conv.batch * row_blocks * (blocks // tile.pass_blocks)
-    runs = conv.batch * row_blocks * blocks  # blocks of rows, a channel block at a time
+    runs = conv.batch * row_blocks * _filled_blocks(conv, tile)  # blocks of rows, a channel block at a time
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(out_w, width)
     sweep = whole * _tile_cycles(conv, tile, width, machine) + (_tile_cycles(conv, tile, rest, machine) if rest else 0.0)
@@ -35,14 +37,27 @@ def estimate(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> Estimate:
     return Estimate(
         conv=conv,
         product=runs * (tile.row_block // tile.rows) * sweep,
-        write_back=runs * _write_back(conv, tile) + STEP * steps,
+        write_back=runs * _write_back(conv, tile) + (STEP if in_place(conv, tile) else STEP + BUFFER) * steps,
         stage=runs * _stage(conv, tile),
         cache=runs * _cache(conv, tile, machine),
-        memory=0.3 * 4 * moved / L3_BYTES,
+        memory=0.3 * 4 * moved / L3_BYTES * _scattered(conv, tile, machine),
         imbalance=-(-steps // machine.threads) * machine.threads / steps,
         threads=machine.threads,
         held=min(machine.threads, steps) * staged_bytes(conv, tile),
     )
+
+
+def _scattered(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> float:
+    """Factor of memory's cost where a pass reads some of the channels of each input: short runs are fetched worse than long ones."""
+    channels = tile.pack.block * tile.pass_blocks
+    if not in_place(conv, tile) or channels >= conv.out_channels or conv.bytes_moved < machine.l2_bytes:
+        return 1.0
+    return 1.0 + SHORT_RUN / (conv.itemsize * channels)
+
+
+def _filled_blocks(conv: Conv2d, tile: DepthwiseTile) -> float:
+    """Channel blocks, a smaller last one as the share of its vectors."""
+    return -(-conv.out_channels // tile.lanes) / tile.vectors if tile.axis == "channels" else conv.out_channels
 
 
 def _tile_cycles(conv: Conv2d, tile: DepthwiseTile, windows: int, machine: Machine) -> float:
@@ -98,9 +113,13 @@ def _write_back(conv: Conv2d, tile: DepthwiseTile) -> float:
 
 def _cache(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> float:
     """Cycles of a channel block's rows for what does not stay in the first-level cache."""
-    filters = 4.0 * math.prod(conv.kernel) * conv.out_channels
-    tiles = tile.row_block * -(-conv.output_size[1] // tile.cols)
-    if in_place(conv, tile) and filters > 0.5 * machine.l1_bytes:  # every register tile streams its filters
-        return tiles * 4.0 * math.prod(conv.kernel) * tile.block / L2_BYTES / 2
-    held = staged_bytes(conv, tile)
-    return held / L2_BYTES if held > 0.5 * machine.l1_bytes else 0.0
+    if not in_place(conv, tile):
+        held = staged_bytes(conv, tile)
+        return held / L2_BYTES if held > 0.5 * machine.l1_bytes else 0.0
+    taps, row = math.prod(conv.kernel), conv.width * tile.row_block
+    read = 0.0
+    if 4 * taps * tile.pass_blocks * tile.block > 0.5 * machine.l1_bytes:  # every register tile streams its filters
+        read += taps * tile.row_block * -(-conv.output_size[1] // tile.cols)
+    if 4 * conv.kernel[0] * conv.width * tile.pass_blocks * tile.block > 0.6 * machine.l1_bytes:  # every output row reads its rows again
+        read += row * max(conv.kernel[0] - conv.stride[0], 0)
+    return HIDDEN * 4 * read * tile.block / L2_BYTES

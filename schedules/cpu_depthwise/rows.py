@@ -1,8 +1,8 @@
 """Staging of padded input rows for vectors of windows, a row at a time in vectors.
 
 A row of the copy is zeros, the input's row, and zeros. With stride s its columns modulo s lie apart, so that windows side by side read
-elements side by side. LLVM would copy such short rows by calls of memcpy or element by element; here vectors do, with the last one moved back
-to end with the row. With stride 2, two vectors of the input are parted into even and odd columns by shuffles.
+elements side by side. LLVM would copy such short rows by calls of memcpy or element by element. Here vectors do, the last one moved back to
+end with the row. With stride 2, two vectors of the input are parted into even and odd columns by shuffles.
 
 before                                             after
     for p in 2, x in 60:                               pad[...] = zeros, if the row or its ends are outside the input

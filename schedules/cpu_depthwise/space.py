@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from im2win.compute.depthwise import count
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.space import divisors, even_tiles
 from im2win.schedules.cpu.tile import VECTORS
@@ -55,9 +54,9 @@ def _window_tiles(conv: Conv2d, machine: Machine) -> Iterator[DepthwiseTile]:
                 for rows in divisors(row_block, MAX_ROWS):
                     for pass_blocks in divisors(conv.out_channels, 64):
                         steps = conv.batch * -(-out_h // row_block) * conv.out_channels // pass_blocks
-                        if 4 <= rows * vectors <= 14 or rows == row_block:
-                            if steps <= 32 * machine.threads or pass_blocks == 64:
-                                yield DepthwiseTile("windows", lanes, vectors, rows, 1, row_block, pass_blocks)
+                        few = steps <= 32 * machine.threads or pass_blocks == 64
+                        if few and (4 <= rows * vectors <= 14 or rows == row_block):
+                            yield DepthwiseTile("windows", lanes, vectors, rows, 1, row_block, pass_blocks)
 
 
 @functools.lru_cache(maxsize=4)

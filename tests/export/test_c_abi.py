@@ -100,7 +100,9 @@ def test_other_problems(key: str, tmp_path: Path) -> None:
     assert_close(conv, library(conv, tensors, library.packed(tensors["filter"])), oracle(conv, **tensors), tolerance(conv))
 
 
-@pytest.mark.parametrize("key", ["n1-c13x10x11-k13x3x3-p1-g13-NHWC-bias-add-relu", "n1-c16x10x11-k16x3x3-p1-g16-NHWC-bias", "n1-c4x9x11-k8x3x3-g4-bias"])
+@pytest.mark.parametrize(
+    "key", ["n1-c13x10x11-k13x3x3-p1-g13-NHWC-bias-add-relu", "n1-c16x10x11-k16x3x3-p1-g16-NHWC-bias", "n1-c4x9x11-k8x3x3-g4-bias"]
+)
 def test_depthwise(key: str, tmp_path: Path) -> None:
     """Blocks of channels of different groups: a bias is never filled up."""
     conv = Conv2d.parse(key)

@@ -174,9 +174,9 @@ def _check(machine: Machine) -> str:
 
 
 def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
-    conv, pack = packed(conv, pack)
-    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, int(pack.order == "cvu")
-    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(pack.shape(conv))))};"]
+    conv, filters = packed(conv, pack)
+    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, filters.block, int(filters.order == "cvu")
+    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(filters.shape(conv))))};"]
 
 
 def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:
