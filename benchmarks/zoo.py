@@ -17,7 +17,8 @@ from typing import Any
 
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import SOURCE, digests, stale
-from im2win.bench.zoo import ALLOWED, REFERENCE, SUBJECTS, build_ahead, measured
+from im2win.bench.zoo import ALLOWED, REFERENCE, SUBJECTS, measured
+from im2win.bench.zoo_builds import build_ahead
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=ALLOWED, default="float32")
     parser.add_argument("--only", default=",".join(NETWORKS), help="only these networks, with commas between them")
     parser.add_argument("--subjects", help="only these, with commas between them: ours, ours_nhwc (channels-last) and peers")
-    parser.add_argument("--build-ahead", type=int, default=0, metavar="N", help="build all networks' kernels first, in N processes")
+    parser.add_argument("--build-ahead", action="store_true", help="build the operators of all networks first, in one batch")
     parser.add_argument("--seconds", type=float, default=20, help="of timing, all subjects of a network and mode together")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -56,11 +57,12 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
-        same = stale(before["digests"]) is None and all(before.get(name) == value for name, value in facts.items())
+        today = stale(before.get("confirmed") or before["digests"]) is None
+        same = today and all(before.get(name) == value for name, value in facts.items())
         rows = before["rows"] if same else []
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
     if options.build_ahead:
-        for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects, options.build_ahead).items():
+        for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects).items():
             print(f"{name} is not built ahead: {why}", flush=True)
     for name in names:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)

@@ -16,6 +16,7 @@ With c as the last axis they suit NHWC: the elements of a window that share a ta
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Strides:
     padded: bool = False
 
 
+@functools.lru_cache(maxsize=64)
 def oriented(axes: str, layout: str) -> str:
     """The order of axes for a layout: channels last for NHWC."""
     return axes if layout == "NCHW" else axes.replace("c", "") + "c"
@@ -57,6 +59,7 @@ def shape(conv: Conv2d, axes: str) -> tuple[int, ...]:
     return tuple(extents[axis] for axis in axes)
 
 
+@functools.lru_cache(maxsize=1024)
 def transform_bytes(conv: Conv2d, axes: str) -> int:
     """Bytes of the tensor."""
     return math.prod(shape(conv, axes)) * conv.itemsize
@@ -73,6 +76,7 @@ def _axis_strides(axes: str, extents: tuple[int, ...]) -> dict[str, int]:
     return {axis: math.prod(extents[place + 1 :]) for place, axis in enumerate(axes)}
 
 
+@functools.lru_cache(maxsize=1024)
 def strides(conv: Conv2d, axes: str) -> Strides:
     """Strides of windows in the tensor with these axes."""
     of = _axis_strides(axes, shape(conv, axes))
@@ -80,6 +84,7 @@ def strides(conv: Conv2d, axes: str) -> Strides:
     return Strides(of["n"], of["c"], m, x, u, v)
 
 
+@functools.lru_cache(maxsize=1024)
 def input_strides(conv: Conv2d) -> Strides:
     """Strides of windows in the input, which is stored without padding."""
     of = _axis_strides("ncyk" if conv.layout == "NCHW" else "nykc", conv.input_shape)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.tile import AXES, ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
+
+COUNTS = ("vectors", "rows", "cols", "row_block", "pass_blocks", "unroll")
 
 
 def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
@@ -13,47 +17,51 @@ def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> l
     Args:
         matrix: whether the algorithm multiplies a matrix whose windows have no rows.
     """
-    rules = [
-        (tile.axis in AXES, f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"),
-        (tile.order in ORDERS, f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"),
-        (tile.lanes in VECTORS, f"`lanes` (={tile.lanes}) must be one of {VECTORS}"),
-    ]
-    counts = ("vectors", "rows", "cols", "row_block", "pass_blocks", "unroll")
-    rules += [(getattr(tile, name) >= 1, f"`{name}` (={getattr(tile, name)}) must be at least 1") for name in counts]
-    broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _fits(conv, tile, machine, matrix) if not holds]
+    return list(_fields(tile)) or list(_fits(conv, tile, machine, matrix))
 
 
-def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> list[tuple[bool, str]]:
-    out_h, out_w = conv.output_size
-    group_channels, blocks = conv.out_channels // conv.groups, tile.pack.blocks(conv)
-    line = tile.row_block * out_w if matrix else out_w
-    windows = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
+def _fields(tile: Tile) -> Iterator[str]:
+    if tile.axis not in AXES:
+        yield f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"
+    if tile.order not in ORDERS:
+        yield f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"
+    if tile.lanes not in VECTORS:
+        yield f"`lanes` (={tile.lanes}) must be one of {VECTORS}"
+    for name in COUNTS:
+        if getattr(tile, name) < 1:
+            yield f"`{name}` (={getattr(tile, name)}) must be at least 1"
+
+
+def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> Iterator[str]:
+    (out_h, out_w), channels, along_channels = conv.output_size, conv.out_channels // conv.groups, tile.axis == "channels"
+    line, block, blocks = tile.row_block * out_w if matrix else out_w, tile.block, tile.pack.blocks(conv)
+    windows = tile.cols if along_channels else tile.vectors * tile.lanes
+    if tile.lanes < 4 and conv.layout != "NHWC":
+        yield f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can transpose to NCHW"
+    if tile.lanes > machine.lanes:
+        yield f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"
+    # accumulators, one K step of the other vector operand, and one broadcast
+    if tile.accumulators + tile.vectors + 1 > machine.registers + 1:
+        yield f"sums and operands must fit the {machine.registers} registers"
     # A tile of more windows than a line has is the same kernel as the tile that just covers the line, so only that one is legal.
-    whole_vectors = -(-line // tile.lanes) * tile.lanes
-    return [
-        (tile.lanes >= 4 or conv.layout == "NHWC", f"`lanes` (={tile.lanes}) must be at least 4, what shuffles can transpose to NCHW"),
-        (tile.lanes <= machine.lanes, f"`lanes` (={tile.lanes}) must be at most the machine's {machine.lanes}"),
-        # accumulators, one K step of the other vector operand, and one broadcast
-        (tile.accumulators + tile.vectors + 1 <= machine.registers + 1, f"sums and operands must fit the {machine.registers} registers"),
-        (windows <= (line if tile.axis == "channels" else whole_vectors), f"the tile's windows (={windows}) must fit the line (={line})"),
-        (not matrix or tile.rows == 1, "`rows` must be 1: the windows of a matrix have no rows"),
-        (not matrix or tile.axis == "channels" or tile.row_block == 1, "`row_block` must be 1: a matrix's vectors stay in one row"),
-        (out_h % tile.row_block == 0, f"`row_block` (={tile.row_block}) must divide the output's rows (={out_h})"),
-        (matrix or tile.row_block % tile.rows == 0, f"`rows` (={tile.rows}) must divide `row_block` (={tile.row_block})"),
-        (blocks % tile.pass_blocks == 0, f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"),
-        # a group's last block may only be padded if it is the layer's last block
-        (
-            group_channels % tile.block == 0 or (conv.groups == 1 and tile.axis == "channels"),
-            f"the block (={tile.block}) must divide a group's channels (={group_channels})",
-        ),
-        (
-            tile.axis == "windows" or tile.block < group_channels + tile.lanes,
-            f"the block (={tile.block}) must not hold a whole vector of padding beyond {group_channels} channels",
-        ),
-        (
-            tile.axis == "windows" or tile.row_block * out_w * tile.block * 4 <= machine.l2_bytes // 2,
-            f"the outputs of a row block must fit half of the level-2 cache (={machine.l2_bytes})",
-        ),
-        (tile.axis == "channels" or conv.layout == "NCHW", "vectors of windows need NCHW"),
-    ]
+    if windows > (line if along_channels else -(-line // tile.lanes) * tile.lanes):
+        yield f"the tile's windows (={windows}) must fit the line (={line})"
+    if matrix and tile.rows != 1:
+        yield "`rows` must be 1: the windows of a matrix have no rows"
+    if matrix and not along_channels and tile.row_block != 1:
+        yield "`row_block` must be 1: a matrix's vectors stay in one row"
+    if out_h % tile.row_block:
+        yield f"`row_block` (={tile.row_block}) must divide the output's rows (={out_h})"
+    if not matrix and tile.row_block % tile.rows:
+        yield f"`rows` (={tile.rows}) must divide `row_block` (={tile.row_block})"
+    if blocks % tile.pass_blocks:
+        yield f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"
+    # a group's last block may only be padded if it is the layer's last block
+    if channels % block and not (conv.groups == 1 and along_channels):
+        yield f"the block (={block}) must divide a group's channels (={channels})"
+    if along_channels and block >= channels + tile.lanes:
+        yield f"the block (={block}) must not hold a whole vector of padding beyond {channels} channels"
+    if along_channels and tile.row_block * out_w * block * 4 > machine.l2_bytes // 2:
+        yield f"the outputs of a row block must fit half of the level-2 cache (={machine.l2_bytes})"
+    if not along_channels and conv.layout != "NCHW":
+        yield "vectors of windows need NCHW"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from im2win.common.caching import derived, hashed_once
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.plain import PlainTile
 
@@ -13,6 +14,7 @@ AXES = ("channels", "windows")
 VECTORS = (1, 2, 4, 8, 16)  # possible numbers of float32 lanes of a vector
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Tile(PlainTile):
     """A register tile, the block of output rows that it sweeps over, and the order of the sum.
@@ -40,17 +42,17 @@ class Tile(PlainTile):
     order: str
     unroll: int
 
-    @property
+    @derived
     def block(self) -> int:
         """Output channels of a filter block."""
         return self.lanes * self.vectors if self.axis == "channels" else self.cols
 
-    @property
+    @derived
     def pack(self) -> FilterPack:
         """The packing of filters for this tile."""
         return FilterPack(self.block, self.order)  # type: ignore[arg-type]
 
-    @property
+    @derived
     def accumulators(self) -> int:
         """Vector registers for accumulators."""
         return self.rows * self.cols * self.vectors

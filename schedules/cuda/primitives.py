@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -67,4 +68,9 @@ class Arena:
 
 def padded(shape: tuple[int, ...], dtype: str) -> int:
     """Bytes that a buffer takes in an `Arena`, padded to its alignment."""
-    return -(-math.prod(shape) * np.dtype(dtype).itemsize // Arena.ALIGNMENT) * Arena.ALIGNMENT
+    return -(-math.prod(shape) * _itemsize(dtype) // Arena.ALIGNMENT) * Arena.ALIGNMENT
+
+
+@functools.cache
+def _itemsize(dtype: str) -> int:
+    return np.dtype(dtype).itemsize

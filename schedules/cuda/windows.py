@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from im2win.common.caching import hashed_once
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.spec.conv2d import Conv2d
@@ -12,6 +13,7 @@ from im2win.spec.conv2d import Conv2d
 Staged = Literal["taps", "rows", "windows"]
 
 
+@hashed_once
 @dataclass(frozen=True)
 class WindowSource:
     """The tensor that windows are read from, and the form in which shared memory holds them.

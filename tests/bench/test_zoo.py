@@ -12,6 +12,7 @@ from scripts import script
 
 from im2win.bench import zoo
 from im2win.bench.harness import WorkerError
+from im2win.bench.zoo_builds import build_ahead
 from im2win.bench.zoo_networks import _TIMM, NETWORKS, UNet, calibrated, edsr, images, vision
 from im2win.frontends.torch.report import LayerReport, Report
 from im2win.spec.conv2d import Conv2d
@@ -71,3 +72,21 @@ def test_the_script_measures_a_network_of_two_layers(tmp_path: Path) -> None:
     assert all(one["median"] > 0 and one["error"] <= study["tolerance"] for one in row["subjects"].values())
     script("benchmarks/zoo.py").main(["--only", "tiny", "--json", str(path)])  # nothing is left to do
     assert json.loads(path.read_text()) == study
+
+
+def test_the_problems_of_networks_are_those_that_optimize_reports(tmp_path: Path) -> None:
+    import im2win.torch
+    from im2win.frontends.torch.optimizing import problems
+
+    for name in ("tiny", "squeezenet1_1"):
+        module, x = zoo.Way("ours_nhwc", zoo.Setting(name, 1, "float32", "cpu")).given()
+        report = im2win.torch.optimize(module, x, untuned="keep", guard=False, cache=tmp_path).im2win_report
+        assert [str(conv) for conv, _ in problems(module, x)] == list(dict.fromkeys(str(layer.conv) for layer in report.layers))
+
+
+@pytest.mark.slow
+def test_operators_of_networks_are_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IM2WIN_CACHE", str(tmp_path))
+    failed = build_ahead(["squeezenet1_1", "nonsense"], 1, "float32", "cpu", ["ours", "torch_nchw"])
+    assert list(failed) == ["nonsense"] and "KeyError" in failed["nonsense"]
+    assert zoo.Way("ours", zoo.Setting("squeezenet1_1", 1, "float32", "cpu")).optimized(guard=False)[0].im2win_report.built == 0

@@ -21,6 +21,7 @@ from paths import ROOT
 
 import im2win
 from im2win.builder.build import Kernel
+from im2win.codegen import pool
 from im2win.device.cpu import Machine
 from im2win.export import c_abi
 from im2win.export.c_abi import cpu
@@ -161,8 +162,8 @@ def test_program(two: Path, libraries: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_pool_of_threads(sanitizer: str, tmp_path: Path) -> None:
     """Under a sanitizer where the compiler and the system have it, without one where not."""
-    sources = PROGRAMS / "pool.c", cpu.SOURCES / "pool.c"
-    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{cpu.SOURCES}"
+    sources = PROGRAMS / "pool.c", pool.SOURCES / "pool.c"
+    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{pool.SOURCES}"
     run(tmp_path, COMPILER, *flags, *sources, "-pthread", "-o", "pool")
     run(tmp_path, "./pool")
 

@@ -19,6 +19,7 @@ from emulated_c import Library, as_noted
 from oracle import Array, Tensors, exact_tensors, normal_tensors
 
 from im2win.builder.build import cuda_manifest
+from im2win.codegen import pool
 from im2win.device.gpu import H200
 from im2win.emulator import _compile
 from im2win.export import c_abi
@@ -197,7 +198,7 @@ def packs() -> list[tuple[Conv2d, Any]]:
 
 def test_packing(tmp_path: Path) -> None:
     """As Python packs, up to the last digit of what Winograd's transform rounds; all of them in one source."""
-    texts = ["#include <cmath>", *((cuda.SOURCES / name).read_text() for name in ("im2win.h", "pack.hpp"))]
+    texts = ["#include <cmath>", (pool.SOURCES / "im2win.h").read_text(), (cuda.SOURCES / "pack.hpp").read_text()]
     for i, (conv, pack) in enumerate(packs()):
         interface = Interface(conv, f"n{i}", "", int(np.prod(pack.shape(conv))), 0)
         texts += [f"namespace n{i} {{", *cuda._packing(interface, pack, f'extern "C" {interface.prototypes()[1]}'), "}"]
@@ -227,7 +228,7 @@ def test_halves(tmp_path: Path) -> None:
     extern "C" double value(unsigned short bits) { return im2win_packing::value_of(static_cast<uint16_t>(bits)); }
     extern "C" int rounded(double value) { uint16_t bits; return im2win_packing::store(value, &bits), bits; }
     """
-    sources = ["#include <cmath>", *((cuda.SOURCES / name).read_text() for name in ("im2win.h", "pack.hpp")), text]
+    sources = ["#include <cmath>", (pool.SOURCES / "im2win.h").read_text(), (cuda.SOURCES / "pack.hpp").read_text(), text]
     (tmp_path / "halves.cpp").write_text("\n".join(sources))
     _compile("halves", tmp_path / "halves.so", "-O1", tmp_path / "halves.cpp")
     library = ctypes.CDLL(str(tmp_path / "halves.so"))

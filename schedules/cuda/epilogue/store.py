@@ -58,8 +58,6 @@ class DeviceExpressions:
     def exp(self, value: Expr) -> Expr:
         return T.exp(value)
 
-    library_exp = exp
-
     def tanh(self, value: Expr) -> Expr:
         return T.tanh(value)
 

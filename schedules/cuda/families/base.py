@@ -68,6 +68,10 @@ class CudaSchedule(ABC):
     def estimate(self, conv: Conv2d, tile: Any, gpu: Gpu) -> Estimate:
         """The cost model's estimate for a legal tile."""
 
+    def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
+        """Seconds that no tile of the space is estimated below; 0 where nothing is known. It is far cheaper than the space."""
+        return 0.0
+
     @abstractmethod
     def pack(self, conv: Conv2d, tile: Any) -> Pack:
         """The packing of filters for a tile."""

@@ -6,7 +6,7 @@ A block computes one tile, from any source of windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from im2win.schedules.cuda.kernels.multistage import pack_of, product_kernel
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts, parts_kernel, parts_transform
 from im2win.schedules.cuda.legality.multistage import violations
 from im2win.schedules.cuda.loaders.stored_windows import transform_kernel
+from im2win.schedules.cuda.model import floor
 from im2win.schedules.cuda.model.multistage import Estimate, estimate
 from im2win.schedules.cuda.space import multistage
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -30,6 +31,15 @@ from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 def products(conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[str]:
     """The kinds of arithmetic (names in `PRODUCTS`) that a problem may be computed with on a GPU at an accuracy."""
     return [name for name in multistage.products(conv, gpu) if allows(accuracy, PRODUCTS[name].accuracy)]
+
+
+def least(conv: Conv2d, gpu: Gpu, windows: WindowSource, names: Sequence[str], positions: int = 1) -> Estimate:
+    """An estimate that is at most that of any tile of the space with these kinds of arithmetic; see `model.floor`.
+
+    Args:
+        positions: products of a window with each filter, see `MultistageTile`.
+    """
+    return floor.multistage(conv, gpu, windows, names, multistage.MOST_AHEAD, positions * multistage.most_depth(conv, windows))
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,10 @@ class Multistage(MultistageTiles):
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
         """The cost model's estimate for a legal tile."""
         return estimate(conv, tile, gpu, self.windows)
+
+    def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
+        """Seconds that no tile of the space is estimated below."""
+        return floor.seconds([least(conv, gpu, self.windows, products(conv, gpu, accuracy))])
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
         """The product kernel, and the transform kernel where windows are stored."""

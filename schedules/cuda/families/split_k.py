@@ -9,9 +9,10 @@ from typing import Any
 from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.packing.split_k import parts_problem
-from im2win.schedules.cuda.families.multistage import MultistageTiles, products
+from im2win.schedules.cuda.families.multistage import MultistageTiles, least, products
 from im2win.schedules.cuda.kernels.split_k import pack_of_parts, split_kernel
 from im2win.schedules.cuda.legality import multistage as legality
+from im2win.schedules.cuda.model import floor
 from im2win.schedules.cuda.model import multistage as model
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.cuda.space import multistage as cuda_space
@@ -50,13 +51,24 @@ class SplitK(MultistageTiles):
     def space(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> list[MultistageTile]:
         """Every legal tile worth a trial, in a fixed order."""
         found = []
-        for split in SPLITS if self.unsupported_reason(conv, accuracy) is None else ():
-            if conv.in_channels % split == 0 and conv.in_channels // split >= LEAST_CHANNELS:
-                for product in products(conv, gpu, accuracy):
-                    whole = cuda_space.space(parts_problem(conv, split), gpu, WindowSource(), [product])
-                    tiles = [replace(tile, split=split) for tile in whole]
-                    found += sorted(tiles, key=lambda tile: self.estimate(conv, tile, gpu).seconds)[:MOST]
+        for split in self._splits(conv, accuracy):
+            for product in products(conv, gpu, accuracy):
+                whole = cuda_space.space(parts_problem(conv, split), gpu, WindowSource(), [product])
+                best = sorted(whole, key=lambda part: _estimate(conv, part, split, gpu).seconds)[:MOST]
+                found += [replace(part, split=split) for part in best]
         return found
+
+    def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
+        """Seconds that no tile of the space is estimated below."""
+        kinds = products(conv, gpu, accuracy)
+        parts = ((split, least(parts_problem(conv, split), gpu, WindowSource(), kinds)) for split in self._splits(conv, accuracy))
+        return floor.seconds(_added(conv, one, split, gpu) for split, one in parts)
+
+    def _splits(self, conv: Conv2d, accuracy: Accuracy) -> list[int]:
+        """Numbers of parts that leave each part enough channels."""
+        if self.unsupported_reason(conv, accuracy) is not None:
+            return []
+        return [split for split in SPLITS if conv.in_channels % split == 0 and conv.in_channels // split >= LEAST_CHANNELS]
 
     def violations(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
         """Every rule that a tile breaks, as a message; empty if the tile is legal."""
@@ -69,11 +81,7 @@ class SplitK(MultistageTiles):
 
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
         """The cost model's estimate: the products of the parts, and the addition of their accumulators from level-2 cache or memory."""
-        parts = model.estimate(parts_problem(conv, tile.split), inner(tile), gpu, WindowSource())
-        stored = self.workspace_bytes(conv, tile)
-        passing = max(2 * stored - model.L2_SHARE, 0) / gpu.dram_bytes_s
-        adding = stored / gpu.l2_bytes_s + conv.output_bytes / gpu.l2_bytes_s
-        return replace(parts, transform=parts.transform + adding + passing + model.LAUNCH_S)
+        return _estimate(conv, inner(tile), tile.split, gpu)
 
     def pack(self, conv: Conv2d, tile: MultistageTile) -> Pack:
         """The packing of filters for a tile."""
@@ -82,3 +90,16 @@ class SplitK(MultistageTiles):
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
         """Both kernels, in one function."""
         return {SYMBOL: split_kernel(conv, tile, SYMBOL)}
+
+
+def _estimate(conv: Conv2d, part: MultistageTile, split: int, gpu: Gpu) -> Estimate:
+    """The estimate for a tile of one part's product."""
+    return _added(conv, model.estimate(parts_problem(conv, split), part, gpu, WindowSource()), split, gpu)
+
+
+def _added(conv: Conv2d, parts: Estimate, split: int, gpu: Gpu) -> Estimate:
+    """The estimate of the parts' products, and of the addition of their accumulators from level-2 cache or memory."""
+    stored = 4 * split * math.prod(conv.output_shape)
+    passing = max(2 * stored - model.L2_SHARE, 0) / gpu.dram_bytes_s
+    adding = stored / gpu.l2_bytes_s + conv.output_bytes / gpu.l2_bytes_s
+    return replace(parts, transform=parts.transform + adding + passing + model.LAUNCH_S)

@@ -13,6 +13,7 @@ from im2win.schedules.cuda.kernels.persistent import persistent_kernel
 from im2win.schedules.cuda.kernels.warp_specialized import warp_specialized_kernel
 from im2win.schedules.cuda.legality import persistent as persistent_legality
 from im2win.schedules.cuda.legality import warp_specialized as warp_specialized_legality
+from im2win.schedules.cuda.model import floor
 from im2win.schedules.cuda.model import persistent as persistent_model
 from im2win.schedules.cuda.model import warp_specialized as warp_specialized_model
 from im2win.schedules.cuda.model.multistage import Estimate
@@ -29,13 +30,14 @@ Tile = TypeVar("Tile", bound=PersistentTile)
 
 @dataclass(frozen=True)
 class Tma(CudaSchedule, Generic[Tile]):
-    """A schedule with one kernel and one class of tiles. Its fields are the functions that implement the methods of the same names."""
+    """A schedule with one kernel and one class of tiles. Its fields implement methods, or are numbers of its floor."""
 
     tiles: type[Tile]
     unsupported: Callable[[Conv2d], str | None]
     rules_broken: Callable[[Conv2d, Tile, Gpu], list[str]]
     worth_a_trial: Callable[[Conv2d, Gpu], list[Tile]]
     model: Callable[[Conv2d, Tile, Gpu], Estimate]
+    begin_cycles: int
     kernel: Callable[[Conv2d, Tile, Gpu, str], Any]
 
     def unsupported_reason(self, conv: Conv2d, accuracy: Accuracy) -> str | None:
@@ -62,6 +64,12 @@ class Tma(CudaSchedule, Generic[Tile]):
         """The cost model's estimate for a legal tile."""
         return self.model(conv, tile, gpu)
 
+    def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
+        """Seconds that no tile of the space is estimated below."""
+        if self.unsupported(conv) is not None:
+            return floor.seconds([])
+        return floor.seconds([floor.persistent(conv, gpu, persistent_legality.PRODUCTS[conv.dtype], self.begin_cycles)])
+
     def pack(self, conv: Conv2d, tile: Tile) -> Pack:
         """The packing of filters for a tile."""
         return tile.pack(conv)
@@ -73,11 +81,11 @@ class Tma(CudaSchedule, Generic[Tile]):
 
 PERSISTENT = Tma(
     PersistentTile, persistent_legality.unsupported_reason, persistent_legality.violations, persistent_space.space,
-    persistent_model.estimate, persistent_kernel,
+    persistent_model.estimate, persistent_model.BEGIN_CYCLES, persistent_kernel,
 )  # fmt: skip
 """Filters resident in shared memory; every warpgroup copies and multiplies halo tiles of its own."""
 WARP_SPECIALIZED = Tma(
     WarpSpecializedTile, warp_specialized_legality.unsupported_reason, warp_specialized_legality.violations, warp_specialized_space.space,
-    warp_specialized_model.estimate, warp_specialized_kernel,
+    warp_specialized_model.estimate, warp_specialized_model.BEGIN_CYCLES, warp_specialized_kernel,
 )  # fmt: skip
 """Filters and windows in pipeline stages, which producer warps fill and consumer warpgroups empty."""

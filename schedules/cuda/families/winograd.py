@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from im2win.device.gpu import Gpu
-from im2win.numerics.winograd_tiling import FORMS, refusal, tiles_of
-from im2win.schedules.cuda.families.multistage import MultistageTiles, products
+from im2win.numerics.winograd_tiling import FORMS, ROW_TAPS, forms, refusal, row_forms, row_problem, tiles_of
+from im2win.schedules.cuda.families.multistage import MultistageTiles, least, products
 from im2win.schedules.cuda.kernels.multistage import product_kernel
 from im2win.schedules.cuda.kernels.winograd_bands import winograd_kernel, winograd_transform
 from im2win.schedules.cuda.legality.winograd import ROWS, violations
+from im2win.schedules.cuda.model import floor
 from im2win.schedules.cuda.model.multistage import Estimate
-from im2win.schedules.cuda.model.winograd import estimate
-from im2win.schedules.cuda.space.winograd import space
+from im2win.schedules.cuda.model.winograd import estimate, in_bands
+from im2win.schedules.cuda.space.winograd import BANDS, space
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL, TRANSFORM_PARTS
@@ -47,6 +50,14 @@ class WinogradBands(MultistageTiles):
     def estimate(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
         """The cost model's estimate for a legal tile."""
         return estimate(conv, tile, gpu)
+
+    def floor(self, conv: Conv2d, gpu: Gpu, accuracy: Accuracy) -> float:
+        """Seconds that no tile of the space is estimated below."""
+        kinds = products(conv, gpu, accuracy)
+        found = [least(row_problem(conv, outputs), gpu, ROWS, kinds, outputs + ROW_TAPS - 1) for outputs in row_forms(conv)]
+        for tiles in {tiles_of(conv, outputs, band) for outputs, band in itertools.product(forms(conv), BANDS)}:
+            found.append(in_bands(conv, tiles, least(tiles.problem, gpu, WindowSource(), kinds), gpu))
+        return floor.seconds(found)
 
     def kernels(self, conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> dict[str, Any]:
         """Along rows one kernel. In bands the whole convolution, and the input transforms by themselves for measuring."""

@@ -18,6 +18,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from im2win.common.caching import derived, hashed_once
 from im2win.compute import lowered
 from im2win.compute.lowered import Strides
 from im2win.schedules.cuda.kernels.multistage import arguments, launch_product, pack_of
@@ -46,7 +47,7 @@ class Parts:
         """Number of parts."""
         return -(-self.conv.batch // self.images) * self.bands
 
-    @property
+    @derived
     def problem(self) -> Conv2d:
         """A part as a convolution: over the input rows that its windows read, without padding above and below."""
         conv, (_, left, _, right) = self.conv, self.conv.padding
@@ -60,6 +61,7 @@ class Parts:
             yield functools.partial(keep, n=group * self.images, m=band * self.rows)
 
 
+@hashed_once
 @dataclass(frozen=True)
 class WindowsInParts(WindowSource):
     """Windows from a stored tensor with these axes, which holds one part of them.
@@ -75,15 +77,7 @@ class WindowsInParts(WindowSource):
 
     def parts(self, conv: Conv2d) -> Parts:
         """The parts of a problem, of nearly equal size."""
-        height, width = conv.output_size
-        window_bytes = conv.in_channels * math.prod(conv.kernel) * conv.itemsize
-        windows = max(self.wanted_bytes // window_bytes, self.least_outputs // conv.out_channels, 1)
-        images = (2 * windows + height * width) // (2 * height * width)
-        if images:
-            count = -(-conv.batch // min(images, conv.batch))
-            return Parts(conv, -(-conv.batch // count), height)
-        bands = -(-height // max(windows // width, 1))
-        return Parts(conv, 1, -(-height // bands))
+        return _parts(conv, self.wanted_bytes, self.least_outputs)
 
     def part(self, conv: Conv2d) -> tuple[Conv2d, int]:
         """(the problem that one launch of the product computes, number of launches)."""
@@ -101,6 +95,19 @@ class WindowsInParts(WindowSource):
     def transform_bytes(self, conv: Conv2d) -> int:
         """Bytes of a part's tensor."""
         return super().transform_bytes(self.parts(conv).problem)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(conv: Conv2d, wanted_bytes: int, least_outputs: int) -> Parts:
+    height, width = conv.output_size
+    window_bytes = conv.in_channels * math.prod(conv.kernel) * conv.itemsize
+    windows = max(wanted_bytes // window_bytes, least_outputs // conv.out_channels, 1)
+    images = (2 * windows + height * width) // (2 * height * width)
+    if images:
+        count = -(-conv.batch // min(images, conv.batch))
+        return Parts(conv, -(-conv.batch // count), height)
+    bands = -(-height // max(windows // width, 1))
+    return Parts(conv, 1, -(-height // bands))
 
 
 def keep(**values: Expr) -> dict[str, Expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from im2win.device.gpu import H200, Gpu
 from im2win.schedules.cuda.arithmetic import NATIVE
@@ -47,41 +48,50 @@ def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
+    return list(_fields(conv, tile, gpu)) or list(_fits(HaloTile(conv, tile), gpu))
+
+
+def _fields(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Iterator[str]:
     height, width = conv.output_size
-    rules = [
-        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
-        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
-        (tile.block_m >= M and tile.block_m % M == 0, f"`block_m` (={tile.block_m}) must be a multiple of {M}"),
-        (tile.block_m < conv.out_channels + M, f"`block_m` (={tile.block_m}) must hold less than {M} channels beyond {conv.out_channels}"),
-        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
-        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
-        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
-        (tile.stages >= 2, f"`stages` (={tile.stages}) must be at least 2"),
-        (tile.groups >= 1, f"`groups` (={tile.groups}) must be at least 1"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _fits(HaloTile(conv, tile), gpu) if not holds]
+    if tile.product != PRODUCTS[conv.dtype]:
+        yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
+    if not gpu.warpgroups:
+        yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
+    if tile.block_m < M or tile.block_m % M:
+        yield f"`block_m` (={tile.block_m}) must be a multiple of {M}"
+    if tile.block_m >= conv.out_channels + M:
+        yield f"`block_m` (={tile.block_m}) must hold less than {M} channels beyond {conv.out_channels}"
+    if not 1 <= tile.rows <= height:
+        yield f"`rows` (={tile.rows}) must be 1 to the output's {height}"
+    if not 1 <= tile.cols <= width:
+        yield f"`cols` (={tile.cols}) must be 1 to the output's {width}"
+    if tile.slabs not in (1, 2):
+        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
+    if tile.stages < 2:
+        yield f"`stages` (={tile.stages}) must be at least 2"
+    if tile.groups < 1:
+        yield f"`groups` (={tile.groups}) must be at least 1"
 
 
-def _fits(field: HaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
-    tile, conv = field.tile, field.conv
-    products = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M)
-    held = field.sum_registers + OPERANDS
+def _fits(field: HaloTile, gpu: Gpu) -> Iterator[str]:
+    tile, conv, sums, needed = field.tile, field.conv, field.sum_registers, field.shared_bytes
+    products, held = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M), sums + OPERANDS
     box = max((field.pitch - 1) * conv.stride[1] + 1, (field.lines - 1) * conv.stride[0] + 1) if field.boxed else max(field.raw)
-    return [
-        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
-        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
-        (field.sum_registers <= MAX_SUMS, f"the {field.sum_registers} sums of a thread must be at most {MAX_SUMS}"),
-        (held * tile.threads <= gpu.registers, f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"),
-        (
-            field.boxed or tile.cols * conv.stride[1] % tile.unit == 0,
-            f"`cols` (={tile.cols}) times the stride must be a multiple of {tile.unit}: boxes begin at whole {CHUNK} bytes",
-        ),
-        (field.boxed or tile.stages == 2, f"`stages` (={tile.stages}) must be 2, channels first"),
-        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
-        (box <= MAX_BOX, f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"),
-        (
-            field.shared_bytes <= gpu.block_shared,
-            f"the block's {field.shared_bytes} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}",
-        ),
-    ]
+    if tile.threads > MAX_THREADS:
+        yield f"the block's {tile.threads} threads must be at most {MAX_THREADS}"
+    if field.columns > MAX_COLUMNS:
+        yield f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"
+    if sums > MAX_SUMS:
+        yield f"the {sums} sums of a thread must be at most {MAX_SUMS}"
+    if held * tile.threads > gpu.registers:
+        yield f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"
+    if not field.boxed and tile.cols * conv.stride[1] % tile.unit:
+        yield f"`cols` (={tile.cols}) times the stride must be a multiple of {tile.unit}: boxes begin at whole {CHUNK} bytes"
+    if not field.boxed and tile.stages != 2:
+        yield f"`stages` (={tile.stages}) must be 2, channels first"
+    if products > MAX_PRODUCTS:
+        yield f"the {products} products a step must be at most {MAX_PRODUCTS}"
+    if box > MAX_BOX:
+        yield f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"
+    if needed > gpu.block_shared:
+        yield f"the block's {needed} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}"

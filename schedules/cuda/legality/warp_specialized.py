@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.legality.persistent import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
@@ -18,6 +19,7 @@ SHARED = ("windows", "filters", "accumulators")
 TMA_BOXES = ("halo", "taps")
 CLUSTERS = (1, 2, 4)  # thread blocks of a cluster
 SUM_CLUSTERS = (*CLUSTERS, 8)
+LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
@@ -40,74 +42,82 @@ def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
     reason = unsupported_reason(conv)
     if reason is not None:
         return [reason]
+    return list(_fields(conv, tile, gpu)) or list(_shapes(conv, tile)) or list(_fits(tile.field(conv), gpu))
+
+
+def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
     clusters = SUM_CLUSTERS if tile.shared == "accumulators" else CLUSTERS
-    least = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
-    rules = [
-        (tile.product == PRODUCTS[conv.dtype], f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"),
-        (gpu.warpgroups, f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"),
-        *((getattr(tile, name) >= most, f"`{name}` (={getattr(tile, name)}) must be at least {most}") for name, most in least.items()),
-        (tile.slabs in (1, 2), f"`slabs` (={tile.slabs}) must be 1 or 2"),
-        (tile.shared in SHARED, f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"),
-        (tile.tma_boxes in TMA_BOXES, f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"),
-        (tile.cluster in clusters, f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    broken = broken or [text for holds, text in _shapes(conv, tile) if not holds]
-    return broken or [text for holds, text in _fits(tile.field(conv), gpu) if not holds]
+    if tile.product != PRODUCTS[conv.dtype]:
+        yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
+    if not gpu.warpgroups:
+        yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
+    for name, least in LEAST.items():
+        if getattr(tile, name) < least:
+            yield f"`{name}` (={getattr(tile, name)}) must be at least {least}"
+    if tile.slabs not in (1, 2):
+        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
+    if tile.shared not in SHARED:
+        yield f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"
+    if tile.tma_boxes not in TMA_BOXES:
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be one of {', '.join(TMA_BOXES)}"
+    if tile.cluster not in clusters:
+        yield f"`cluster` (={tile.cluster}) must be one of {', '.join(map(str, clusters))}"
 
 
-def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> list[tuple[bool, str]]:
+def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
     one, taps, single = tile.field(conv).conv, math.prod(conv.kernel), tile.tma_boxes == "taps"
     (height, width), share = one.output_size, M * tile.groups
     blocks, steps = -(-conv.out_channels // max(tile.block_m, 1)), tile.steps(conv)
-    whole = tile.images == 1 or (tile.rows, tile.cols) == (height, width)
-    return [
-        (
-            tile.block_m >= share and tile.block_m % share == 0,
-            f"`block_m` (={tile.block_m}) must be a multiple of {M} for each of {tile.groups} warpgroups",
-        ),
-        (
-            tile.block_m < conv.out_channels + share,
-            f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}",
-        ),
-        (1 <= tile.images <= one.batch, f"`images` (={tile.images}) must be 1 to the {one.batch} there are"),
-        (1 <= tile.rows <= height, f"`rows` (={tile.rows}) must be 1 to the output's {height}"),
-        (1 <= tile.cols <= width, f"`cols` (={tile.cols}) must be 1 to the output's {width}"),
-        (whole, f"`images` (={tile.images}) must be 1 where a tile has less than all {height} x {width} outputs of one"),
-        (tile.taps >= 1 and taps % tile.taps == 0, f"`taps` (={tile.taps}) must divide the kernel's {taps}"),
-        (tile.taps == 1 or not single, f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"),
-        (taps > 1 or not single, f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"),
-        (blocks % tile.window_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"),
-        (steps % tile.sum_blocks == 0, f"`cluster` (={tile.cluster}) must divide the {steps} steps of a tile"),
-        (tile.pingpong == 1 or tile.sum_blocks == 1, f"`pingpong` (={tile.pingpong}) must be 1 where blocks share accumulators"),
-    ]
+    if tile.block_m < share or tile.block_m % share:
+        yield f"`block_m` (={tile.block_m}) must be a multiple of {M} for each of {tile.groups} warpgroups"
+    if tile.block_m >= conv.out_channels + share:
+        yield f"`block_m` (={tile.block_m}) must hold less than {share} channels beyond {conv.out_channels}"
+    if not 1 <= tile.images <= one.batch:
+        yield f"`images` (={tile.images}) must be 1 to the {one.batch} there are"
+    if not 1 <= tile.rows <= height:
+        yield f"`rows` (={tile.rows}) must be 1 to the output's {height}"
+    if not 1 <= tile.cols <= width:
+        yield f"`cols` (={tile.cols}) must be 1 to the output's {width}"
+    if tile.images != 1 and (tile.rows, tile.cols) != (height, width):
+        yield f"`images` (={tile.images}) must be 1 where a tile has less than all {height} x {width} outputs of one"
+    if tile.taps < 1 or taps % tile.taps:
+        yield f"`taps` (={tile.taps}) must divide the kernel's {taps}"
+    if single and tile.taps != 1:
+        yield f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"
+    if single and taps == 1:
+        yield f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"
+    if blocks % tile.window_blocks:
+        yield f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"
+    if steps % tile.sum_blocks:
+        yield f"`cluster` (={tile.cluster}) must divide the {steps} steps of a tile"
+    if tile.pingpong != 1 and tile.sum_blocks != 1:
+        yield f"`pingpong` (={tile.pingpong}) must be 1 where blocks share accumulators"
 
 
-def _fits(field: StagedHaloTile, gpu: Gpu) -> list[tuple[bool, str]]:
+def _fits(field: StagedHaloTile, gpu: Gpu) -> Iterator[str]:
     tile, conv = field.tile, field.conv
     if field.shared_part is None:
-        return [(False, f"`cluster` (={tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels")]
+        yield f"`cluster` (={tile.cluster}) must cut halo tiles in parts of whole images, rows or 8 pixels"
+        return
     products = math.prod(conv.kernel) * tile.units // 2 * (tile.warp_m // M)
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
-    (held, alone), (images, lines, pitch) = needed(field), field.part
+    (held, alone), (images, lines, pitch), shared = needed(field), field.part, field.shared_bytes
     box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
-    return [
-        (tile.threads <= MAX_THREADS, f"the block's {tile.threads} threads must be at most {MAX_THREADS}"),
-        (field.columns <= MAX_COLUMNS, f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"),
-        (held <= given, f"the {held} registers of a thread must be at most the {given} that it gets"),
-        (alone <= begin, f"the {alone} registers of a product must be at most the {begin} that a thread begins with"),
-        (products <= MAX_PRODUCTS, f"the {products} products a step must be at most {MAX_PRODUCTS}"),
-        (
-            len(field.kept) >= tile.sum_blocks,
-            f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns",
-        ),
-        (
-            field.output_tiles % tile.filter_blocks == 0,
-            f"`cluster` (={tile.cluster}) must divide the {field.output_tiles} tiles of outputs",
-        ),
-        (box <= MAX_BOX, f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"),
-        (
-            field.shared_bytes <= gpu.block_shared,
-            f"the block's {field.shared_bytes} bytes of shared memory must be at most {gpu.block_shared}",
-        ),
-    ]
+    if tile.threads > MAX_THREADS:
+        yield f"the block's {tile.threads} threads must be at most {MAX_THREADS}"
+    if field.columns > MAX_COLUMNS:
+        yield f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"
+    if held > given:
+        yield f"the {held} registers of a thread must be at most the {given} that it gets"
+    if alone > begin:
+        yield f"the {alone} registers of a product must be at most the {begin} that a thread begins with"
+    if products > MAX_PRODUCTS:
+        yield f"the {products} products a step must be at most {MAX_PRODUCTS}"
+    if len(field.kept) < tile.sum_blocks:
+        yield f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns"
+    if field.output_tiles % tile.filter_blocks:
+        yield f"`cluster` (={tile.cluster}) must divide the {field.output_tiles} tiles of outputs"
+    if box > MAX_BOX:
+        yield f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"
+    if shared > gpu.block_shared:
+        yield f"the block's {shared} bytes of shared memory must be at most {gpu.block_shared}"

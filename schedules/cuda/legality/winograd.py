@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_tiling import forms, row_forms
 from im2win.schedules.cuda.arithmetic import PRODUCTS
@@ -29,19 +31,23 @@ def violations(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> list[str]:
 
 def _row_form(conv: Conv2d, tile: MultistageTile) -> list[str]:
     """Every rule that a tile breaks for Winograd along rows."""
+    return list(_row_fields(conv, tile)) or list(_row_words(conv, tile))
+
+
+def _row_fields(conv: Conv2d, tile: MultistageTile) -> Iterator[str]:
     known = row_forms(conv)
-    rules = [
-        (tile.product in PRODUCTS and tile.warpgroup, f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"),
-        (tile.outputs in known, f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known)) or 'none'} for rows of {conv}"),
-        (tile.band == 0, f"`band` (={tile.band}) must be 0 for tiles of rows"),
-        (tile.order == "Cuvc", f"`order` (={tile.order}) must be Cuvc for tiles of rows"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    return broken or [text for holds, text in _row_words(conv, tile) if not holds]
+    if tile.product not in PRODUCTS or not tile.warpgroup:
+        yield f"`product` (={tile.product}) must be a warpgroup's for tiles of rows"
+    if tile.outputs not in known:
+        yield f"`outputs` (={tile.outputs}) must be one of {', '.join(map(str, known)) or 'none'} for rows of {conv}"
+    if tile.band != 0:
+        yield f"`band` (={tile.band}) must be 0 for tiles of rows"
+    if tile.order != "Cuvc":
+        yield f"`order` (={tile.order}) must be Cuvc for tiles of rows"
 
 
-def _row_words(conv: Conv2d, tile: MultistageTile) -> list[tuple[bool, str]]:
-    return [
-        (tile.halves == 2 or tile.slabs == 1, f"`slabs` (={tile.slabs}) must be 1 where registers hold one slab only"),
-        (not promoted(windows_of(conv, tile), tile), "sums of tiles of rows must not be so long that they are kept in parts"),
-    ]
+def _row_words(conv: Conv2d, tile: MultistageTile) -> Iterator[str]:
+    if tile.halves != 2 and tile.slabs != 1:
+        yield f"`slabs` (={tile.slabs}) must be 1 where registers hold one slab only"
+    if promoted(windows_of(conv, tile), tile):
+        yield "sums of tiles of rows must not be so long that they are kept in parts"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from im2win.common.caching import derived
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
@@ -31,7 +33,7 @@ class Geometry:
     @classmethod
     def of(cls, conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> Geometry:
         """The layout for a tile."""
-        return cls(conv, tile.images, tile.rows, tile.cols, plan.staged == "windows")
+        return _geometry(conv, tile.images, tile.rows, tile.cols, plan.staged == "windows")
 
     @property
     def height(self) -> int:
@@ -53,7 +55,7 @@ class Geometry:
         """Pixels stored for an input row."""
         return self.width if self.by_windows else self._plane * self.conv.stride[1]
 
-    @property
+    @derived
     def pixels(self) -> int:
         """Pixels stored in all, padded to a multiple of 8."""
         return -(-self.images * self.height * self._row // 8) * 8
@@ -93,6 +95,11 @@ class Geometry:
         """Distance in pixels from a window's first pixel to its tap (u, v)."""
         right = v * self.conv.dilation[1]
         return right * self.conv.kernel[0] + u if self.by_windows else self.place(0, u * self.conv.dilation[0], right)
+
+
+@functools.lru_cache(maxsize=4096)
+def _geometry(conv: Conv2d, images: int, rows: int, cols: int, by_windows: bool) -> Geometry:
+    return Geometry(conv, images, rows, cols, by_windows)
 
 
 def patch_counts(conv: Conv2d, tile: MultistageTile) -> tuple[int, int, int]:

@@ -26,31 +26,39 @@ def taps_are_whole(conv: Conv2d, tile: MultistageTile) -> bool:
     return tile.order == "uvc" and (conv.in_channels // conv.groups) % tile.block_k == 0
 
 
-def unit_elements(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
+def unit_elements(conv: Conv2d, order: str, plan: WindowSource) -> int:
     """Elements of the widest copy (16, 8 or 4 bytes) that the source's strides allow; 0 if a word is not contiguous."""
+    return _reads(conv, order, plan)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _reads(conv: Conv2d, order: str, plan: WindowSource) -> tuple[int, bool, bool]:
+    """(`unit_elements`, whether the sum's neighbouring elements are contiguous, whether taps may lie outside the source)."""
     strides = plan.strides(conv)
+    along = strides.c == 1 and order == "uvc"
     for size in (CHUNK, 8, WORD):
         unit = size // conv.itemsize
         if unit == 1:
-            return 1
+            return 1, along, strides.padded
         aligned = all(s % unit == 0 for s in (strides.n, strides.m, strides.x, strides.u, strides.v, strides.origin))
-        if strides.c == 1 and tile.order == "uvc" and aligned and (conv.in_channels // conv.groups) % unit == 0:
-            return unit
-    return 0
+        if along and aligned and (conv.in_channels // conv.groups) % unit == 0:
+            return unit, along, strides.padded
+    return 0, along, strides.padded
 
 
 def lanes_along_sum(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
     """Lanes of a warp that copy one window: as many as have a unit of a contiguous slab, else 4 beside 8 neighbouring windows."""
-    unit = unit_elements(conv, tile, plan)
-    return tile.slab // unit if unit and plan.strides(conv).c == 1 and tile.order == "uvc" else 4
+    unit, along, _ = _reads(conv, tile.order, plan)
+    return tile.slab // unit if unit and along else 4
 
 
 def _table_shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int]:
     """(numbers stored for a unit of the sum, units) of the table of offsets; (0, 0) where no table is needed."""
     if taps_are_whole(conv, tile):
         return 0, 0
-    depth, unit = math.prod(conv.filter_shape[1:]), max(unit_elements(conv, tile, plan), 1)
-    return 2 if plan.strides(conv).padded else 1, -(-depth // tile.block_k) * tile.block_k // unit
+    unit, _, padded_source = _reads(conv, tile.order, plan)
+    depth = math.prod(conv.filter_shape[1:])
+    return 2 if padded_source else 1, -(-depth // tile.block_k) * tile.block_k // max(unit, 1)
 
 
 def _shape(tile: MultistageTile) -> tuple[int, int, int, int]:
@@ -75,7 +83,7 @@ class Gather:
     ) -> None:
         self._conv, self._tile, self._strides, self._source = conv, tile, plan.strides(conv), source
         self._group, self._first = group, block * tile.block_n
-        self._unit = unit_elements(conv, tile, plan)
+        self._unit = unit_elements(conv, tile.order, plan)
         self._per_entry = max(self._unit, 1)
         self._lanes = lanes_along_sum(conv, tile, plan)
         self.shared = arena.take("windows", _shape(tile), tile.dtype)

@@ -9,6 +9,7 @@ at most.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -63,6 +64,74 @@ class Estimate:
         return parts[2] + 0.25 * parts[1] + self.transform + LAUNCH_S
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What a source of windows costs whatever the tile is.
+
+    part, parts: the problem that one launch of the product computes, and the number of launches.
+    stored: bytes of the tensors of windows that all launches read; 0 where they read the input. given: bytes of the input.
+    """
+
+    part: Conv2d
+    parts: int
+    stored: int
+    given: int
+
+    def memory(self, output_bytes: int, gpu: Gpu) -> float:
+        """Seconds of device memory during the product."""
+        return ((self.stored or self.given) + output_bytes) / gpu.dram_bytes_s
+
+    def transform(self, gpu: Gpu) -> float:
+        """Seconds of storing the tensors of windows."""
+        if not self.stored:
+            return 0.0
+        return (self.given + 2 * self.stored) / gpu.dram_bytes_s + 2 * (self.parts - 1) * LAUNCH_S
+
+
+@functools.lru_cache(maxsize=1024)
+def traffic_of(conv: Conv2d, plan: WindowSource) -> Traffic:
+    """The traffic of a problem's windows."""
+    part, parts = plan.part(conv)
+    return Traffic(part, parts, parts * plan.transform_bytes(conv), math.prod(conv.input_shape) * conv.itemsize)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a thread block does wherever its windows come from.
+
+    channel_blocks: blocks along channels, of all groups. steps: steps of the sum.
+    registers: of a block. busy, others: see `_step_issues`. filters: bytes of filters that a block copies in all steps.
+    filter_issues: instructions of a step with which a thread copies its share of them.
+    stores: cycles of a warp's scheduler for the outputs. run: outputs that one store takes.
+    """
+
+    channel_blocks: int
+    steps: int
+    registers: int
+    busy: float
+    others: float
+    filters: int
+    filter_issues: float
+    stores: float
+    run: int
+
+
+@functools.lru_cache(maxsize=1 << 14)  # schedules that differ in their source of windows rank the same tiles
+def _work(conv: Conv2d, tile: MultistageTile) -> Work:
+    """The work of a block. `conv` is the whole problem."""
+    pack, source = pack_of(conv, tile), windows_of(conv, tile)
+    channel_blocks, step = pack.blocks(conv), step_filters(source, tile)
+    steps = math.prod(pack.shape(conv)) // channel_blocks // step_filters(conv, tile)
+    filters = step * source.itemsize * steps
+    run = run_length(source, tile, operand_of(tile).run(source, tile))
+    busy, others = _step_issues(source, tile)
+    return Work(
+        channel_blocks, steps, min(_registers(source, tile), 255) * tile.threads, busy, others, filters,
+        filter_issues=filters / steps / 16 / tile.threads * COPY_ISSUES,
+        stores=tile.positions * tile.accumulators / run * (6 if run == 1 else 4), run=run,
+    )  # fmt: skip
+
+
 def _registers(conv: Conv2d, tile: MultistageTile) -> int:
     if tile.product == "fma":
         across, along = fma_lanes(tile)
@@ -76,15 +145,10 @@ def _registers(conv: Conv2d, tile: MultistageTile) -> int:
     return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
-def _blocks_at_once(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> int:
-    registers = min(_registers(conv, tile), 255) * tile.threads
-    return max(1, min(gpu.registers // registers, gpu.shared // (shared_bytes(conv, tile, plan) + 1024), gpu.threads // tile.threads, 24))
-
-
 def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float]:
     """(instructions with which a thread copies its share of a block's windows, bytes that the block copies)."""
     if not tile.halo:
-        unit = im2col_taps.unit_elements(conv, tile, plan)
+        unit = im2col_taps.unit_elements(conv, tile.order, plan)
         elements = tile.block_n * tile.block_k * steps
         return elements / max(unit, 1) * (COPY_ISSUES if unit else FETCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
     channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
@@ -94,15 +158,16 @@ def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) 
     return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
 
 
-def _sector_waste(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> float:
+@functools.lru_cache(maxsize=1024)
+def _sector_waste(conv: Conv2d, order: str, plan: WindowSource) -> float:
     """Factor by which level-1 cache reads more than the elements that are copied one by one from a stored tensor.
 
     Several bytes of a sector serve one step only where neighbouring windows of a row, or neighbouring taps, are close in memory.
     """
-    if not plan.axes or tile.halo or im2col_taps.unit_elements(conv, tile, plan) > 1:
+    if not plan.axes or im2col_taps.unit_elements(conv, order, plan) > 1:
         return 1.0
     strides, per_sector = plan.strides(conv), SECTOR / conv.itemsize
-    tap = strides.v if tile.order == "cuv" else strides.c
+    tap = strides.v if order == "cuv" else strides.c
     windows, taps = (min(stride, per_sector) for stride in (strides.x, tap))
     return max(1.0, min(windows, taps))
 
@@ -130,36 +195,31 @@ def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
     """The estimate for a legal tile."""
-    pack, whole = pack_of(conv, tile), conv
-    steps = math.prod(pack.shape(conv)) // pack.blocks(conv) // step_filters(conv, tile)
-    channel_blocks, conv, plan = pack.blocks(conv), windows_of(conv, tile), WindowSource(staged="rows") if tile.in_rows else plan
-    part, parts = plan.part(conv)
-    blocks = channel_blocks * operand_of(tile).blocks(part, tile)
-    at_once = _blocks_at_once(conv, tile, gpu, plan)
+    work, whole = _work(conv, tile), conv
+    conv, plan = windows_of(conv, tile), WindowSource(staged="rows") if tile.in_rows else plan
+    traffic, shared = traffic_of(conv, plan), shared_bytes(conv, tile, plan)
+    steps, parts = work.steps, traffic.parts
+    blocks = work.channel_blocks * operand_of(tile).blocks(traffic.part, tile)
+    at_once = max(1, min(gpu.registers // work.registers, gpu.shared // (shared + 1024), gpu.threads // tile.threads, 24))
     warps = tile.threads // 32
-    busy, others = _step_issues(conv, tile)
     copies, copied = _copies(conv, tile, plan, steps)
-    filters = step_filters(conv, tile) * conv.itemsize * steps
-    others += copies / steps + filters / steps / 16 / tile.threads * COPY_ISSUES
+    busy, others = work.busy, work.others + (copies / steps + work.filter_issues)
     # products of tensor cores run beside some of the other instructions, those of CUDA cores share the issue slots with them
-    work = busy + others if tile.product == "fma" else max(busy, busy * EXPOSED_SHARE + others)
+    cycles = busy + others if tile.product == "fma" else max(busy, busy * EXPOSED_SHARE + others)
     per_scheduler = at_once * warps / SCHEDULERS
-    step = max(per_scheduler * work, work + STEP_LATENCY * (0.5 if tile.product == "fma" else 1), COPY_LATENCY / tile.ahead)
-    run = run_length(conv, tile, operand_of(tile).run(conv, tile))
-    stores = tile.positions * tile.accumulators / run * (6 if run == 1 else 4)
-    block = steps * step + max(per_scheduler * stores, stores) + BLOCK_LATENCY / at_once
+    latency = STEP_LATENCY * (0.5 if tile.product == "fma" else 1)
+    step = max(per_scheduler * cycles, cycles + latency, COPY_LATENCY / tile.ahead)
+    block = steps * step + max(per_scheduler * work.stores, work.stores) + BLOCK_LATENCY / at_once
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
-    sectors = whole.output_bytes * (2.0 if run * whole.out_itemsize < 8 else 1.2)
-    stored = parts * plan.transform_bytes(conv)
-    given = math.prod(conv.input_shape) * conv.itemsize
-    waste = _sector_waste(conv, tile, plan)
-    passed = CACHE_SHARE * (filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
+    sectors = whole.output_bytes * (2.0 if work.run * whole.out_itemsize < 8 else 1.2)
+    waste = 1.0 if tile.halo else _sector_waste(conv, tile.order, plan)
+    passed = CACHE_SHARE * (work.filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     return Estimate(
         compute=rounds * block / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
-        memory=((stored or given) + whole.output_bytes) / gpu.dram_bytes_s,
-        transform=(given + 2 * stored) / gpu.dram_bytes_s + 2 * (parts - 1) * LAUNCH_S if stored else 0.0,
+        memory=traffic.memory(whole.output_bytes, gpu),
+        transform=traffic.transform(gpu),
         occupancy=at_once * warps,
-        shared_bytes=shared_bytes(conv, tile, plan),
+        shared_bytes=shared,
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
-from im2win.numerics.winograd_tiling import tiles_of
+from im2win.numerics.winograd_tiling import Tiles, tiles_of
 from im2win.schedules.cuda.kernels.multistage import product_of
 from im2win.schedules.cuda.model import multistage
 from im2win.schedules.cuda.model.multistage import L2_SHARE, LAUNCH_S, Estimate
@@ -24,7 +24,12 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
     if tile.in_rows:
         return multistage.estimate(conv, tile, gpu, WindowSource())
     tiles = tiles_of(conv, tile.outputs, tile.band)
-    one, bands = multistage.estimate(*product_of(conv, tile), gpu, WindowSource()), math.prod(tiles.bands)
+    return in_bands(conv, tiles, multistage.estimate(*product_of(conv, tile), gpu, WindowSource()), gpu)
+
+
+def in_bands(conv: Conv2d, tiles: Tiles, one: Estimate, gpu: Gpu) -> Estimate:
+    """The estimate of all bands' products and transforms, from that of one band's products."""
+    bands = math.prod(tiles.bands)
     given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
     speed = gpu.l2_bytes_s if tiles.workspace_bytes <= L2_SHARE else gpu.dram_bytes_s
     transforms = bands * (tiles.workspace_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s

@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.arithmetic import PRODUCTS
-from im2win.schedules.cuda.legality.multistage import violations
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.legality.multistage import multiplier_violations, window_violations
 from im2win.schedules.cuda.loaders import channel_planes
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
@@ -30,6 +30,10 @@ ROW_WARPGROUPS = ((64, 64), (48, 64), (32, 64), (32, 128), (16, 128), (40, 64))
 PRODUCT_WARPS = ((64, 64), (32, 64), (64, 32), (32, 32), (48, 64), (96, 32), (32, 128), (128, 32), (16, 64), (64, 48))
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 2), (1, 4), (4, 1), (4, 2), (2, 4), (1, 8))
 BANDS = (32, 128, 512)  # MiB: what level-2 cache holds, and more, with fewer launches
+SLABS = (1, 2)
+STAGES = {"core": (2, 3, 4), "warp": (2, 3, 4), "warpgroup": (3, 4, 5)}
+MOST_AHEAD = 3  # most steps that copies run ahead with these stages
+MOST_PLANE_DEPTH = 64  # most elements of the sum in a step of channel planes
 FEW_CHANNELS = 8  # most channels of a group for channel planes, which hold all of them
 MAX_WASTE = 1.15  # most channels that a block computes, over those that exist
 
@@ -58,14 +62,13 @@ def output_tiles(conv: Conv2d, windows: int, most: int = 4) -> tuple[tuple[int, 
     return tuple(output_tile for _, output_tile in sorted(found, reverse=True)[:most])
 
 
-def _gathers(conv: Conv2d, plan: WindowSource) -> list[tuple[str, tuple[int, int, int]]]:
-    """(order, no tile): the loop orders for copying windows tap by tap.
+def _orders(conv: Conv2d, plan: WindowSource) -> tuple[str, ...]:
+    """The loop orders for copying windows tap by tap.
 
     Where a channel's taps are contiguous in memory, the order that copies them one after the other is among them.
     """
-    few = conv.in_channels // conv.groups <= FEW_CHANNELS
     together = bool(plan.axes) and conv.layout == "NCHW"
-    return [(order, (0, 0, 0)) for order in (("cuv", "uvc") if (few or together) and conv.kernel != (1, 1) else ("uvc",))]
+    return ("cuv", "uvc") if (_few(conv) or together) and conv.kernel != (1, 1) else ("uvc",)
 
 
 def blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
@@ -78,30 +81,46 @@ def blocks(conv: Conv2d, warps: Sequence[tuple[int, int]]) -> Iterator[tuple[int
             yield block_m, warp_n * down, warp_m, warp_n
 
 
+def _few(conv: Conv2d) -> bool:
+    return conv.in_channels // conv.groups <= FEW_CHANNELS
+
+
+def most_depth(conv: Conv2d, windows: WindowSource) -> int:
+    """Most elements of the sum that a step of any tile has."""
+    return MOST_PLANE_DEPTH if windows.halo and _few(conv) else SLABS[-1] * MULTIPLIERS[conv.dtype].slab
+
+
 def _plane_tiles(conv: Conv2d) -> Iterator[MultistageTile]:
     """Tiles with channel planes: for few channels, on CUDA cores."""
     total = channel_planes.rows(conv)
-    counts = [rows for rows in range(1, total + 1) if total % rows == 0 and 6 <= rows * conv.kernel[1] <= 64]
+    counts = [rows for rows in range(1, total + 1) if total % rows == 0 and 6 <= rows * conv.kernel[1] <= MOST_PLANE_DEPTH]
     for block_m, block_n, warp_m, warp_n in blocks(conv, PLANE_WARPS):
         for output_tile, rows, stages in itertools.product(output_tiles(conv, block_n), counts, (2, 3)):
             if rows < total or stages == 2:
                 yield MultistageTile("fma", block_m, block_n, warp_m, warp_n, rows, stages, "cuv", *output_tile)
 
 
-def _tiles(conv: Conv2d, product: str, plan: WindowSource) -> Iterator[MultistageTile]:
-    few = conv.in_channels // conv.groups <= FEW_CHANNELS
-    if plan.halo and few:
+def _tiles(conv: Conv2d, product: str, orders: Sequence[str]) -> Iterator[MultistageTile]:
+    """Tiles that copy windows tap by tap in these loop orders; halo tiles if there are none."""
+    halo, gathered = not orders, [(order, (0, 0, 0)) for order in orders]
+    if halo and _few(conv):
         yield from _plane_tiles(conv) if product == "fma" else ()
         return
     unit = PRODUCTS[product].unit
-    stages_of = (3, 4, 5) if unit == "warpgroup" else (2, 3, 4)
     for block in blocks(conv, {"core": FMA_WARPS, "warp": PRODUCT_WARPS, "warpgroup": WARPGROUPS}[unit]):
-        forms = [("Cuvc", output_tile) for output_tile in output_tiles(conv, block[1])] if plan.halo else _gathers(conv, plan)
-        for (order, output_tile), slabs, stages in itertools.product(forms, (1, 2), stages_of):
+        forms = [("Cuvc", output_tile) for output_tile in output_tiles(conv, block[1])] if halo else gathered
+        for (order, output_tile), slabs, stages in itertools.product(forms, SLABS, STAGES[unit]):
             yield MultistageTile(product, *block, slabs, stages, order, *output_tile)
+
+
+@functools.lru_cache(maxsize=16)  # schedules that differ in their source of windows have most tiles in common
+def _multiplied(conv: Conv2d, gpu: Gpu, product: str, orders: tuple[str, ...]) -> tuple[MultistageTile, ...]:
+    """`_tiles` that are legal as far as their windows do not matter."""
+    return tuple(tile for tile in _tiles(conv, product, orders) if not multiplier_violations(conv, tile, gpu))
 
 
 def space(conv: Conv2d, gpu: Gpu, windows: WindowSource, products: Sequence[str]) -> list[MultistageTile]:
     """Every legal tile with these kinds of arithmetic that is worth a trial, in a fixed order."""
-    tiles = (tile for product in products for tile in _tiles(conv, product, windows))
-    return [tile for tile in tiles if not violations(conv, tile, gpu, windows)]
+    orders = () if windows.halo else _orders(conv, windows)
+    tiles = (tile for product in products for tile in _multiplied(conv, gpu, product, orders))
+    return [tile for tile in tiles if not window_violations(conv, tile, gpu, windows)]

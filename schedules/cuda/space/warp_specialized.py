@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -41,6 +42,13 @@ def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, box
         blocks: blocks of channels, each of which computes every tile. at_once: thread blocks that run at the same time.
         boxes: what TMA boxes bring, see `WarpSpecializedTile`.
     """
+    found = [(-(-tiles * blocks // at_once) * cost, output_tile) for tiles, cost, output_tile in _covers(conv, most, boxes)]
+    return [output_tile for _, output_tile in sorted(found)[:SHAPES_KEPT]]
+
+
+@functools.lru_cache(maxsize=128)
+def _covers(conv: Conv2d, most: int, boxes: str) -> list[tuple[int, float, tuple[int, int, int]]]:
+    """(tiles that cover the output, cost of one, its images, rows and columns) of tiles with at most `most` columns of a product."""
     least = WarpSpecializedTile(PRODUCTS[conv.dtype], M, 1, 1, 1, 2, 1, tma_boxes=boxes)
     one = least.field(conv).conv
     height, width = one.output_size
@@ -53,8 +61,8 @@ def output_tiles(conv: Conv2d, most: int, blocks: int = 1, at_once: int = 1, box
                 field = StagedHaloTile(one, replace(least, images=images, rows=rows, cols=cols))
                 if field.columns <= most:
                     cost = field.columns + TILE_COLUMNS + PIXEL_COLUMNS / math.prod(one.kernel) * field.pixels
-                    found.append((-(-field.output_tiles * blocks // at_once) * cost, (images, rows, cols)))
-    return [output_tile for _, output_tile in sorted(found)[:SHAPES_KEPT]]
+                    found.append((field.output_tiles, cost, (images, rows, cols)))
+    return found
 
 
 def _sizes(size: int, most: int) -> Iterator[int]:
@@ -69,12 +77,14 @@ def _sizes(size: int, most: int) -> Iterator[int]:
 def _rings(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[WarpSpecializedTile]:
     """The tile with as many pipeline stages of filters as fit, for one and for two thread blocks on a multiprocessor."""
     field = tile.field(conv)
-    for stages, blocks in itertools.product((2, 3, 4), (1, 2) if enough(field, gpu, 2) else (1,)):
+    resident = (1, 2) if enough(field, gpu, 2) else (1,)
+    for stages in (2, 3, 4):
         alone = replace(tile, stages=stages, filter_stages=0)
-        left = gpu.shared // blocks - KIB - alone.field(conv).shared_bytes - 2 * 128
-        copies = left // (field.filter_buffer[1] * conv.itemsize)  # their barriers are in the 128 bytes
-        if copies >= 2:
-            yield replace(alone, filter_stages=min(copies, COPIES))
+        needed = KIB + alone.field(conv).shared_bytes + 2 * 128
+        for blocks in resident:
+            copies = (gpu.shared // blocks - needed) // (field.filter_buffer[1] * conv.itemsize)  # their barriers are in the 128 bytes
+            if copies >= 2:
+                yield replace(alone, filter_stages=min(copies, COPIES))
 
 
 def _tiles(conv: Conv2d, gpu: Gpu, shape: tuple[int, int, int, int], boxes: str) -> Iterator[WarpSpecializedTile]:

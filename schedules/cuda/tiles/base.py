@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from im2win.common.caching import derived
 from im2win.schedules.cuda.arithmetic import PRODUCTS, Product
 from im2win.schedules.plain import PlainTile
 from im2win.spec.accuracy import Accuracy
@@ -52,12 +53,12 @@ class BaseTile(PlainTile):
 
     product: str
 
-    @property
+    @derived
     def arithmetic(self) -> Product:
         """The kind of arithmetic that `product` names."""
         return PRODUCTS[self.product]
 
-    @property
+    @derived
     def dtype(self) -> str:
         """Element type of input and filter."""
         return self.arithmetic.dtype

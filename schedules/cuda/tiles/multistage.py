@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from im2win.common.caching import derived, hashed_once
 from im2win.numerics.tolerance import trusted
 from im2win.numerics.winograd_tiling import ROW_TAPS
 from im2win.schedules.cuda.tiles.base import BaseTile
@@ -17,6 +18,7 @@ ORDERS = ("cuv", "uvc", "Cuvc")
 PROVEN_DEPTH = 3200  # products of TF32 parts in one accumulator: at 3136 the error is 0.9 times the tolerance of float32, at 4608 1.1 times
 MAX_HELD = 208  # most registers of a thread for accumulators and for the operands that a `wgmma` in flight still reads
 
+@hashed_once
 @dataclass(frozen=True)
 class MultistageTile(BaseTile):
     """Tiles of the product of filters [channels, K] by windows [K, windows], and how their data reaches the multipliers.
@@ -58,32 +60,32 @@ class MultistageTile(BaseTile):
     band: int = 0
     split: int = 1
 
-    @property
+    @derived
     def halo(self) -> bool:
         """Whether a thread block computes a tile of outputs (rows x cols) and stages its halo tile."""
         return self.rows > 0
 
-    @property
+    @derived
     def in_rows(self) -> bool:
         """Whether Winograd runs along rows."""
         return self.halo and self.outputs > 0
 
-    @property
+    @derived
     def positions(self) -> int:
         """Products of a window with each filter: along rows one for each column of a Winograd tile, else 1."""
         return self.outputs + ROW_TAPS - 1 if self.in_rows else 1
 
-    @property
+    @derived
     def planes(self) -> bool:
         """Whether the halo tile holds all channels, as channel planes."""
         return self.halo and self.order == "cuv"
 
-    @property
+    @derived
     def warpgroup(self) -> bool:
         """Whether the tile uses `wgmma`."""
         return self.arithmetic.unit == "warpgroup"
 
-    @property
+    @derived
     def ahead(self) -> int:
         """Steps that copies run ahead of the product.
 
@@ -101,17 +103,17 @@ class MultistageTile(BaseTile):
         """Threads of a warp, or of a warpgroup."""
         return 128 if self.warpgroup else 32
 
-    @property
+    @derived
     def threads(self) -> int:
         """Threads of a block."""
         return self.lanes * self.warps[0] * self.warps[1]
 
-    @property
+    @derived
     def accumulators(self) -> int:
         """Accumulators of a thread."""
         return self.warp_m * self.warp_n // self.lanes
 
-    @property
+    @derived
     def word_registers(self) -> int:
         """Registers of a warpgroup's thread for a slab of windows: 16 bytes of each of 2 rows in every 64 windows."""
         return self.positions * (self.warp_n // 64) * 2 * 4 * max(self.arithmetic.parts, 1)
@@ -124,12 +126,12 @@ class MultistageTile(BaseTile):
         """
         return 1 if self.positions * self.accumulators + 2 * self.word_registers > MAX_HELD else 2
 
-    @property
+    @derived
     def slab(self) -> int:
         """Elements of one window in a slab."""
         return self.arithmetic.slab
 
-    @property
+    @derived
     def accuracy(self) -> Accuracy:
         """Accuracy of a float32 result; "winograd" where transformed tiles are rounded to another type."""
         return "winograd" if self.outputs and not self.in_rows and self.dtype != "float32" else self.arithmetic.accuracy
@@ -155,7 +157,7 @@ class MultistageTile(BaseTile):
             "channel_planes": self.order == "cuv", "outputs": self.outputs,
         }  # fmt: skip
 
-    @property
+    @derived
     def block_k(self) -> int:
         """Elements of the sum in one step."""
         return self.slabs * self.slab

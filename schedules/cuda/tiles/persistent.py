@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
+from im2win.common.caching import derived, hashed_once
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.primitives import CHUNK, Expr, padded
@@ -19,6 +21,7 @@ EIGHT = 8  # columns of a `wgmma` that four lanes hold for one channel, two each
 KIB = 1024  # bytes after which the swizzle pattern of TMA and `wgmma` repeats
 
 
+@hashed_once
 @dataclass(frozen=True)
 class PersistentTile(BaseTile):
     """Tiles of outputs that warpgroups compute one after the other, each by itself, with filters that all of them share.
@@ -39,12 +42,12 @@ class PersistentTile(BaseTile):
     stages: int
     groups: int
 
-    @property
+    @derived
     def unit(self) -> int:
         """Elements in 16 bytes of neighbouring channels, the unit in which `wgmma` reads shared memory."""
         return CHUNK * self.arithmetic.slab // SLAB
 
-    @property
+    @derived
     def units(self) -> int:
         """16-byte units of a pixel that a step copies."""
         return self.slabs * SLAB // CHUNK
@@ -88,6 +91,19 @@ class PersistentTile(BaseTile):
         return ChunkPack(self.block_m, self.slabs, channel_run(conv))
 
 
+@functools.lru_cache(maxsize=1024)
+def _parities(conv: Conv2d) -> tuple[int, int]:
+    down, across = (max(i * d % s for i in range(k)) + 1 for k, d, s in zip(conv.kernel, conv.dilation, conv.stride, strict=True))
+    return down, across
+
+
+@functools.lru_cache(maxsize=1024)
+def beyond_first_tap(conv: Conv2d) -> tuple[int, int]:
+    """Rows, and pixels of a row, of a parity plane beyond those of the first tap."""
+    down, across = ((k - 1) * d // s for k, d, s in zip(conv.kernel, conv.dilation, conv.stride, strict=True))
+    return down, across
+
+
 def channel_run(conv: Conv2d) -> int:
     """Neighbouring output channels of a thread that one store takes: 2 with channels last and an even number of channels, else 1."""
     return 2 if conv.layout == "NHWC" and conv.out_channels % 2 == 0 else 1
@@ -117,23 +133,20 @@ class HaloTile:
         """Whether products read TMA boxes as they arrive; else threads rearrange them first."""
         return self.conv.layout == "NHWC"
 
-    @property
+    @derived
     def part(self) -> tuple[int, int, int]:
         """(images, rows, pixels of a row) of a plane that one block copies."""
         return 1, self.lines, self.pitch
 
-    @property
+    @derived
     def planes(self) -> tuple[int, int]:
         """Numbers of row parities and of column parities that taps read."""
-        conv = self.conv
-        parities = [max(i * d % s for i in range(k)) + 1 for k, d, s in zip(conv.kernel, conv.dilation, conv.stride, strict=True)]
-        return parities[0], parities[1]
+        return _parities(self.conv)
 
-    @property
+    @derived
     def lines(self) -> int:
         """Rows of a plane."""
-        conv = self.conv
-        return self.tile.rows + (conv.kernel[0] - 1) * conv.dilation[0] // conv.stride[0]
+        return self.tile.rows + beyond_first_tap(self.conv)[0]
 
     @property
     def lead(self) -> int:
@@ -150,11 +163,10 @@ class HaloTile:
         """Pixels before a row of the halo tile that no window reads, since words begin there."""
         return self.lead % self.together
 
-    @property
+    @derived
     def pitch(self) -> int:
         """Pixels of a row of a plane."""
-        conv = self.conv
-        needed = self.margin + self.tile.cols + (conv.kernel[1] - 1) * conv.dilation[1] // conv.stride[1]
+        needed = self.margin + self.tile.cols + beyond_first_tap(self.conv)[1]
         return -(-needed // self.together) * self.together
 
     @property
@@ -162,12 +174,12 @@ class HaloTile:
         """Pixels of a plane, padded to a multiple of 8, after which the swizzle pattern repeats."""
         return -(-self.lines * self.pitch // 8) * 8
 
-    @property
+    @derived
     def pixels(self) -> int:
         """Pixels that a step copies, in all planes."""
         return math.prod(self.planes) * self.lines * self.pitch
 
-    @property
+    @derived
     def columns(self) -> int:
         """Columns of a product: outputs of the tile and columns between its rows, padded to a size that `wgmma` has."""
         multiple = MULTIPLIERS[self.tile.dtype].columns
@@ -195,7 +207,7 @@ class HaloTile:
         height, width = self.conv.output_size
         return -(-height // self.tile.rows), -(-width // self.tile.cols)
 
-    @property
+    @derived
     def output_tiles(self) -> int:
         """Tiles that cover the output."""
         return self.conv.batch * math.prod(self.counts)
@@ -207,7 +219,7 @@ class HaloTile:
         rows, last = ((n - 1) * s + p for n, s, p in zip((self.lines, self.pitch), conv.stride, self.planes, strict=True))
         return tile.units * tile.unit, rows, -(-(self.lead - self.margin + last) // tile.unit) * tile.unit
 
-    @property
+    @derived
     def window_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages that products read: [stages of all warpgroups, elements], a stage padded to whole KiB."""
         tile = self.tile
@@ -230,14 +242,14 @@ class HaloTile:
         """Elements of a block's filters."""
         return math.prod(self.tile.pack(self.conv).shape(self.conv)[1:])
 
-    @property
+    @derived
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes."""
         dtype = self.tile.dtype
         buffers = self.window_buffer, self.box_buffer, (self.filters,)
         return sum(padded(shape, dtype) for shape in buffers) + padded((self.full_barriers,), PHASES)
 
-    @property
+    @derived
     def sum_registers(self) -> int:
         """Registers of a thread for accumulators."""
         return self.tile.block_m // M * self.columns // 2

@@ -7,15 +7,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from im2win.common.caching import derived, hashed_once
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS
 from im2win.schedules.cuda.primitives import CHUNK, padded
-from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, HaloTile, M, PersistentTile
+from im2win.schedules.cuda.tiles.persistent import EIGHT, KIB, LANES, PHASES, HaloTile, M, PersistentTile, beyond_first_tap
 from im2win.spec.conv2d import Conv2d
 
 WARP = 32  # threads of a warp
 ROWS_OF_BANKS = 8  # pixels after which the swizzle pattern repeats
 
 
+@hashed_once
 @dataclass(frozen=True)
 class WarpSpecializedTile(PersistentTile):
     """Output channels of a tile of outputs, which consumer warpgroups compute from filters and windows that producer warps copy.
@@ -50,7 +52,7 @@ class WarpSpecializedTile(PersistentTile):
 
     def field(self, conv: Conv2d) -> StagedHaloTile:
         """The halo tile."""
-        return StagedHaloTile(of_a_tap(conv) if self.tma_boxes == "taps" else flat(conv), self)
+        return _field(conv, self)
 
     def steps(self, conv: Conv2d) -> int:
         """Steps of a tile of outputs: one for each block of channels, and for each tap where `tma_boxes` is "taps"."""
@@ -71,12 +73,12 @@ class WarpSpecializedTile(PersistentTile):
         """Blocks of a cluster that compute the same outputs."""
         return self.cluster if self.shared == "accumulators" else 1
 
-    @property
+    @derived
     def multipliers(self) -> int:
         """Consumer threads of a block. The producer threads follow them."""
         return LANES * self.groups * self.pingpong
 
-    @property
+    @derived
     def exchanges(self) -> bool:
         """Whether the producers are a warpgroup that releases registers to the consumers (`setmaxnreg`).
 
@@ -84,7 +86,7 @@ class WarpSpecializedTile(PersistentTile):
         """
         return self.multipliers > LANES
 
-    @property
+    @derived
     def threads(self) -> int:
         """Threads of a block: the consumers, and producers of which two warps copy, one windows and one filters."""
         return self.multipliers + (LANES if self.exchanges else 2 * WARP)
@@ -94,12 +96,12 @@ class WarpSpecializedTile(PersistentTile):
         """Outputs of a tile."""
         return self.warp_n
 
-    @property
+    @derived
     def warp_m(self) -> int:
         """Channels of a warpgroup."""
         return self.block_m // self.groups
 
-    @property
+    @derived
     def warp_n(self) -> int:
         """Outputs of a tile."""
         return self.images * self.rows * self.cols
@@ -120,6 +122,12 @@ class WarpSpecializedTile(PersistentTile):
         return super().features() | more | {"cluster": self.cluster, "filter_blocks": self.filter_blocks}
 
 
+@functools.lru_cache(maxsize=4096)
+def _field(conv: Conv2d, tile: WarpSpecializedTile) -> StagedHaloTile:
+    return StagedHaloTile(of_a_tap(conv) if tile.tma_boxes == "taps" else flat(conv), tile)
+
+
+@functools.lru_cache(maxsize=1024)
 def flat(conv: Conv2d) -> Conv2d:
     """The problem that halo tiles are copied from: for a 1x1 kernel without stride and padding, all images as one row of pixels."""
     if conv.kernel == (1, 1) and conv.stride == (1, 1) and not any(conv.padding):
@@ -127,6 +135,7 @@ def flat(conv: Conv2d) -> Conv2d:
     return conv
 
 
+@functools.lru_cache(maxsize=1024)
 def of_a_tap(conv: Conv2d) -> Conv2d:
     """The problem whose halo tile is what one tap reads: a pixel for every output, as far apart as windows are."""
     height, width = ((size - 1) * s + 1 for size, s in zip(conv.output_size, conv.stride, strict=True))
@@ -143,26 +152,20 @@ class StagedHaloTile(HaloTile):
 
     tile: WarpSpecializedTile
 
-    @property
-    def _halo(self) -> tuple[int, int]:
-        """Rows, and pixels of a row, of a plane beyond those of the first tap."""
-        down, across = ((k - 1) * d // s for k, d, s in zip(self.conv.kernel, self.conv.dilation, self.conv.stride, strict=True))
-        return down, across
-
     def _shared_zeros(self, axis: int) -> int:
         """Zeros along an axis that a row, or an image, shares with the next: at most as many as the halo has."""
         whole = (self.tile.rows, self.tile.cols)[axis] == self.conv.output_size[axis] and self.conv.stride == (1, 1)
-        return min(self.conv.padding[axis], self.conv.padding[axis + 2], self._halo[axis]) if whole else 0
+        return min(self.conv.padding[axis], self.conv.padding[axis + 2], beyond_first_tap(self.conv)[axis]) if whole else 0
 
-    @functools.cached_property
+    @derived
     def lines(self) -> int:
         """Rows of an image in a plane."""
-        return self.tile.rows + self._halo[0] - self._shared_zeros(0)
+        return self.tile.rows + beyond_first_tap(self.conv)[0] - self._shared_zeros(0)
 
-    @functools.cached_property
+    @derived
     def pitch(self) -> int:
         """Pixels of a row of a plane."""
-        return self.tile.cols + self._halo[1] - self._shared_zeros(1)
+        return self.tile.cols + beyond_first_tap(self.conv)[1] - self._shared_zeros(1)
 
     @property
     def images(self) -> int:  # type: ignore[override]
@@ -179,7 +182,7 @@ class StagedHaloTile(HaloTile):
         """Whether a step brings only what one tap reads."""
         return self.tile.tma_boxes == "taps"
 
-    @property
+    @derived
     def part(self) -> tuple[int, int, int]:
         """(images, rows, pixels of a row) of a plane that one block of a cluster copies.
 
@@ -189,7 +192,7 @@ class StagedHaloTile(HaloTile):
         assert part is not None, "see `legality`"
         return part
 
-    @property
+    @derived
     def shared_part(self) -> tuple[int, int, int] | None:
         """`part`, or None where a cluster cannot share the halo tile."""
         cluster, images = self.tile.window_blocks, self.tile.images
@@ -203,61 +206,61 @@ class StagedHaloTile(HaloTile):
             return 1, -(-self.lines // (cluster * step)) * step, self.pitch
         return (1, 1, self.pitch // cluster) if self.pitch % (cluster * ROWS_OF_BANKS) == 0 else None
 
-    @property
+    @derived
     def copied(self) -> int:
         """Pixels of a plane that TMA boxes bring."""
         return self.tile.window_blocks * math.prod(self.part)
 
-    @property
+    @derived
     def reach(self) -> int:
         """Pixels of a plane from the first to the last that a window of an output reads."""
-        down, across = self._halo
+        down, across = beyond_first_tap(self.conv)
         return self._outputs + down * self.pitch + across
 
-    @property
+    @derived
     def plane(self) -> int:
         """Pixels of a plane, padded to a multiple of 8."""
         return -(-max(self.copied, self.reach) // ROWS_OF_BANKS) * ROWS_OF_BANKS
 
-    @property
+    @derived
     def _outputs(self) -> int:
         """Columns of a product from the first output to the last."""
         tile = self.tile
         return ((tile.images - 1) * self.lines + tile.rows - 1) * self.pitch + tile.cols
 
-    @property
+    @derived
     def stage_pixels(self) -> int:
         """Pixels that a stage has room for, with those that the last columns of a product read."""
         return math.prod(self.planes) * self.plane + self.columns - self._outputs
 
-    @property
+    @derived
     def pixels(self) -> int:
         """Pixels that a step copies, in all planes."""
         return math.prod(self.planes) * self.copied
 
-    @property
+    @derived
     def columns(self) -> int:
         """Columns of a product: outputs of the tile and columns between its rows and images, padded to a size that `wgmma` has."""
         multiple = MULTIPLIERS[self.tile.dtype].columns
         return -(-self._outputs // multiple) * multiple
 
-    @property
+    @derived
     def output_tiles(self) -> int:
         """Tiles that cover the output."""
         return -(-self.conv.batch // self.tile.images) * math.prod(self.counts)
 
-    @property
+    @derived
     def window_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages of windows: [stages, elements], a stage padded to whole KiB."""
         size = self.stage_pixels * self.tile.units * CHUNK
         return self.tile.stages, -(-size // KIB) * KIB // self.conv.itemsize
 
-    @property
+    @derived
     def filter_buffer(self) -> tuple[int, int]:
         """Shape of the pipeline stages of filters: [stages, elements]."""
         return self.tile.filter_stages, self.tile.taps * self.tile.block_m * self.tile.units * self.tile.unit
 
-    @functools.cached_property
+    @derived
     def kept(self) -> list[int]:
         """Indices of those runs of eight columns that contain an output."""
         return [j for j in range(self.columns // EIGHT) if any(map(self._is_output, range(j * EIGHT, (j + 1) * EIGHT)))]
@@ -266,20 +269,20 @@ class StagedHaloTile(HaloTile):
         (line, x), tile = divmod(column, self.pitch), self.tile
         return x < tile.cols and line % self.lines < tile.rows and line // self.lines < tile.images
 
-    @property
+    @derived
     def written(self) -> list[list[int]]:
         """For every block that shares accumulators, the runs of `kept` that it writes to the output."""
         blocks, kept = self.tile.sum_blocks, self.kept
         return [kept[len(kept) * rank // blocks : len(kept) * (rank + 1) // blocks] for rank in range(blocks)]
 
-    @property
+    @derived
     def received(self) -> tuple[int, int]:
         """Shape of the buffer for accumulators of other blocks: [blocks, elements]."""
         if self.tile.sum_blocks == 1:
             return 0, 0
         return self.tile.sum_blocks - 1, max(map(len, self.written)) * self.tile.block_m * EIGHT
 
-    @property
+    @derived
     def shared_bytes(self) -> int:
         """Bytes of shared memory that a block takes: pipeline stages, accumulators of other blocks, and all barriers."""
         tile = self.tile
@@ -288,7 +291,7 @@ class StagedHaloTile(HaloTile):
         parts = ((self.window_buffer, tile.dtype), (self.filter_buffer, tile.dtype), (self.received, tile.sum_dtype))
         return sum(padded(*part) for part in parts) + sum(padded((n,), PHASES) for n in barriers)
 
-    @property
+    @derived
     def sum_registers(self) -> int:
         """Registers of a thread for accumulators."""
         return self.tile.warp_m // M * self.columns // 2

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from im2win.common.caching import hashed_once
 from im2win.numerics.tolerance import trusted
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
@@ -28,6 +29,7 @@ WORD = 4  # bytes of neighbouring input channels that a thread of a transform lo
 SPARE = 16  # bytes between rows in shared memory, so that loads of a fragment have no bank conflict
 
 
+@hashed_once
 @dataclass(frozen=True)
 class TensorCoreTile(BaseTile):
     """Tiles of the batched products M[position] = V[position] U[position], and which kernels are fused.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.runtime.libraries import runtime_library
+from im2win.runtime.libraries import start_threads
 from im2win.runtime.load import load
 from im2win.runtime.op import Op
 
@@ -71,13 +71,6 @@ def _code_kilobytes() -> int:
     return _kilobytes("RssFile") if _STATUS.exists() else 0
 
 
-def _start_threads() -> None:
-    """Runs an empty parallel loop, so that the thread pool and its stacks exist."""
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    launch = runtime_library().TVMBackendParallelLaunch
-    launch(kind(lambda task, environment, data: 0), None, 0)
-
-
 def _measure(path: Path) -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_THP_DISABLE, 1, 0, 0, 0)  # a huge page would round a small tensor up to 2 MB
@@ -91,7 +84,7 @@ def _measure(path: Path) -> int:
         return array.astype(conv.dtype, copy=False)
 
     normal((1024,))  # allocates the generator's own memory before the count
-    _start_threads()
+    start_threads()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # else small tensors would reuse memory that imports freed and that is counted already

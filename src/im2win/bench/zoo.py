@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,7 @@ class Setting:
 
     def module(self, dtype: str | None = None) -> Any:
         """The network with its weights, in its own type or another one."""
-        module = built(self.network)
-        if self.weights is not None:
-            module.load_state_dict(torch.load(self.weights))
-        return module.to(self.device, getattr(torch, dtype or self.dtype))
+        return copy.deepcopy(_loaded(self.network, self.weights, self.device)).to(getattr(torch, dtype or self.dtype))
 
     def images(self, dtype: str | None = None) -> torch.Tensor:
         """The input, in the network's type or another one."""
@@ -64,6 +61,15 @@ class Setting:
             exact = flat(self.module("float32")(self.images("float32")))
             own = [error(flat(module(x)), exact) for module, x in (Way(name, self).given() for name in (NCHW, NHWC))]
         return Expected(exact, max(ALLOWED[self.dtype], *(OWN_ERRORS * one for one in own)))
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(network: str, weights: Path | None, device: str) -> Any:
+    """The network in float32 on the device, of which all subjects take copies: to fill large random weights takes seconds."""
+    module = built(network)
+    if weights is not None:
+        module.load_state_dict(torch.load(weights))
+    return module.to(device)
 
 
 @dataclass(frozen=True)
@@ -165,22 +171,6 @@ def check(output: np.ndarray[Any, Any], expected: Expected) -> float:
     return found
 
 
-def build_ahead(networks: list[str], batch: int, dtype: str, device: str, names: list[str], processes: int) -> dict[str, str]:
-    """Builds what `optimize` wants for the networks, several networks at once; it does not run them. Returns why networks failed."""
-    failed: dict[str, str] = {}
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        jobs = {pool.submit(_build, Setting(name, batch, dtype, device), [one for one in names if one in OURS]): name for name in networks}
-        for job in as_completed(jobs):
-            if refused := job.exception():
-                failed[jobs[job]] = f"{type(refused).__name__}: {refused}"[:500]
-    return failed
-
-
-def _build(setting: Setting, names: list[str]) -> None:
-    for name in names:
-        Way(name, setting).optimized(guard=False)
-
-
 def measured(network: str, batch: int, dtype: str, device: str, names: list[str], seconds: float, threads: int) -> list[dict[str, Any]]:
     """A row for each mode: of each subject its spread in ms and its error, or the reason why it failed."""
     start = time.perf_counter()
@@ -188,7 +178,7 @@ def measured(network: str, batch: int, dtype: str, device: str, names: list[str]
         weights = Path(folder) / "weights.pt"
         setting = Setting(network, batch, dtype, device, weights)
         try:
-            torch.save(calibrated(network).state_dict(), weights)
+            torch.save(calibrated(network, device).state_dict(), weights)
             expected = setting.expected()
             if device == "cpu":
                 timed = {"eager": _on_cpu(setting, names, expected, seconds, threads)}

@@ -167,9 +167,9 @@ def built(name: str) -> nn.Module:
     return module.eval()
 
 
-def calibrated(name: str) -> nn.Module:
-    """The network with running statistics of a few random batches, so that activations have the sizes of a trained network's."""
-    module = built(name)
+def calibrated(name: str, device: str = "cpu") -> nn.Module:
+    """The network on a device, with running statistics of a few random batches: activations have the sizes of a trained network's."""
+    module = built(name).to(device)
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.reset_running_stats()
@@ -178,5 +178,5 @@ def calibrated(name: str) -> nn.Module:
     module.train()
     with torch.no_grad():
         for _ in range(batches):
-            module(torch.randn(count, 3, size_of(name), size_of(name)))
+            module(torch.randn(count, 3, size_of(name), size_of(name)).to(device))
     return module.eval()

@@ -14,6 +14,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm.support import cc
 from tvm_ffi import structural_hash
 
+from im2win.codegen import pool
 from im2win.codegen.workspace import Allocations
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.loop_peeling import CONFIG, mark_tails
@@ -41,14 +42,15 @@ class Compiled:
     fingerprint: str
 
     def export(self, path: Path) -> None:
-        """Links the shared library `path`.
+        """Links the shared library `path`, with the pool that runs its parallel loops.
 
         Raises:
             ToolchainError: there is no C++ compiler to link with.
         """
         if not cc.get_cc():
             raise ToolchainError("linking a shared library needs a C++ compiler on PATH (g++ or clang++); none was found.")
-        self.executable.export_library(str(path))
+        launcher = pool.launcher()
+        self.executable.export_library(str(path), addons=[str(launcher)] if launcher else None)
 
 
 def llvm_target(machine: Machine, options: Sequence[str] = ()) -> Any:

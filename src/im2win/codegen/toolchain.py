@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from im2win.common.files import default_folder
 from im2win.common.locking import LogError, locked
@@ -19,6 +20,8 @@ from im2win.common.locking import LogError, locked
 _log = logging.getLogger("im2win")
 _NAMES = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _LANGUAGES = {"CC": "C", "CXX": "C++"}
+Kind = Literal["shared", "object"]
+_KINDS = {"shared": (".so", "-shared"), "object": (".o", "-c")}
 _LONGEST_S = 600.0  # seconds to wait for another process that compiles the same library
 
 
@@ -32,9 +35,9 @@ def compiler(variable: str) -> str | None:
 
 def kept_library(
     source: Path, variable: str, flags: Sequence[str], libraries: Sequence[str] = (), versions: Sequence[str] = (), *,
-    headers: Sequence[Path] = (), make: bool = True,
+    headers: Sequence[Path] = (), make: bool = True, kind: Kind = "shared",
 ) -> Path:  # fmt: skip
-    """The shared library of a source, from the cache's folder or compiled now.
+    """The shared library or object file of a source, from the cache's folder or compiled now.
 
     The folder holds one library for each source, compiler, command and kind of processor.
 
@@ -45,6 +48,7 @@ def kept_library(
         versions: further values that the result depends on.
         headers: of this package, that the source includes.
         make: compile the library if the cache lacks it.
+        kind: "shared" library or "object" file.
 
     Raises:
         OSError: no compiler, the compiler failed, the cache's folder cannot be written, or the library is missing and `make` is false.
@@ -52,10 +56,11 @@ def kept_library(
     command = compiler(variable)
     if not command:
         raise OSError(f"no {_LANGUAGES[variable]} compiler on PATH")
+    suffix, option = _KINDS[kind]
     what = "\n".join([platform.machine(), command, *flags, *libraries, *versions])
     folder = default_folder()
     content = b"".join(one.read_bytes() for one in (source, *headers))
-    path = folder / f"{source.stem}-{hashlib.sha256(content + what.encode()).hexdigest()[:12]}.so"
+    path = folder / f"{source.stem}-{hashlib.sha256(content + what.encode()).hexdigest()[:12]}{suffix}"
     if path.exists():
         return path
     if not make:
@@ -64,7 +69,7 @@ def kept_library(
         with locked(folder / f".{source.stem}.lock", _LONGEST_S):
             if not path.exists():
                 _log.info("%s is compiled once, with %s", source.name, command)
-                _compile([*shlex.split(command), *flags, "-fPIC", "-shared", str(source)], libraries, path)
+                _compile([*shlex.split(command), *flags, "-fPIC", option, str(source)], libraries, path)
     except LogError as error:
         raise OSError(str(error)) from None
     return path

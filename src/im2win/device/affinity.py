@@ -1,4 +1,4 @@
-"""Keeps the calling thread off the CPUs of TVM's pool, which can double the speed of a measurement.
+"""Keeps the calling thread off the CPUs of TVM's own pool, which can double the speed of a measurement of TVM as a peer.
 
 TVM binds its pool's workers to CPUs, but not the thread that calls a kernel, which computes too. If the caller happens to run on a worker's
 CPU, the scheduler may leave it there for the life of the process: both then share one CPU while another one is idle.
@@ -6,9 +6,7 @@ CPU, the scheduler may leave it there for the life of the process: both then sha
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -24,15 +22,3 @@ def leave_bound_cpus() -> None:
             bound |= cpus
     if free := os.sched_getaffinity(0) - bound:
         os.sched_setaffinity(0, free)
-
-
-@contextlib.contextmanager
-def off_bound_cpus() -> Iterator[None]:
-    """A context that does the same and then restores the affinity, since that determines the number of usable CPUs."""
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    leave_bound_cpus()
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.sched_setaffinity(0, before)

@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from im2win.common.caching import derived
 from im2win.numerics.winograd_error import half_forms
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import activation_of
@@ -58,7 +59,7 @@ class Tiles:
         """Tiles of a band."""
         return self.images * self.rows * self.counts[1]
 
-    @property
+    @derived
     def problem(self) -> Conv2d:
         """The products of a band as a convolution."""
         conv, many = self.conv, self.positions
@@ -86,7 +87,7 @@ class Tiles:
         """Elements of V with M behind it."""
         return self.before_products + self.multiplied
 
-    @property
+    @derived
     def workspace_bytes(self) -> int:
         """Bytes of V with M behind it."""
         return self.made * self.conv.itemsize
@@ -104,6 +105,7 @@ def tiles_of(conv: Conv2d, outputs: int, band: int) -> Tiles:
     return Tiles(conv, outputs, 1, math.ceil(row.counts[0] / count))
 
 
+@functools.lru_cache(maxsize=1024)
 def row_problem(conv: Conv2d, outputs: int) -> Conv2d:
     """Tiles of `outputs` neighbouring outputs of a row as windows.
 

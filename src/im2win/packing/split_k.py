@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from im2win.packing.mma_fragments import CudaPack
 from im2win.spec.conv2d import Conv2d
 
 
+@functools.lru_cache(maxsize=1024)
 def parts_problem(conv: Conv2d, split: int) -> Conv2d:
     """The partial sums as one convolution: each part is a group with all filters, and there is no epilogue.
 

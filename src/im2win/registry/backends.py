@@ -75,6 +75,7 @@ class Backend(Protocol):
     def measurement_slots(self) -> list[dict[str, str]]: ...
     def tile(self, row: Schedule, values: Mapping[str, Any]) -> Tile: ...
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]: ...
+    def floor(self, conv: Conv2d, row: Schedule) -> float: ...
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float: ...
     def features(self, conv: Conv2d, row: Schedule, tile: Tile, cost: float) -> list[float]: ...
     def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]: ...
@@ -118,6 +119,10 @@ class CpuBackend:
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
         """The model's estimate of a tile, memory priced in."""
         return float(self._estimate(conv, row, tile).cost)
+
+    def floor(self, conv: Conv2d, row: Schedule) -> float:
+        """A cost that no tile of an algorithm's space is below; not known on CPUs."""
+        return 0.0
 
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
         """An algorithm's space with the model's estimates, best first; ties keep the space's order."""
@@ -217,6 +222,10 @@ class CudaBackend:
     def cost(self, conv: Conv2d, row: Schedule, tile: Tile) -> float:
         """The model's estimate of a tile in seconds, memory priced in."""
         return objective.cost(conv, row.on_gpu.estimate(conv, tile, self.gpu).seconds, self.workspace_bytes(conv, row, tile))
+
+    def floor(self, conv: Conv2d, row: Schedule) -> float:
+        """A cost that no tile of a schedule's space is below: its time alone, which the price of memory adds to."""
+        return row.on_gpu.floor(conv, self.gpu, self._accuracy)
 
     def ranked(self, conv: Conv2d, row: Schedule) -> list[tuple[float, Tile]]:
         """A schedule's space with the model's estimates, best first; ties keep the space's order."""

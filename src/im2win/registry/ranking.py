@@ -40,8 +40,16 @@ def first_of(
 
 @functools.lru_cache(maxsize=4096)
 def _first(conv: Conv2d, names: tuple[str, ...], device: Device, accuracy: Accuracy, named: bool) -> tuple[float, str, Any] | None:
+    """`first_of` all spaces, without ranking those that cannot hold the best tile: their floor is above the best so far."""
     backend = backend_for(device, accuracy)
-    return first_of(conv, {name: backend.ranked(conv, schedule_of(name)) for name in names}, backend, named=named)
+    floors = {name: backend.floor(conv, schedule_of(name)) for name in names}
+    best: dict[str, tuple[float, str, Any]] = {}
+    for name in sorted(names, key=lambda name: floors[name]):
+        if best and floors[name] > min(best.values(), key=lambda found: found[0])[0]:
+            break
+        found = first_of(conv, {name: backend.ranked(conv, schedule_of(name))}, backend, named=named)
+        best |= {} if found is None else {name: found}
+    return min((best[name] for name in names if name in best), key=lambda found: found[0], default=None)
 
 
 def default_of(

@@ -22,7 +22,8 @@ TARGETS = ("cpu", "cuda")
 # What generates kernels for a target, as paths below the package. Files that only choose tiles (`_CHOICE`) do not count.
 _SHARED = (
     "spec/*.py", "numerics/*.py", "packing/*.py", "compute/*.py", "schedules/*.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py",
-    "schedules/cpu_winograd/*.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py", "registry/algorithms.py",
+    "schedules/cpu_winograd/*.py", "common/caching.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py",
+    "registry/algorithms.py",
     "registry/schedules.py", "records/emission.py",
 )  # fmt: skip
 _GENERATORS = {

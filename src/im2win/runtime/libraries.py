@@ -57,7 +57,7 @@ def cuda_runtime_library() -> ctypes.CDLL:
 
 
 def load_kernel(library: Path) -> Any:
-    """Loads a shared library as a module of TVM's runtime.
+    """Loads a shared library as a module of TVM's runtime. Its parallel loops run on the process's pool (`launch_through`).
 
     The dynamic linker treats two files of one path as the same library, even if the file was replaced in between. Each load therefore goes
     through a link with a unique name.
@@ -67,20 +67,39 @@ def load_kernel(library: Path) -> Any:
         link = Path(folder) / "conv.so"
         link.symlink_to(library.resolve())
         module = tvm_ffi.load_module(str(link))
-        if _launch is not None:
-            with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU, has no such symbol
-                ctypes.c_void_p.in_dll(ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD), "__TVMBackendParallelLaunch").value = _launch.value
+        with contextlib.suppress(OSError, ValueError):  # a kernel without parallel loops, or for a GPU, has no such symbol
+            loaded = ctypes.CDLL(str(link), mode=os.RTLD_NOLOAD)
+            launch = ctypes.c_void_p.in_dll(loaded, "__TVMBackendParallelLaunch")
+            if (chosen := _launch or _pool(loaded)) is not None:
+                launch.value = chosen.value
         return module
 
 
 _launch: ctypes.c_void_p | None = None
+_first: ctypes.CDLL | None = None  # the library whose pool the process uses; it stays loaded
+
+
+def _pool(loaded: ctypes.CDLL) -> ctypes.c_void_p | None:
+    """The launching function of the first library with a pool that this process loaded; None without one, for TVM's own."""
+    global _first
+    if _first is None and hasattr(loaded, "im2win_launch"):
+        _first = loaded
+        loaded.im2win_set_threads(int(os.environ["TVM_NUM_THREADS"]))
+    return None if _first is None else ctypes.cast(_first.im2win_launch, ctypes.c_void_p)
+
+
+def start_threads() -> None:
+    """Runs an empty parallel loop, so that the threads of the libraries loaded so far exist, and their stacks."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    launch = runtime_library().TVMBackendParallelLaunch if _first is None else _first.im2win_launch
+    launch(kind(lambda part, group, data: 0), None, 0)
 
 
 def launch_through(function: ctypes.c_void_p | None) -> None:
     """Sets the function, with the signature of TVMBackendParallelLaunch, that runs parallel loops of kernels loaded from now on.
 
     Args:
-        function: None for TVM's own.
+        function: None for im2win's own pool: that of the first loaded library. TVM's where no library has one.
     """
     global _launch
     _launch = function

@@ -132,7 +132,7 @@ def _relu6(a: Arithmetic, y: Value) -> Value:
 
 
 def _silu(a: Arithmetic, y: Value) -> Value:
-    return y / (1 + a.library_exp(0 - y))
+    return y / (1 + a.exp(0 - y))
 
 
 def _leaky_relu(a: Arithmetic, y: Value, slope: float) -> Value:

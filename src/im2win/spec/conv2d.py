@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from im2win.common.caching import derived, hashed_once
 from im2win.spec.activations import ACTIVATIONS, activation_of, checked, found
 from im2win.spec.dtypes import DTYPES, ELEMENT_TYPES
 
@@ -55,6 +56,7 @@ def _same(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]
     return total // 2, total - total // 2
 
 
+@hashed_once
 @dataclass(frozen=True, init=False)
 class Conv2d:
     """A 2-D convolution (cross-correlation, as in every deep-learning framework) with its fused epilogue.
@@ -200,18 +202,18 @@ class Conv2d:
 
     # --- derived sizes -------------------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @derived
     def window(self) -> tuple[int, int]:
         """Input rows and columns under one output: (kernel - 1) * dilation + 1."""
         return (self.kernel[0] - 1) * self.dilation[0] + 1, (self.kernel[1] - 1) * self.dilation[1] + 1
 
-    @functools.cached_property
+    @derived
     def padded_size(self) -> tuple[int, int]:
         """Height and width of the input with its padding."""
         top, left, bottom, right = self.padding
         return self.height + top + bottom, self.width + left + right
 
-    @functools.cached_property
+    @derived
     def output_size(self) -> tuple[int, int]:
         """Height and width of the output."""
         return tuple((self.padded_size[i] - self.window[i]) // self.stride[i] + 1 for i in (0, 1))  # type: ignore[return-value]
@@ -219,42 +221,42 @@ class Conv2d:
     def _laid_out(self, channels: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
         return (self.batch, channels, *size) if self.layout == "NCHW" else (self.batch, *size, channels)
 
-    @functools.cached_property
+    @derived
     def input_shape(self) -> tuple[int, int, int, int]:
         """Shape of x in this problem's layout."""
         return self._laid_out(self.in_channels, (self.height, self.width))
 
-    @functools.cached_property
+    @derived
     def output_shape(self) -> tuple[int, int, int, int]:
         """Shape of y and of the residual in this problem's layout."""
         return self._laid_out(self.out_channels, self.output_size)
 
-    @functools.cached_property
+    @derived
     def filter_shape(self) -> tuple[int, int, int, int]:
         """Shape of w: [out_channels, in_channels / groups, kernel_h, kernel_w] in every layout."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
 
-    @property
+    @derived
     def flops(self) -> int:
         """Floating-point operations of direct convolution, with a multiplication and an addition counted as two."""
         return 2 * math.prod(self.output_shape) * math.prod(self.filter_shape[1:])
 
-    @property
+    @derived
     def itemsize(self) -> int:
         """Bytes of one element of input and filter."""
         return ELEMENT_TYPES[self.dtype].itemsize
 
-    @property
+    @derived
     def out_itemsize(self) -> int:
         """Bytes of one element of output and residual."""
         return ELEMENT_TYPES[self.out_dtype].itemsize
 
-    @property
+    @derived
     def output_bytes(self) -> int:
         """Bytes of the output."""
         return self.out_itemsize * math.prod(self.output_shape)
 
-    @property
+    @derived
     def bytes_moved(self) -> int:
         """Bytes that must move at least once: input, filter, output, and the residual if there is one."""
         given = self.itemsize * (math.prod(self.input_shape) + math.prod(self.filter_shape))
@@ -286,7 +288,7 @@ class Conv2d:
         added = (("bias", self.bias), ("scale", self.requantised), ("residual", self.residual))
         return ("data", "filter", *(name for name, on in added if on), "output")
 
-    @functools.cached_property
+    @derived
     def dtypes(self) -> dict[str, str]:
         """Element types of `arguments`: the bias has the type of the stored sums, the scale is float32."""
         known = {"data": self.dtype, "filter": self.dtype, "bias": ELEMENT_TYPES[self.dtype].outputs[0], "scale": "float32"}

@@ -19,7 +19,6 @@ from im2win.cli.commands import options, outputs, tables, tensors
 from im2win.common.messages import brief
 from im2win.common.progress import reporting
 from im2win.common.quantities import counted
-from im2win.device.affinity import off_bound_cpus
 from im2win.records.tiers import TUNED
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
@@ -238,11 +237,10 @@ def _on_host(results: dict[str, Any]) -> dict[str, Any]:
 
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:
     seconds = []
-    with off_bound_cpus():
-        for _ in range(repeat):
-            begin = time.perf_counter()
-            _on_host(model.run(given))
-            seconds.append(time.perf_counter() - begin)
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        _on_host(model.run(given))
+        seconds.append(time.perf_counter() - begin)
     return float(np.median(seconds))
 
 

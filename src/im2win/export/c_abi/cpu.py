@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from im2win.codegen import pool
 from im2win.codegen import toolchain as compilers
 from im2win.codegen.llvm import ToolchainError, llvm_target
 from im2win.device.cpu import Machine
@@ -29,7 +30,7 @@ from im2win.schedules.cpu.registers import PIPELINE
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
-FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
+FLAGS = (*pool.FLAGS, f"-I{pool.SOURCES}")
 KERNEL_PREFIX = "__tvm_ffi_"  # prefix of a symbol in object code
 # Symbols that the thread pool exports beside a layer's own functions: libraries of one program share the first one's pool.
 SHARED = ("im2win_set_threads", "im2win_threads", "im2win_pool_1_run")
@@ -237,7 +238,7 @@ def _link(work: Path, interface: Interface, compiler: str, objcopy: str) -> None
     run(work, compiler, *FLAGS, f"-I{SOURCES}", "-c", "own.c", "-o", "glue.o")
     for name in ("layer", "pack"):
         run(work, compiler, *FLAGS, "-c", str(SOURCES / f"{name}.c"), "-o", f"{name}.o")
-    run(work, compiler, *FLAGS, "-c", str(SOURCES / "pool.c"), "-o", "im2win_pool_1.o")
+    run(work, compiler, *FLAGS, "-c", str(pool.SOURCES / "pool.c"), "-o", "im2win_pool_1.o")
     run(work, compiler, "-r", "-nostdlib", "-o", "all.o", "kernel.o", "glue.o", "layer.o", "pack.o")
     kept = [word for function in interface.functions for word in ("--keep-global-symbol", function)]
     own = f"{interface.function}.o"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from im2win import __version__
+from im2win.codegen import pool
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
 SOURCES = Path(__file__).parent
-
 _PACKED, _FILTERS = "packed_w", "w"
 
 
@@ -108,7 +108,7 @@ class Interface:
         lines = [
             f"/* Convolution {self.conv}, made by im2win {__version__}: {self.made}. */", f"#ifndef {prefix}_H", f"#define {prefix}_H", "",
             *includes, *runtime, *([""] if includes or runtime else []), "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
-            *((SOURCES / name).read_text() for name in shared), *constants, "",
+            *((pool.SOURCES / name).read_text() for name in shared), *constants, "",
             *self._packing(), f"{pack};", "", *self._calling(), f"{call};", "", "#ifdef __cplusplus", "}", "#endif", "", "#endif", "",
         ]  # fmt: skip
         return "\n".join(lines)

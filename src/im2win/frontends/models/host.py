@@ -15,6 +15,7 @@ import tvm
 import tvm_ffi
 from tvm.support import cc
 
+from im2win.codegen import pool
 from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
@@ -126,9 +127,10 @@ class CpuKernels:
         groups = _shared_out(self._rest, self.machine.threads)
         self._reporter.step(note=f"compiling {counted(len(self._rest), 'other function')}")
         objects = [self._folder / f"rest{number}.o" for number in range(len(groups))]
-        with ThreadPoolExecutor(self.machine.threads) as pool:
-            list(pool.map(self._compile, groups, objects))
-        cc.create_shared(str(path), [str(one) for one in (*(built.path for built in self._built.values()), *objects, driver)])
+        with ThreadPoolExecutor(self.machine.threads) as threads:
+            list(threads.map(self._compile, groups, objects))
+        objects += [driver, *filter(None, [pool.launcher()])]
+        cc.create_shared(str(path), [str(one) for one in (*(built.path for built in self._built.values()), *objects)])
 
     def _compile(self, functions: dict[str, Any], path: Path) -> None:
         module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()})

@@ -20,13 +20,14 @@ from im2win.frontends.torch.call_site import CallSite
 from im2win.frontends.torch.inventory import rows_of
 from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
-from im2win.frontends.torch.planning import Dynamic, Planner
+from im2win.frontends.torch.planning import Dynamic, Listing, Planner
 from im2win.frontends.torch.report import Report
 from im2win.frontends.torch.source import OwnPath, Source
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.folders import named_folders
 from im2win.records.tiers import Untuned
 from im2win.spec.accuracy import Accuracy
+from im2win.spec.conv2d import Conv2d
 
 
 def optimize(
@@ -117,6 +118,21 @@ def optimize(
     if report.layers and not report.swapped and not report.given_back:
         log.warning("%s: none of its %d convolutions runs on im2win: %s", name, len(report.layers), report.refusals)
     return result
+
+
+def problems(module: nn.Module, example_input: Any) -> list[tuple[Conv2d, str]]:
+    """The problems for which `optimize` would select operators, with their kinds of device ("cpu", "cuda").
+
+    Arguments as for `optimize`. Nothing is looked up or built, and `module` is not changed.
+    """
+    example = example_input if isinstance(example_input, tuple) else (example_input,)
+    planner = Listing()
+    with torch.no_grad():
+        try:
+            _in_graph(tracing.trace(module, example), example, planner)
+        except TraceFailure as failure:
+            _one_by_one(module, example, planner, str(failure))
+    return list(planner.found)
 
 
 def _asked(logs: Any, threads: int | None, accuracy: Accuracy) -> dict[str, Any]:

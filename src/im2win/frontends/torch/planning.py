@@ -198,3 +198,25 @@ class Planner:
                 "%s: input %s (%s) is not the example's: PyTorch computes such calls; dynamic='build' builds operators for them",
                 layer, shape, layout,
             )  # fmt: skip
+
+
+class Listing(Planner):
+    """Lists the problems that a module brings, and leaves all of them to PyTorch: nothing is looked up or built.
+
+    Attributes:
+        found: problems with their kinds of device, in the order of their first call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(guard=False)
+        self.found: dict[tuple[Conv2d, str], None] = {}
+
+    def decide(self, conv: Conv2d, target: str) -> Decision:
+        """Notes the problem."""
+        self.found[conv, target] = None
+        return Decision("", None, "it is listed only")
+
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Does nothing."""
+        yield

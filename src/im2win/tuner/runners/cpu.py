@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import serve
-from im2win.device.affinity import leave_bound_cpus
 from im2win.numerics.reference import error, random_tensors, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.libraries import load_kernel
@@ -158,8 +157,6 @@ class Measurer:
         for candidate in job.candidates:
             kernel = Kernel(bench, candidate)
             message, measured = verify(bench, kernel)
-            if self._cold:
-                leave_bound_cpus()
             outcomes.append(Outcome("wrong" if message else "ok", message, measured))
             kernels.append(None if message else kernel)
         self._time(job, [(kernel, out) for kernel, out in zip(kernels, outcomes, strict=True) if kernel is not None])

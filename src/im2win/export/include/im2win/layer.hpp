@@ -1,9 +1,10 @@
 // A convolution that Python exported with its filters: op.bind(w, bias).export("conv.so"), then im2win::Layer layer("conv.so").
 //
-// Needs tvm-ffi (headers and library of the package apache-tvm-ffi) and, linked or loaded before, libtvm_runtime of apache-tvm, which uses
-// half of the CPUs unless the environment variable TVM_NUM_THREADS is set.
+// Needs tvm-ffi (headers and library of the package apache-tvm-ffi) and, linked or loaded before, libtvm_runtime of apache-tvm. Layers run on
+// the threads of the first library that was loaded, as many as there are CPUs or as the environment variable TVM_NUM_THREADS says.
 #pragma once
 
+#include <dlfcn.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
@@ -76,7 +77,9 @@ class Layer {
       content.copy(static_cast<char*>(arguments_[place].packed.data_ptr()), bytes, at);
       at += bytes;
     }
-    module_ = tvm::ffi::Module::LoadFromFile(library.find('/') == std::string::npos ? "./" + library : library);
+    const std::string given = library.find('/') == std::string::npos ? "./" + library : library;
+    module_ = tvm::ffi::Module::LoadFromFile(given);
+    share_threads(given);
     kernel_ = module_.value()->GetFunction("conv2d").value();
   }
 
@@ -116,6 +119,22 @@ class Layer {
     if (residual) throw std::runtime_error("im2win: `residual` must be left out, the layer adds none.");
     tvm::ffi::Any result;
     kernel_.value().CallPacked(given, count, &result);
+  }
+
+  // Runs the parallel loops of a loaded library on the pool of the first one, which stays loaded, instead of TVM's threads.
+  static void share_threads(const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (!library) return;
+    static void* const first = [library] {
+      void* launch = dlsym(library, "im2win_launch");
+      const char* threads = std::getenv("TVM_NUM_THREADS");
+      auto set = reinterpret_cast<int (*)(int)>(dlsym(library, "im2win_set_threads"));
+      if (launch && set && threads) set(std::atoi(threads));
+      return launch;
+    }();
+    void* launch = dlsym(library, "__TVMBackendParallelLaunch");
+    if (first && launch) *static_cast<void**>(launch) = first;
+    if (dlsym(library, "im2win_launch") != first) dlclose(library);
   }
 
   static std::string read(const std::string& path) {

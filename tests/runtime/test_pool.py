@@ -1,0 +1,100 @@
+"""Parallel loops of loaded kernels run on im2win's threads, those of the first loaded library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from im2win import Conv2d, build
+from im2win.codegen import pool
+from im2win.runtime import libraries
+
+pytestmark = pytest.mark.skipif(pool.launcher() is None, reason="needs Linux and a C compiler")
+
+CONV = Conv2d(1, 8, 12, 12, 16, 3, padding=1)
+BODY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int32 * 4), ctypes.c_void_p)
+
+IN_A_PROCESS = """
+import os, sys
+import numpy as np
+from im2win.runtime import libraries
+from im2win.runtime.load import load
+
+op = load(sys.argv[1])
+x, w = (np.ones(shape, np.float32) for shape in (op.conv.input_shape, op.conv.filter_shape))
+"""
+
+
+def launched(body: object, parts: int = 0) -> int:
+    """The result of a parallel loop on the pool."""
+    build(CONV)
+    assert libraries._first is not None
+    result: int = libraries._first.im2win_launch(BODY(body), None, parts)
+    return result
+
+
+def test_every_part_runs_once_and_threads_take_parts_as_they_come() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def body(part: int, group: object, data: object) -> int:
+        seen.append((part, group.contents[2], threading.get_ident()))  # type: ignore[attr-defined]
+        return 0
+
+    assert launched(body) == 0
+    parts = seen[0][1]
+    assert sorted(part for part, _, _ in seen) == list(range(parts)) and {group for _, group, _ in seen} == {parts}
+    assert parts == 1 or parts >= 8 * len({thread for *_, thread in seen})
+    seen.clear()
+    assert launched(body, 3) == 0 and sorted(part for part, _, _ in seen) == [0, 1, 2]
+
+
+def test_a_failed_part_is_the_loop_s_result() -> None:
+    assert launched(lambda part, group, data: -7 if part == 2 else 0, 4) == -7
+
+
+def run(code: str, *words: object, **environment: str) -> str:
+    """What a program of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS + code, *map(str, words)], capture_output=True, text=True, env={**os.environ, **environment},
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CONV).export(tmp_path_factory.mktemp("pool") / "conv.so")
+
+
+def test_a_child_of_a_fork_computes(library: Path) -> None:
+    code = """
+want = op(x, w)
+child = os.fork()
+if not child:
+    os._exit(0 if np.array_equal(op(x, w), want) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert np.array_equal(op(x, w), want)
+"""
+    run(code, library)
+
+
+def test_libraries_share_the_pool_of_the_first_which_outlives_it(library: Path) -> None:
+    code = """
+import gc
+want = op(x, w)
+other = load(sys.argv[1])
+del op
+gc.collect()
+assert np.array_equal(other(x, w), want)
+print(len(os.listdir("/proc/self/task")), libraries._first.im2win_threads())
+"""
+    tasks, threads = map(int, run(code, library, OPENBLAS_NUM_THREADS="1").split())
+    assert threads == len(os.sched_getaffinity(0)) and tasks <= threads + 1
+    assert run("print(libraries._first.im2win_threads())", library, TVM_NUM_THREADS="1").strip() == "1"
