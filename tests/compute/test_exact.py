@@ -42,7 +42,7 @@ def check(op: Op) -> None:
     out, buffer = between_guards(np.full(conv.output_shape, np.nan, np.float32))
     guarded = {name: between_guards(array)[0] for name, array in tensors.items()}
     run(op, guarded, out)
-    if exact(conv, schedule_of(op.algorithm).scheduler.tile(op.tile)):
+    if exact(conv, schedule_of(f"{op.algorithm}/{op.schedule}").scheduler.tile(op.tile)):
         assert_equal(conv, out, expected)
     else:
         assert_close(conv, out, expected, tolerance(conv))

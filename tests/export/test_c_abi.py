@@ -101,6 +101,16 @@ def test_other_problems(key: str, tmp_path: Path) -> None:
     assert_close(conv, library(conv, tensors, library.packed(tensors["filter"])), oracle(conv, **tensors), tolerance(conv))
 
 
+@pytest.mark.parametrize(
+    "key", ["n1-c13x10x11-k13x3x3-p1-g13-NHWC-bias-add-relu", "n1-c16x10x11-k16x3x3-p1-g16-NHWC-bias", "n1-c4x9x11-k8x3x3-g4-bias"]
+)
+def test_depthwise(key: str, tmp_path: Path) -> None:
+    """Blocks of channels of different groups: a bias is never filled up."""
+    conv = Conv2d.parse(key)
+    library, tensors = exported(tmp_path, conv, "direct/depthwise"), exact_tensors(conv)
+    assert_equal(conv, library(conv, tensors, library.packed(tensors["filter"])), oracle(conv, **tensors))
+
+
 def test_winograds_filters_of_any_form(tmp_path: Path) -> None:
     """Forms with divisions that round, rows unlike columns: filters are those of Python up to the last digit."""
     conv = Conv2d.parse("n1-c5x12x13-k18x3x3-p1")

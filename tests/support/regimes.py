@@ -67,6 +67,8 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ("n2-c8x9x11-k16x3x3-p1-NHWC", "channels last"),
     ("n2-c5x11x13-k17x3x3-s2-p1-NHWC", "channels last, primes"),
     ("n1-c6x9x11-k6x3x3-p1-g6-NHWC", "channels last, depthwise"),
+    ("n1-c37x9x11-k37x3x3-s2-p1-g37-NHWC-bias-add-relu", "channels last, depthwise, a last vector of few channels"),
+    ("n1-c4x9x11-k8x5x5-p2-g4-NHWC", "channels last, depthwise with channel multiplier 2"),
     ("n1-c3x7x9-k10x1x1-NHWC", "channels last, 1x1"),
     ("n1-c4x9x11-k32x3x3-p1-NHWC-bias-add-relu", "channels last, everything at once"),
     ("n1-c4x9x11-k17x3x3-p0.1.2.0-NHWC-bias-add-relu6", "channels last, everything at once, channels and sides uneven"),

@@ -7,16 +7,18 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.cpu_channels import ChannelPack
 from im2win.packing.mma_fragments import CudaPack
 from im2win.packing.split_k import SplitPack
 from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd import WinogradPack
 from im2win.packing.winograd_int8 import QuantisedPack
 
-Pack = FilterPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack
+Pack = FilterPack | ChannelPack | CudaPack | WinogradPack | ChunkPack | SplitPack | QuantisedPack
 
 KINDS: dict[str, type[Pack]] = {
     "filters": FilterPack,
+    "channels": ChannelPack,
     "cuda": CudaPack,
     "winograd": WinogradPack,
     "chunks": ChunkPack,

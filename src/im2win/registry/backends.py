@@ -25,7 +25,7 @@ Device = Machine | Gpu
 
 TARGETS = ("cpu", "cuda")
 Tile = Any
-"""`schedules.cpu.tile.Tile`, `schedules.cpu_winograd.tile.WinogradTile`, or a `schedules.cuda.tiles.base.CudaTile`."""
+"""`schedules.cpu.tile.Tile`, `DepthwiseTile` or `WinogradTile` of the folders beside it, or a `schedules.cuda.tiles.base.CudaTile`."""
 
 
 def check_target(target: str) -> None:

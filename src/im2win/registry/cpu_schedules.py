@@ -15,6 +15,11 @@ from im2win.schedules.cpu import legality, model
 from im2win.schedules.cpu import space as windows_space
 from im2win.schedules.cpu.kernel import Plan, schedule
 from im2win.schedules.cpu.tile import Tile
+from im2win.schedules.cpu_depthwise import kernel as depthwise_cpu
+from im2win.schedules.cpu_depthwise import legality as depthwise_legality
+from im2win.schedules.cpu_depthwise import model as depthwise_model
+from im2win.schedules.cpu_depthwise import space as depthwise_space
+from im2win.schedules.cpu_depthwise.tile import DepthwiseTile
 from im2win.schedules.cpu_winograd import kernel as winograd_cpu
 from im2win.schedules.cpu_winograd import legality as winograd_legality
 from im2win.schedules.cpu_winograd import model as winograd_model
@@ -142,3 +147,39 @@ class Winograd:
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: t_h * t_w elements for kernel_h * kernel_w."""
         return winograd_cpu.held_bytes(conv, tile)
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """Sums over the taps of depthwise layers: schedules/cpu_depthwise/."""
+
+    family = "depthwise"
+    exact = True
+
+    def unsupported_reason(self, conv: Conv2d) -> str | None:
+        """Why no tile suits a problem; None if one does."""
+        return depthwise_legality.unsupported_reason(conv)
+
+    def tile(self, values: Mapping[str, Any]) -> Any:
+        """A tile from its plain values; ValueError if they are none."""
+        return DepthwiseTile.from_dict(values)
+
+    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
+        """Every tile worth a trial."""
+        return list(depthwise_space.space(conv, machine))
+
+    def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
+        """Every rule that a tile breaks."""
+        return depthwise_legality.violations(conv, tile, machine)
+
+    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
+        """The model's `schedules.model.Estimate`."""
+        return depthwise_model.estimate(conv, tile, machine)
+
+    def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
+        """The scheduled module; whether the tile is legal for a machine is not asked."""
+        return any_alignment(depthwise_cpu.module(conv, tile, SYMBOL), conv.itemsize)
+
+    def held_bytes(self, conv: Conv2d, tile: Any) -> int:
+        """Bytes that packed filters take beyond the filters: none."""
+        return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
-from im2win.registry.cpu_schedules import CudaOnly, Scheduler, Windows, Winograd
+from im2win.registry.cpu_schedules import CudaOnly, Depthwise, Scheduler, Windows, Winograd
 from im2win.schedules.cpu.kernel import Plan, Where
 from im2win.schedules.cuda.families import tma
 from im2win.schedules.cuda.families.base import CudaSchedule
@@ -155,6 +155,7 @@ _ROWS = (
     ),
     Schedule(ALGORITHMS["direct"], "persistent", "persistent thread blocks, resident filters", tma.PERSISTENT),
     Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", tma.WARP_SPECIALIZED),
+    Schedule(ALGORITHMS["direct"], "depthwise", "vectors of channels of different groups, or of windows", scheduler=Depthwise()),
     Schedule(
         ALGORITHMS["im2win"], "stored", "the whole tensor stored", Multistage(WindowSource("ncmku")), Windows(_im2win("root"), _nothing),
     ),

@@ -21,8 +21,9 @@ TARGETS = ("cpu", "cuda")
 
 # What generates kernels for a target, as paths below the package. Files that only choose tiles (`_CHOICE`) do not count.
 _SHARED = (
-    "spec/*.py", "numerics/*.py", "packing/*.py", "compute/*.py", "schedules/*.py", "schedules/cpu/*.py", "schedules/cpu_winograd/*.py",
-    "common/caching.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py", "registry/algorithms.py",
+    "spec/*.py", "numerics/*.py", "packing/*.py", "compute/*.py", "schedules/*.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py",
+    "schedules/cpu_winograd/*.py", "common/caching.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py",
+    "registry/algorithms.py",
     "registry/schedules.py", "records/emission.py",
 )  # fmt: skip
 _GENERATORS = {
@@ -33,7 +34,7 @@ _GENERATORS = {
     ),
 }  # fmt: skip
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
-_CPU_FOLDERS = ("cpu", "cpu_winograd")  # of schedules, whose choice says nothing of a GPU
+_CPU_FOLDERS = ("cpu", "cpu_depthwise", "cpu_winograd")  # of schedules, whose choice says nothing of a GPU
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 

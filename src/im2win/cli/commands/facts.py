@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from im2win.device.gpu import Gpu
     from im2win.registry.schedules import Schedule
 
-# An algorithm may require a least or a largest number of channels; it supports a property if it does at one of these widths.
+# A schedule may require a least or a largest number of channels, or depthwise layers; it supports a property if it does for one of these.
 WIDTHS = (32, 128)
-PLAIN = tuple(Conv2d(1, width, 16, 16, width, 3, padding=1) for width in WIDTHS)
+PLAIN = tuple(Conv2d(1, width, 16, 16, width, 3, padding=1, groups=groups) for width in WIDTHS for groups in (1, width))
 PROBES: dict[str, tuple[Conv2d, ...]] = {
     "1x1": tuple(conv.with_(kernel=(1, 1), padding=(0, 0, 0, 0)) for conv in PLAIN),
     "stride": tuple(conv.with_(stride=(2, 2)) for conv in PLAIN),
     "dilation": tuple(conv.with_(dilation=(2, 2)) for conv in PLAIN),
     "asymmetric padding": tuple(conv.with_(padding=(0, 1, 2, 1)) for conv in PLAIN),
     "groups": tuple(conv.with_(groups=4) for conv in PLAIN),
-    "depthwise": tuple(conv.with_(groups=conv.in_channels) for conv in PLAIN),
+    "depthwise": tuple(conv for conv in PLAIN if conv.depthwise),
     "epilogue": tuple(conv.with_(bias=True, residual=True, activation="relu") for conv in PLAIN),
 }
 """The columns of the table of supported layers: for each property that an algorithm may refuse, layers that have it."""

@@ -21,6 +21,7 @@ from im2win.export.c_abi.header import SOURCES, Interface
 from im2win.export.c_abi.workspace import ALIGNMENT, Workspace
 from im2win.numerics.winograd_matrices import floats, transform
 from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.cpu_channels import ChannelPack
 from im2win.packing.winograd import AXES, WinogradPack
 from im2win.registry import cpu_lowering
 from im2win.registry.schedules import schedule_of
@@ -97,6 +98,11 @@ def workspace_bytes(conv: Conv2d, pack: Any, demanded: int) -> int:
     return size + ALIGNMENT - 1 if size else 0
 
 
+def packed(conv: Conv2d, pack: Any) -> tuple[Conv2d, Any]:
+    """(layer, packing) whose filters and bias are those of a layer and its packing: a depthwise kernel's are those of one group."""
+    return (pack.single_group(conv), pack.filters(conv)) if isinstance(pack, ChannelPack) else (conv, pack)
+
+
 def _padded(conv: Conv2d, pack: Any) -> int:
     """Output channels of a group, padded to whole blocks."""
     return int(pack.blocks_per_group(conv)) * int(pack.block)
@@ -104,6 +110,7 @@ def _padded(conv: Conv2d, pack: Any) -> int:
 
 def _bias_bytes(conv: Conv2d, pack: Any) -> int:
     """Bytes of the padded copy of a bias; 0 if the bias needs no padding."""
+    conv, pack = packed(conv, pack)
     if not conv.bias or _padded(conv, pack) == conv.out_channels // conv.groups:
         return 0
     return -(-conv.groups * _padded(conv, pack) * conv.itemsize // ALIGNMENT) * ALIGNMENT
@@ -138,8 +145,9 @@ def layer_source(name: str, conv: Conv2d, pack: Any, demanded: tuple[int, int], 
     Args:
         demanded: bytes of workspace that the kernel requests for the whole call, and for each of at most `threads` tasks.
     """
+    data, (conv, pack) = conv.input_shape, packed(conv, pack)
     shapes = {
-        "data": conv.input_shape, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
+        "data": data, "filter": pack.shape(conv), "bias": (pack.blocks(conv), pack.block), "residual": conv.output_shape,
         "output": conv.output_shape,
     }  # fmt: skip
     elements = {name: math.prod(shape) for name, shape in shapes.items()} | {"bias": conv.out_channels}
@@ -166,9 +174,10 @@ def _check(machine: Machine) -> str:
     return f'__builtin_cpu_supports("{machine.isa}")' if machine.isa in ("sse2", "avx", "avx2", "avx512f") else "1"
 
 
-def _windows(conv: Conv2d, pack: FilterPack) -> list[str]:
-    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, int(pack.order == "cvu")
-    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(pack.shape(conv))))};"]
+def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
+    conv, filters = packed(conv, pack)
+    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, filters.block, int(filters.order == "cvu")
+    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(filters.shape(conv))))};"]
 
 
 def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:
