@@ -36,12 +36,15 @@ STALE = {
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
+    "studies/amd-epyc-znver4-2t/zoo-float32-b1.json": "other kernels and choice",
     "studies/intel-xeon-rocketlake-2t/search-quality.json": "no digest",
     "studies/nvidia-h200/op-overhead.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
+    "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
+    "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.

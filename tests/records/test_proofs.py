@@ -15,7 +15,7 @@ from im2win.records import proofs
 from im2win.records.emission import emitted
 from im2win.records.log import Log
 from im2win.records.lookup import stale
-from im2win.records.proofs import FILE, Proof, current_proof, proven, restamp, verdict
+from im2win.records.proofs import FILE, Choices, Proof, current_proof, proven, restamp, verdict
 from im2win.records.record import Record
 from im2win.registry.ranking import default_tile
 from im2win.registry.sources import code_digest
@@ -71,6 +71,18 @@ def test_a_proof_of_other_source_or_of_another_tvm_covers_nothing(log: Log, good
     for text in ("", "[]", "{", "[" * 100_000):
         path.write_text(text)
         assert not proven(good, [log])
+
+
+def test_choices_that_are_out_of_date_still_state_the_device(log: Log, good: Record) -> None:
+    restamp(log, good.device)
+    path = log.folder / good.device / FILE
+    numbers = {"threads": 2, "lanes": 8, "registers": 16, "l1_bytes": 1, "l2_bytes": 2, "l3_bytes": 3}
+    choices = Choices("0" * 16, numbers, {}).to_json()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "source": "0" * 16, "choices": choices}))
+    restamp(log, good.device)
+    stated, current = Proof.from_text(path.read_text()), current_proof(path.parent)
+    assert stated is not None and stated.choices is not None and stated.choices.device == numbers
+    assert current is not None and current.choices is None
 
 
 def test_a_forged_stamp_is_found(log: Log, good: Record) -> None:

@@ -209,7 +209,8 @@ def restamp(
         OSError: the proof cannot be written.
     """
     records = [record for conv in log.convs(device) for record in log.read(conv, device)]
-    before = current_proof(log.folder / device)
+    folder = log.folder / device
+    before = current_proof(folder)
     covered = before.records if before is not None and not anew else frozenset()
     found = [Verdict(record, None) for record in records if identity(record) in covered]
     rest = [record for record in records if identity(record) not in covered]
@@ -220,6 +221,8 @@ def restamp(
             progress(len(found), len(records))
     if write and records:
         target, equal = records[0].target, frozenset(identity(one.record) for one in found if one.reason is None)
-        proof = Proof(tvm.__version__, target, sources.code_digest(target), equal, before.choices if before else None)
-        replace_text(log.folder / device / FILE, proof.to_text())
+        stated = Proof.from_text((folder / FILE).read_text(encoding="utf-8")) if (folder / FILE).is_file() else None
+        # choices that are out of date say nothing of layers, but still state the numbers of the device
+        proof = Proof(tvm.__version__, target, sources.code_digest(target), equal, stated.choices if stated else None)
+        replace_text(folder / FILE, proof.to_text())
     return found
