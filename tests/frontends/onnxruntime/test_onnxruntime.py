@@ -27,6 +27,7 @@ from ops import host  # noqa: E402
 from paths import ROOT  # noqa: E402
 
 import im2win  # noqa: E402
+from im2win.codegen import pool  # noqa: E402
 from im2win.export.c_abi.header import SOURCES  # noqa: E402
 from im2win.frontends.onnx.layers import ModelError, layers_of  # noqa: E402
 from im2win.frontends.onnxruntime import writing  # noqa: E402
@@ -277,7 +278,7 @@ def test_threads_are_onnx_runtimes(tmp_path: Path) -> None:
 def test_the_operator_alone(sanitizer: str, tmp_path: Path) -> None:
     """With stand-ins for ONNX Runtime and the kernel, many kernels made, run and destroyed at once, and everything that is refused."""
     sources = PROGRAMS / "operators.c", SOURCES / "operators.c", SOURCES / "layer.c"
-    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{SOURCES}"
+    flags = *sanitizing(tmp_path, sanitizer), "-std=c11", "-O1", *WARNINGS, f"-I{SOURCES}", f"-I{pool.SOURCES}"
     run(tmp_path, COMPILER, *flags, *sources, "-pthread", "-o", "operators")
     run(tmp_path, "./operators")
 
