@@ -65,7 +65,7 @@ def channels_staged(conv: Conv2d, pack: ChannelPack, row_block: int) -> list[te.
         return _zero_unless(conv, inside, data[n, row, col, _over(_channel(conv, pack, jo, ji), last)])
 
     if conv.layout == "NCHW":
-        turned = te.compute((*shape, conv.width, pack.block), turned_row, name=TURNED)
+        turned = te.compute((*shape, columns_read(conv), pack.block), turned_row, name=TURNED)
     padded = te.compute((*shape, reach[1], pack.block), padded_row, name=PAD)
 
     def operand(n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr, u: Expr, v: Expr) -> Expr:
@@ -98,6 +98,11 @@ def windows(conv: Conv2d, pack: ChannelPack, row_block: int, lanes: int) -> list
 def count(conv: Conv2d, pack: ChannelPack) -> int:
     """Channel blocks that a kernel computes."""
     return -(-conv.out_channels // pack.block)
+
+
+def columns_read(conv: Conv2d) -> int:
+    """Columns of the input up to the last one that a window reads: with a stride, those behind it may belong to no window."""
+    return min(conv.width, max(_reach(conv, 1, conv.output_size[1]) - conv.padding[1], 1))
 
 
 def _placeholders(conv: Conv2d, pack: ChannelPack) -> dict[str, te.Tensor]:

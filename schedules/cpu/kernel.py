@@ -20,15 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from im2win.compute import nest
+from im2win.schedules.cpu.loops import unroll, write_transposed
 from im2win.schedules.cpu.tile import Tile
-from im2win.schedules.cpu.transpose import transpose_intrin
 from im2win.spec.conv2d import Conv2d
 
 Where = Literal["root", "row_block", "inline"]
@@ -129,9 +129,9 @@ def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: l
     line = conv.output_size[1] * (tile.row_block if plan.matrix else 1)
     sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
     if conv.layout == "NCHW" and _whole_blocks(conv, tile):
-        _transpose(sch, conv, tile, channels, windows)
+        write_transposed(sch, conv, (tile.row_block, tile.lanes), channels[1], windows)
     elif _whole_blocks(conv, tile):
-        _unroll(sch, channels[0])
+        unroll(sch, channels[0])
         sch.vectorize(channels[1])
 
 
@@ -142,7 +142,7 @@ def _channel_vectors(
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, col = sch.split(col, [None, tile.cols])
     sch.reorder(row_tile, col_tile, row, col, vector, lane)
-    _unroll(sch, row, col, vector)
+    unroll(sch, row, col, vector)
     sch.vectorize(lane)
     product = sch.get_sblock(nest.CONV)
     sch.compute_at(product, col_tile, preserve_unit_loops=True)
@@ -163,22 +163,11 @@ def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, ta
             sums[0], inner = sch.split(sums[0], [None, math.gcd(tile.unroll, int(sch.get(sums[0]).extent))])
             steps = [inner]
     sch.reorder(*sums, *steps, *held)
-    _unroll(sch, *steps, *held[:3])
+    unroll(sch, *steps, *held[:3])
     sch.vectorize(lane)
     start = sch.decompose_reduction(product, sums[0])
     *zeros, lane = sch.get_loops(start)[-4:]
-    _unroll(sch, *zeros)
-    sch.vectorize(lane)
-
-
-def _transpose(sch: Schedule, conv: Conv2d, tile: Tile, channels: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Writes rows of [window][channel] back as NCHW, transposed by shuffles. A residual is added to the transposed rows."""
-    intrin = transpose_intrin(tile.row_block, conv.output_size[1], tile.lanes)
-    if not conv.residual:
-        sch.tensorize(channels[1], intrin)
-        return
-    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TRANSPOSED))[-3], intrin)
-    _, lane = sch.split(sch.fuse(*windows), [None, tile.lanes])
+    unroll(sch, *zeros)
     sch.vectorize(lane)
 
 
@@ -199,7 +188,7 @@ def _window_vectors(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channel
     sch.compute_at(product, col_tile, preserve_unit_loops=True)
     sch.set_scope(product, 0, "local")
     sch.transform_layout(product, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m, ji, x))
-    _unroll(sch, row, *channels, vector)
+    unroll(sch, row, *channels, vector)
     sch.vectorize(lane)
     _micro_kernel(sch, product, conv, tile, taps=1 if plan.matrix else 3)
 
@@ -224,8 +213,3 @@ def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) ->
         parts += sch.split(loop, [None, *inner]) if inner else [loop]
     if plan.where == "root":
         sch.parallel(sch.fuse(*parts[:3]))
-
-
-def _unroll(sch: Schedule, *loops: Any) -> None:
-    for loop in loops:
-        sch.unroll(loop)

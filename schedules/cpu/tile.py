@@ -1,4 +1,4 @@
-"""The tile of the CPU schedule."""
+"""Tiles of the CPU schedules that multiply windows: what all have, and that of windows times filters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ AXES = ("channels", "windows")
 VECTORS = (1, 2, 4, 8, 16)  # possible numbers of float32 lanes of a vector
 
 
-@hashed_once
 @dataclass(frozen=True)
-class Tile(PlainTile):
-    """A register tile, the block of output rows that it sweeps over, and the order of the sum.
+class RegisterTile(PlainTile):
+    """A register tile of channels and windows, and the block of output rows that it sweeps over.
 
-    axis: what a vector holds: "channels" (one window, `lanes` output channels; inputs are broadcast) or "windows" (one channel, `lanes`
-        neighbouring windows; filters are broadcast).
+    axis: what a vector holds: "channels" (one window, `lanes` output channels) or "windows" (one channel, `lanes` neighbouring windows).
     lanes: float32 elements of a vector.
     vectors: with axis "channels", vectors of channels in the register tile; with "windows", vectors of windows.
     rows, cols: with axis "channels", rows and columns of the register tile's windows; with "windows" `rows` output rows and `cols`
@@ -28,8 +26,6 @@ class Tile(PlainTile):
     row_block: output rows of one parallel step, for every channel block of its pass. Staging is done once for them.
     pass_blocks: channel blocks that a parallel step computes. More reuse the input of a step more often, fewer reuse a filter block more
         often.
-    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
-    unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
     """
 
     axis: str
@@ -39,18 +35,11 @@ class Tile(PlainTile):
     cols: int
     row_block: int
     pass_blocks: int
-    order: str
-    unroll: int
 
     @derived
     def block(self) -> int:
         """Output channels of a filter block."""
         return self.lanes * self.vectors if self.axis == "channels" else self.cols
-
-    @derived
-    def pack(self) -> FilterPack:
-        """The packing of filters for this tile."""
-        return FilterPack(self.block, self.order)  # type: ignore[arg-type]
 
     @derived
     def accumulators(self) -> int:
@@ -66,5 +55,27 @@ class Tile(PlainTile):
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
             "windows": self.axis == "windows", "lanes": self.lanes, "vectors": self.vectors, "rows": self.rows, "cols": self.cols,
-            "row_block": self.row_block, "cvu": self.order == "cvu", "unroll": self.unroll,
+            "row_block": self.row_block,
         }  # fmt: skip
+
+
+@hashed_once
+@dataclass(frozen=True)
+class Tile(RegisterTile):
+    """The tile of windows times filters: with axis "channels" inputs are broadcast, with "windows" filters.
+
+    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
+    unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
+    """
+
+    order: str
+    unroll: int
+
+    @derived
+    def pack(self) -> FilterPack:
+        """The packing of filters for this tile."""
+        return FilterPack(self.block, self.order)  # type: ignore[arg-type]
+
+    def features(self) -> dict[str, float]:
+        """Numbers that tell tiles of this family apart, for the tuner's cost model."""
+        return {**super().features(), "cvu": self.order == "cvu", "unroll": self.unroll}

@@ -11,15 +11,13 @@ parallel (channel pass, n, block of output rows)
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
 from im2win.compute import depthwise, nest
-from im2win.schedules.cpu.transpose import transpose_intrin
+from im2win.schedules.cpu.loops import unroll, write_transposed
 from im2win.schedules.cpu_depthwise.conditions import Conditions
 from im2win.schedules.cpu_depthwise.rows import vectorised
 from im2win.schedules.cpu_depthwise.tile import DepthwiseTile, in_place
@@ -71,7 +69,7 @@ def _in_place(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
     sch.reorder(row_tile, col_tile, block, row, col, *channel)
     if not inner_tiles(conv, tile) and int(sch.get(col_tile).extent) <= MOST_TILES:
         sch.unroll(col_tile)  # so that conditions on columns become constants
-    _unroll(sch, row, col, channel[0])
+    unroll(sch, row, col, channel[0])
     sch.vectorize(channel[1])
     _sum(sch, tile, block)
 
@@ -98,11 +96,13 @@ def _staged(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, col = sch.split(col, [None, tile.cols])
     sch.reorder(row_tile, col_tile, row, col, vector, lane)
-    _unroll(sch, row, col, vector)
+    unroll(sch, row, col, vector)
     sch.vectorize(lane)
     _sum(sch, tile, col_tile)
     if nchw:
-        _transpose(sch, conv, tile, channel, windows)
+        rows, line = sch.get_sblock(nest.ROWS), conv.output_size[1]
+        sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
+        write_transposed(sch, conv, (tile.row_block, tile.lanes), channel[1], windows)
 
 
 def _windows(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
@@ -120,14 +120,14 @@ def _windows(sch: Schedule, conv: Conv2d, tile: DepthwiseTile) -> None:
     row_tile, row = sch.split(row, [None, tile.rows])
     col_tile, vector, lane = sch.split(col, [None, tile.vectors, tile.lanes])
     sch.reorder(row_tile, col_tile, row, unit, vector, lane)
-    _unroll(sch, row, unit, vector)
+    unroll(sch, row, unit, vector)
     sch.vectorize(lane)
     sch.set_scope(rows, 0, "local")
     _sum(sch, tile, col_tile)
     sch.reverse_compute_at(out, col_tile, preserve_unit_loops=True)
     row, col = sch.get_loops(out)[-2:]
     vector, lane = sch.split(col, [None, tile.lanes])
-    _unroll(sch, row, vector)
+    unroll(sch, row, vector)
     sch.vectorize(lane)
 
 
@@ -156,12 +156,12 @@ def _stage(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, block: LoopRV) -> N
     if conv.layout == "NCHW":
         turned = sch.get_sblock(depthwise.TURNED)
         sch.compute_at(turned, row, preserve_unit_loops=True)
-        if plain and conv.width > 1:
+        if plain and depthwise.columns_read(conv) > 1:
             col, channel = sch.get_loops(turned)[-2:]
             if tile.vectors > 1:
                 vector, lane = sch.split(channel, [None, tile.lanes])
                 sch.reorder(vector, col, lane)
-            sch.tensorize(col, into_intrin(conv.width, tile.lanes))
+            sch.tensorize(col, into_intrin(depthwise.columns_read(conv), tile.lanes))
 
 
 def _sum(sch: Schedule, tile: DepthwiseTile, place: LoopRV) -> None:
@@ -184,29 +184,11 @@ def _sum(sch: Schedule, tile: DepthwiseTile, place: LoopRV) -> None:
     for tap in taps[1:]:
         if int(sch.get(tap).extent) <= MOST_TAPS:
             sch.unroll(tap)
-    _unroll(sch, *held[:-1])
+    unroll(sch, *held[:-1])
     sch.vectorize(lane)
     *zeros, lane = sch.get_loops(sch.decompose_reduction(product, taps[0]))[-4:]
-    _unroll(sch, *zeros)
+    unroll(sch, *zeros)
     sch.vectorize(lane)
-
-
-def _transpose(sch: Schedule, conv: Conv2d, tile: DepthwiseTile, channel: list[LoopRV], windows: list[LoopRV]) -> None:
-    """Writes buffered rows of [window][channel] to the output, transposed by shuffles."""
-    rows, line = sch.get_sblock(nest.ROWS), conv.output_size[1]
-    sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
-    intrin = transpose_intrin(tile.row_block, line, tile.lanes)
-    if not conv.residual:
-        sch.tensorize(channel[1], intrin)
-        return
-    sch.tensorize(sch.get_loops(sch.get_sblock(nest.TRANSPOSED))[-3], intrin)
-    _, lane = sch.split(sch.fuse(*windows), [None, tile.lanes])
-    sch.vectorize(lane)
-
-
-def _unroll(sch: Schedule, *loops: Any) -> None:
-    for loop in loops:
-        sch.unroll(loop)
 
 
 def module(conv: Conv2d, tile: DepthwiseTile, name: str) -> tvm.IRModule:

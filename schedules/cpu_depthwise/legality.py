@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from im2win.compute.depthwise import count
+from im2win.compute.depthwise import columns_read, count
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu.tile import VECTORS
-from im2win.schedules.cpu_depthwise.tile import AXES, DepthwiseTile, in_place
+from im2win.schedules.cpu.tile import AXES, VECTORS
+from im2win.schedules.cpu_depthwise.tile import DepthwiseTile, in_place
 from im2win.spec.conv2d import Conv2d
 
 
@@ -34,7 +34,7 @@ def staged_bytes(conv: Conv2d, tile: DepthwiseTile) -> int:
     cols = -(-out_w // tile.lanes) * tile.lanes if tile.axis == "windows" else out_w
     width = (cols - 1) * conv.stride[1] + conv.window[1]
     width = -(-width // conv.stride[1]) * conv.stride[1] if tile.axis == "windows" else width
-    turned = conv.width * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
+    turned = columns_read(conv) * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
     held = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
     return conv.itemsize * (rows * width * tile.block + turned + held)
 

@@ -34,6 +34,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from im2win.compute import nest, winograd
 from im2win.schedules.cpu import loop_peeling
+from im2win.schedules.cpu.loops import unroll
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.schedules.cpu_winograd.transpose import into_intrin, out_intrin
 from im2win.spec.conv2d import Conv2d
@@ -66,14 +67,14 @@ def _output_transform(sch: Schedule, tile: WinogradTile) -> tuple[LoopRV, LoopRV
     (row, i), (col, j) = sch.split(h, [None, tile.outputs]), sch.split(w, [None, tile.outputs])
     vector, lane = sch.split(k, [None, tile.lanes])
     sch.reorder(row, col, vector, i, j, lane)
-    _unroll(sch, i, j)
+    unroll(sch, i, j)
     sch.vectorize(lane)
     back = sch.get_sblock(winograd.BACK)
     sch.compute_at(back, vector, preserve_unit_loops=True)
     sch.set_scope(back, 0, "local")
     i, j, lane = sch.get_loops(back)[-3:]
     sch.reorder(j, i, lane)
-    _unroll(sch, j, i)
+    unroll(sch, j, i)
     sch.vectorize(lane)
     return step, block
 
@@ -118,17 +119,17 @@ def _product(sch: Schedule, tile: WinogradTile, block: LoopRV) -> None:
     col, channel = sch.get_loops(stored)[-2:]
     cols, col = sch.split(col, [None, tile.cols])
     vector, lane = sch.split(channel, [None, tile.lanes])
-    _unroll(sch, col, vector)
+    unroll(sch, col, vector)
     sch.vectorize(lane)
     sch.compute_at(product, cols, preserve_unit_loops=True)
     col, channel, depth, inner = sch.get_loops(product)[-4:]
     vector, lane = sch.split(channel, [None, tile.lanes])
     steps, inner = sch.split(inner, [None, tile.unroll])
     sch.reorder(depth, steps, inner, col, vector, lane)
-    _unroll(sch, inner, col, vector)
+    unroll(sch, inner, col, vector)
     sch.vectorize(lane)
     *_, col, vector, lane = sch.get_loops(sch.decompose_reduction(product, depth))
-    _unroll(sch, col, vector)
+    unroll(sch, col, vector)
     sch.vectorize(lane)
 
 
@@ -139,13 +140,13 @@ def _input_transform(sch: Schedule, conv: Conv2d, tile: WinogradTile, step: Loop
     channel, i, j, p, lane = sch.get_loops(given)[-5:]
     row, col = sch.split(p, [None, winograd.tiles(conv, tile.outputs)[1]])
     sch.reorder(channel, row, i, col, j, lane)
-    _unroll(sch, j)
+    unroll(sch, j)
     sch.vectorize(lane)
     down = sch.get_sblock(winograd.DOWN)
     sch.compute_at(down, row, preserve_unit_loops=True)
     i, col, lane = sch.get_loops(down)[-3:]
     sch.reorder(col, i, lane)
-    _unroll(sch, i)
+    unroll(sch, i)
     sch.vectorize(lane)
     padded = sch.get_sblock(winograd.PADDED)
     sch.compute_at(padded, channel, preserve_unit_loops=True)
@@ -160,11 +161,6 @@ def _input_transform(sch: Schedule, conv: Conv2d, tile: WinogradTile, step: Loop
     sch.compute_at(transposed, row, preserve_unit_loops=True)
     if not partial and tile.depth >= 4 and conv.width > 1:
         sch.tensorize(sch.get_loops(transposed)[-2], into_intrin(conv.width, tile.depth))
-
-
-def _unroll(sch: Schedule, *loops: Any) -> None:
-    for loop in loops:
-        sch.unroll(loop)
 
 
 def mark_sums(stmt: Any) -> Any:

@@ -52,6 +52,7 @@ KERNELS = [
     ("n1-c16x9x11-k16x3x3-g16", CHANNELS, {"vectors": 2, "row_block": 7}, "transposed, without padding"),
     ("n2-c8x9x11-k8x3x3-s2-p1-g8-relu6", CHANNELS, {"lanes": 8, "row_block": 5}, "transposed, stride 2"),
     ("n1-c4x9x11-k12x3x3-p1-g4", CHANNELS, {"row_block": 3}, "transposed, three filters a channel"),
+    ("n1-c4x6x6-k4x3x3-s2-g4-bias", CHANNELS, {"cols": 2, "row_block": 2}, "transposed, a last column that no window reads"),
     ("n1-c4x9x1-k4x3x1-p1x0-g4", CHANNELS, {"cols": 1, "row_block": 9}, "a single column, which no shuffle turns"),
     # --- vectors of windows
     ("n2-c3x17x19-k3x3x3-p1-g3-bias-add-relu", WINDOWS, {"rows": 2, "row_block": 6, "pass_blocks": 3}, "rows and columns left over"),

@@ -9,6 +9,7 @@ from im2win.spec.conv2d import Conv2d
 # Elements of the whole transformed tensor, in the letters of the papers; Wi and Hi count the padding. Thesis eq. 2-4, 2-5; MEC section 3.
 FORMULAS: dict[str, Callable[..., int]] = {
     "direct/tiled": lambda **_: 0,
+    "direct/depthwise": lambda **_: 0,
     "direct/persistent": lambda **_: 0,
     "direct/warp_specialized": lambda **_: 0,
     "im2col/tiled": lambda N, Ci, Hf, Wf, Ho, Wo, **_: N * Ci * Hf * Wf * Ho * Wo,

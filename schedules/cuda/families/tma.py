@@ -11,6 +11,7 @@ from im2win.packing.codec import Pack
 from im2win.schedules.cuda.families.base import CudaSchedule
 from im2win.schedules.cuda.kernels.persistent import persistent_kernel
 from im2win.schedules.cuda.kernels.warp_specialized import warp_specialized_kernel
+from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.legality import persistent as persistent_legality
 from im2win.schedules.cuda.legality import warp_specialized as warp_specialized_legality
 from im2win.schedules.cuda.model import floor
@@ -68,7 +69,7 @@ class Tma(CudaSchedule, Generic[Tile]):
         """Seconds that no tile of the space is estimated below."""
         if self.unsupported(conv) is not None:
             return floor.seconds([])
-        return floor.seconds([floor.persistent(conv, gpu, persistent_legality.PRODUCTS[conv.dtype], self.begin_cycles)])
+        return floor.seconds([floor.persistent(conv, gpu, boxes.PRODUCTS[conv.dtype], self.begin_cycles)])
 
     def pack(self, conv: Conv2d, tile: Tile) -> Pack:
         """The packing of filters for a tile."""

@@ -32,8 +32,9 @@ class WinogradBands(MultistageTiles):
         return refusal(conv, accuracy)
 
     def transform_bytes(self, conv: Conv2d) -> int:
-        """Bytes of the smallest band's workspace."""
-        return min(tiles_of(conv, outputs, 0).workspace_bytes for outputs in FORMS[conv.kernel[0]])
+        """Bytes of the smallest band's workspace; 0 for kernels that are not square, which only tiles along rows compute."""
+        down, across = conv.kernel
+        return min(tiles_of(conv, outputs, 0).workspace_bytes for outputs in FORMS[down]) if down == across and down in FORMS else 0
 
     def workspace_bytes(self, conv: Conv2d, tile: MultistageTile) -> int:
         """Bytes of a band's transformed tiles and products; 0 along rows."""

@@ -6,36 +6,26 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import H200, Gpu
-from im2win.schedules.cuda.arithmetic import NATIVE
+from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.legality.multistage import MAX_THREADS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile
 from im2win.spec.conv2d import Conv2d
 
-PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
 MAX_SUMS = 192  # most registers of a thread for accumulators
-MAX_COLUMNS = 256  # most columns of a product
 MAX_PRODUCTS = 256  # most products of a step, whose code is unrolled
-MAX_BOX = 256  # most elements along an axis of a TMA box
-MAX_STEP = 8  # largest element stride of a TMA box
 SMALLEST = 8  # columns of the narrowest tile of outputs, channels last; channels first it has those of 16 bytes
 OPERANDS = 56  # registers of a thread for addresses and for outputs in the epilogue
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
-    if conv.dtype not in PRODUCTS:
-        return f"persistent kernels multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
-    if conv.groups != 1:
-        return f"persistent kernels are for one group, not {conv.groups}"
-    if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
-        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
-    if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
-        return f"TMA boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+    if (reason := boxes.unsupported_reason(conv, "persistent kernels")) is not None:
+        return reason
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
-    needed = HaloTile(conv, PersistentTile(PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    needed = HaloTile(conv, PersistentTile(boxes.PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
         return f"filters of {M} channels and the least halo tiles take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
@@ -53,10 +43,7 @@ def violations(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> list[str]:
 
 def _fields(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Iterator[str]:
     height, width = conv.output_size
-    if tile.product != PRODUCTS[conv.dtype]:
-        yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
-    if not gpu.warpgroups:
-        yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
+    yield from boxes.product_rules(conv, tile, gpu)
     if tile.block_m < M or tile.block_m % M:
         yield f"`block_m` (={tile.block_m}) must be a multiple of {M}"
     if tile.block_m >= conv.out_channels + M:
@@ -65,8 +52,6 @@ def _fields(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Iterator[str]:
         yield f"`rows` (={tile.rows}) must be 1 to the output's {height}"
     if not 1 <= tile.cols <= width:
         yield f"`cols` (={tile.cols}) must be 1 to the output's {width}"
-    if tile.slabs not in (1, 2):
-        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
     if tile.stages < 2:
         yield f"`stages` (={tile.stages}) must be at least 2"
     if tile.groups < 1:
@@ -77,21 +62,17 @@ def _fits(field: HaloTile, gpu: Gpu) -> Iterator[str]:
     tile, conv, sums, needed = field.tile, field.conv, field.sum_registers, field.shared_bytes
     products, held = math.prod(conv.kernel) * tile.units // 2 * (tile.block_m // M), sums + OPERANDS
     box = max((field.pitch - 1) * conv.stride[1] + 1, (field.lines - 1) * conv.stride[0] + 1) if field.boxed else max(field.raw)
-    if tile.threads > MAX_THREADS:
-        yield f"the block's {tile.threads} threads must be at most {MAX_THREADS}"
-    if field.columns > MAX_COLUMNS:
-        yield f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"
-    if sums > MAX_SUMS:
-        yield f"the {sums} sums of a thread must be at most {MAX_SUMS}"
+    yield from boxes.above(
+        ("block's {} threads", tile.threads, MAX_THREADS),
+        ("product's {} columns", field.columns, boxes.MAX_COLUMNS),
+        ("{} sums of a thread", sums, MAX_SUMS),
+        ("{} products a step", products, MAX_PRODUCTS),
+        ("{} elements along an axis of a halo tile's box", box, boxes.MAX_BOX),
+        ("block's {} bytes of shared memory, all filters among them,", needed, gpu.block_shared),
+    )
     if held * tile.threads > gpu.registers:
         yield f"the block's {tile.threads} threads of {held} registers must have at most {gpu.registers}"
     if not field.boxed and tile.cols * conv.stride[1] % tile.unit:
         yield f"`cols` (={tile.cols}) times the stride must be a multiple of {tile.unit}: boxes begin at whole {CHUNK} bytes"
     if not field.boxed and tile.stages != 2:
         yield f"`stages` (={tile.stages}) must be 2, channels first"
-    if products > MAX_PRODUCTS:
-        yield f"the {products} products a step must be at most {MAX_PRODUCTS}"
-    if box > MAX_BOX:
-        yield f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"
-    if needed > gpu.block_shared:
-        yield f"the block's {needed} bytes of shared memory, all filters among them, must be at most {gpu.block_shared}"

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.persistent import MAX_BOX, MAX_COLUMNS, MAX_STEP, PRODUCTS
+from im2win.schedules.cuda.legality import boxes
 from im2win.schedules.cuda.mainloop.registers import begins_with, needed, registers
-from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import M
 from im2win.schedules.cuda.tiles.warp_specialized import StagedHaloTile, WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
@@ -24,17 +23,9 @@ LEAST = {"groups": 1, "pingpong": 1, "stages": 2, "filter_stages": 2}
 
 def unsupported_reason(conv: Conv2d) -> str | None:
     """Why no tile computes a problem; None if one may."""
-    if conv.dtype not in PRODUCTS:
-        return f"warp-specialized kernels multiply float16 or int8, not {conv.dtype}"
-    if conv.layout != "NHWC":
-        return f"warp-specialized kernels are for channels last, not {conv.layout}"
-    if conv.groups != 1:
-        return f"warp-specialized kernels are for one group, not {conv.groups}"
-    if conv.in_channels * conv.itemsize % CHUNK:
-        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
-    if max(conv.stride) > MAX_STEP:
-        return f"TMA boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
-    return None
+    if (reason := boxes.unsupported_reason(conv, "warp-specialized kernels")) is not None:
+        return reason
+    return None if conv.layout == "NHWC" else f"warp-specialized kernels are for channels last, not {conv.layout}"
 
 
 def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
@@ -47,15 +38,10 @@ def violations(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> list[str]:
 
 def _fields(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
     clusters = SUM_CLUSTERS if tile.shared == "accumulators" else CLUSTERS
-    if tile.product != PRODUCTS[conv.dtype]:
-        yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
-    if not gpu.warpgroups:
-        yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
+    yield from boxes.product_rules(conv, tile, gpu)
     for name, least in LEAST.items():
         if getattr(tile, name) < least:
             yield f"`{name}` (={getattr(tile, name)}) must be at least {least}"
-    if tile.slabs not in (1, 2):
-        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
     if tile.shared not in SHARED:
         yield f"`shared` (={tile.shared}) must be one of {', '.join(SHARED)}"
     if tile.tma_boxes not in TMA_BOXES:
@@ -103,21 +89,18 @@ def _fits(field: StagedHaloTile, gpu: Gpu) -> Iterator[str]:
     given, begin = registers(tile, gpu, 1), begins_with(tile, gpu, 1)
     (held, alone), (images, lines, pitch), shared = needed(field), field.part, field.shared_bytes
     box = max((pitch - 1) * conv.stride[1] + 1, (lines - 1) * conv.stride[0] + 1, images)
-    if tile.threads > MAX_THREADS:
-        yield f"the block's {tile.threads} threads must be at most {MAX_THREADS}"
-    if field.columns > MAX_COLUMNS:
-        yield f"the product's {field.columns} columns must be at most {MAX_COLUMNS}"
+    yield from boxes.above(
+        ("block's {} threads", tile.threads, MAX_THREADS),
+        ("product's {} columns", field.columns, boxes.MAX_COLUMNS),
+        ("{} products a step", products, MAX_PRODUCTS),
+        ("{} elements along an axis of a halo tile's box", box, boxes.MAX_BOX),
+        ("block's {} bytes of shared memory", shared, gpu.block_shared),
+    )
     if held > given:
         yield f"the {held} registers of a thread must be at most the {given} that it gets"
     if alone > begin:
         yield f"the {alone} registers of a product must be at most the {begin} that a thread begins with"
-    if products > MAX_PRODUCTS:
-        yield f"the {products} products a step must be at most {MAX_PRODUCTS}"
     if len(field.kept) < tile.sum_blocks:
         yield f"`cluster` (={tile.cluster}) must be at most the {len(field.kept)} eights of outputs' columns"
     if field.output_tiles % tile.filter_blocks:
         yield f"`cluster` (={tile.cluster}) must divide the {field.output_tiles} tiles of outputs"
-    if box > MAX_BOX:
-        yield f"the {box} elements along an axis of a halo tile's box must be at most {MAX_BOX}"
-    if shared > gpu.block_shared:
-        yield f"the block's {shared} bytes of shared memory must be at most {gpu.block_shared}"

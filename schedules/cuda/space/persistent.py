@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.persistent import MAX_COLUMNS, PRODUCTS, unsupported_reason, violations
+from im2win.schedules.cuda.legality.boxes import MAX_COLUMNS, PRODUCTS
+from im2win.schedules.cuda.legality.persistent import unsupported_reason, violations
 from im2win.schedules.cuda.model.persistent import SMALL_COLUMNS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import HaloTile, M, PersistentTile

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.persistent import PRODUCTS
+from im2win.schedules.cuda.legality.boxes import PRODUCTS
 from im2win.schedules.cuda.legality.warp_specialized import SHARED, TMA_BOXES, unsupported_reason, violations
 from im2win.schedules.cuda.mainloop.registers import enough
 from im2win.schedules.cuda.model.warp_specialized import estimate

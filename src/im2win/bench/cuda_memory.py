@@ -82,6 +82,8 @@ def measure_layer(layer: Layer, logs: Path | None = None, accuracy: Accuracy = "
     found = LayerMemory(layer.name, str(conv), conv.bytes_moved)
     tensors = device_zeros(conv)
     for name, row in SCHEDULES.items():
+        if row.cuda is None:
+            continue
         if (reason := row.supports(conv, "cuda", accuracy)) is not None:
             found.failed[name] = reason
             continue

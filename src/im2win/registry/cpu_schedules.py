@@ -25,6 +25,7 @@ from im2win.schedules.cpu_winograd import legality as winograd_legality
 from im2win.schedules.cpu_winograd import model as winograd_model
 from im2win.schedules.cpu_winograd import space as winograd_space
 from im2win.schedules.cpu_winograd.tile import WinogradTile
+from im2win.schedules.plain import PlainTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.symbols import SYMBOL
 
@@ -112,32 +113,43 @@ class CudaOnly:
     tile = space = violations = estimate = module = held_bytes = _refused
 
 
-@dataclass(frozen=True)
-class Winograd:
-    """Winograd's minimal filtering: schedules/winograd/."""
+class OwnModules:
+    """A scheduler whose tiles have a folder of their own, with modules that answer what is asked of it."""
 
-    family = "winograd"
-    exact = False
+    _tile: type[PlainTile]
+    _legality: Any
+    _space: Any
+    _model: Any
 
     def unsupported_reason(self, conv: Conv2d) -> str | None:
         """Why no tile suits a problem; None if one does."""
-        return winograd_legality.unsupported_reason(conv)
+        reason: str | None = self._legality.unsupported_reason(conv)
+        return reason
 
     def tile(self, values: Mapping[str, Any]) -> Any:
         """A tile from its plain values; ValueError if they are none."""
-        return WinogradTile.from_dict(values)
+        return self._tile.from_dict(values)
 
     def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
         """Every tile worth a trial."""
-        return list(winograd_space.space(conv, machine))
+        return list(self._space.space(conv, machine))
 
     def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
         """Every rule that a tile breaks."""
-        return winograd_legality.violations(conv, tile, machine)
+        return list(self._legality.violations(conv, tile, machine))
 
     def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
         """The model's `schedules.model.Estimate`."""
-        return winograd_model.estimate(conv, tile, machine)
+        return self._model.estimate(conv, tile, machine)
+
+
+@dataclass(frozen=True)
+class Winograd(OwnModules):
+    """Winograd's minimal filtering: schedules/cpu_winograd/."""
+
+    family = "winograd"
+    exact = False
+    _tile, _legality, _space, _model = WinogradTile, winograd_legality, winograd_space, winograd_model
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
         """The scheduled module; whether the tile is legal for a machine is not asked."""
@@ -150,31 +162,12 @@ class Winograd:
 
 
 @dataclass(frozen=True)
-class Depthwise:
+class Depthwise(OwnModules):
     """Sums over the taps of depthwise layers: schedules/cpu_depthwise/."""
 
     family = "depthwise"
     exact = True
-
-    def unsupported_reason(self, conv: Conv2d) -> str | None:
-        """Why no tile suits a problem; None if one does."""
-        return depthwise_legality.unsupported_reason(conv)
-
-    def tile(self, values: Mapping[str, Any]) -> Any:
-        """A tile from its plain values; ValueError if they are none."""
-        return DepthwiseTile.from_dict(values)
-
-    def space(self, conv: Conv2d, machine: Machine) -> list[Any]:
-        """Every tile worth a trial."""
-        return list(depthwise_space.space(conv, machine))
-
-    def violations(self, conv: Conv2d, tile: Any, machine: Machine) -> list[str]:
-        """Every rule that a tile breaks."""
-        return depthwise_legality.violations(conv, tile, machine)
-
-    def estimate(self, conv: Conv2d, tile: Any, machine: Machine, stored: int) -> Any:
-        """The model's `schedules.model.Estimate`."""
-        return depthwise_model.estimate(conv, tile, machine)
+    _tile, _legality, _space, _model = DepthwiseTile, depthwise_legality, depthwise_space, depthwise_model
 
     def module(self, conv: Conv2d, row: Any, tile: Any) -> Any:
         """The scheduled module; whether the tile is legal for a machine is not asked."""

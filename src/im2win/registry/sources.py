@@ -21,20 +21,20 @@ TARGETS = ("cpu", "cuda")
 
 # What generates kernels for a target, as paths below the package. Files that only choose tiles (`_CHOICE`) do not count.
 _SHARED = (
-    "spec/*.py", "numerics/*.py", "packing/*.py", "compute/*.py", "schedules/*.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py",
-    "schedules/cpu_winograd/*.py", "common/caching.py", "common/tvm_hooks.py", "codegen/llvm.py", "codegen/workspace.py",
-    "registry/algorithms.py",
-    "registry/schedules.py", "records/emission.py",
+    "spec/*.py", "numerics/*.py", "packing/*.py", "compute/*.py", "schedules/*.py", "common/caching.py", "common/tvm_hooks.py",
+    "codegen/workspace.py", "registry/algorithms.py", "registry/schedules.py", "records/emission.py",
 )  # fmt: skip
 _GENERATORS = {
-    "cpu": (*_SHARED, "device/cpu.py", "registry/cpu_schedules.py"),
+    "cpu": (
+        *_SHARED, "device/cpu.py", "codegen/llvm.py", "registry/cpu_schedules.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py",
+        "schedules/cpu_winograd/*.py",
+    ),
     "cuda": (
         *_SHARED, "device/gpu.py", "codegen/*.py", "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "reconstruct/*/*.py",
         "schedules/cuda/**/*", "schedules/studies/winograd_tc/*",
     ),
 }  # fmt: skip
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
-_CPU_FOLDERS = ("cpu", "cpu_depthwise", "cpu_winograd")  # of schedules, whose choice says nothing of a GPU
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -46,8 +46,7 @@ def files(target: str) -> list[Path]:
 
 def choice_files(target: str) -> list[Path]:
     """The files that select the default tile of a problem for a target, and that say which records beat it."""
-    found = _found((*_GENERATORS[target], *_SELECTORS))
-    return [path for path in found if target == "cpu" or path.parent.name not in _CPU_FOLDERS or not chooses(path.relative_to(ROOT))]
+    return _found((*_GENERATORS[target], *_SELECTORS))
 
 
 def _found(patterns: Iterable[str]) -> list[Path]:

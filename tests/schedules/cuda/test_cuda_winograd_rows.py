@@ -16,6 +16,7 @@ from im2win.numerics.winograd_tiling import row_problem
 from im2win.packing.mma_fragments import CudaPack
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.multistage import pack_of, step_filters
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -39,6 +40,7 @@ EXACT = (
     ("n2-c64x9x13-k72x3x3-p1-float16-bias-add", kernel("wg_f16", 32, 64, 1, 8, 7, across=2), "two warpgroups, single stores"),
     ("n2-c96x9x13-k64x3x3-p1-float16-NHWC-bias-add-relu", kernel("wg_f16", 64, 64, 1, 8, 7, slabs=2), "halves, copied, two slabs"),
     ("n1-c40x12x8-k16x5x3-p1-float16-NHWC", kernel("wg_f16", 16, 128, 1, 8, 4), "five rows of three taps"),
+    ("n2-c40x9x13-k24x1x3-p0x1-float16-NHWC", kernel("wg_f16", 24, 64, 1, 8, 7), "one row of three taps"),
 )  # fmt: skip
 
 
@@ -118,6 +120,15 @@ def test_who_takes_them() -> None:
         assert {backend_for(H200).proven(conv, tile) for tile in found[::20]} == {conv.dtype == "float16"}
     assert not default_tile(CONV, "winograd/tiled", H200)[1].in_rows
     assert not any(tile.in_rows for tile in tiles(half.with_(activation="relu6"), "winograd/tiled", "wg_f16"))
+
+
+@pytest.mark.parametrize("key", ["n32-c384x8x8-k384x1x3-p0x1-float16-NHWC", "n8-c64x28x28-k64x5x3-p2x1-float16-NHWC"])
+def test_kernels_that_are_not_square_store_nothing(key: str) -> None:
+    """Default and size, although there are forms of square tiles with as many taps down, or none at all."""
+    conv = Conv2d.parse(key)
+    assert schedule_of("winograd/tiled").stored_bytes(conv, "cuda") == 0
+    assert backend_for(H200).ranked(conv, schedule_of("winograd/tiled"))
+    assert default_tile(conv, machine=H200)
 
 
 def test_nothing_is_stored() -> None:

@@ -1,0 +1,47 @@
+"""Rules of kernels whose input comes by TMA boxes, persistent or warp-specialized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.arithmetic import NATIVE
+from im2win.schedules.cuda.primitives import CHUNK
+from im2win.schedules.cuda.tiles.persistent import PersistentTile
+from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
+from im2win.spec.conv2d import Conv2d
+
+PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
+MAX_COLUMNS = 256  # most columns of a product
+MAX_BOX = 256  # most elements along an axis of a TMA box
+MAX_STEP = 8  # largest element stride of a TMA box
+
+
+def unsupported_reason(conv: Conv2d, kernels: str) -> str | None:
+    """Why no kernel of this kind computes a problem; None if one may. kernels: what the kind is called."""
+    if conv.dtype not in PRODUCTS:
+        return f"{kernels} multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
+    if conv.groups != 1:
+        return f"{kernels} are for one group, not {conv.groups}"
+    if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
+        return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
+    if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
+        return f"TMA boxes bring every {MAX_STEP}th pixel at the least, not every {max(conv.stride)}th"
+    return None
+
+
+def product_rules(conv: Conv2d, tile: PersistentTile | WarpSpecializedTile, gpu: Gpu) -> Iterator[str]:
+    """The rules of a tile's products that it breaks."""
+    if tile.product != PRODUCTS[conv.dtype]:
+        yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
+    if not gpu.warpgroups:
+        yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
+    if tile.slabs not in (1, 2):
+        yield f"`slabs` (={tile.slabs}) must be 1 or 2"
+
+
+def above(*limits: tuple[str, int, int]) -> Iterator[str]:
+    """The limits, (what, number, most), that a number exceeds, as messages. `what` has a place {} for the number."""
+    for what, number, most in limits:
+        if number > most:
+            yield f"the {what.format(number)} must be at most {most}"
