@@ -28,6 +28,7 @@ from im2win.registry.ranking import default_of, ranked_tiles
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import choice_digest, code_digest
 from im2win.spec.conv2d import Conv2d
+from im2win.tuner.layers import tuned_before
 
 CONV = Conv2d.parse("n1-c8x12x12-k16x1x1")
 HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 20, 32 << 20)
@@ -271,6 +272,16 @@ def test_a_proof_lists_standings_so_that_nothing_is_ranked(proven: Log, monkeypa
     other = look(proven, CONV.with_(in_channels=4, kernel=3))
     assert other.record is None and other.skipped[0][1].endswith("was not tried")
     assert [(str(one.conv), one.standing.kind) for one in unmet(proven, HERE.name)] == [("n1-c4x12x12-k16x3x3", "new-algorithm")]
+
+
+def test_rivals_are_no_reason_not_to_tune_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their record is used, but the default tile itself was never measured: a session does that."""
+    other = CONV.with_(in_channels=4)
+    prove(fill(log, *beside_default(made(1e-3), HERE), made(1e-3, conv=other), *rivals(LEAST_RIVALS, conv=other)), monkeypatch, HERE)
+    assert {str(one.conv): one.standing.kind for one in stamp(log, HERE.name)} == {str(CONV): "met", str(other): "rivals"}
+    assert look(log, other).tier == "exact"
+    assert tuned_before(CONV, HERE, 2, log.folder, "float32") is not None
+    assert tuned_before(other, HERE, 2, log.folder, "float32") is None
 
 
 @pytest.mark.parametrize("change", ["source", "device", "layers", "none"])

@@ -150,7 +150,8 @@ def _result(conv: Conv2d, target: str, **settings: Any) -> Record | Exception:
 def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accuracy: Accuracy, algorithm: str = "auto") -> Record | None:
     """The record of the best candidate, where a folder already holds so many trials that tuning would add none; else None.
 
-    Nothing is ranked, built or emitted for it.
+    Nothing is ranked, built or emitted for it. A record that has not met today's default tile, only rivals of it, is tuned again: the
+    session measures that tile.
     """
     backend, log = backend_for(device, accuracy), Log(folder)
     try:
@@ -163,7 +164,7 @@ def tuned_before(conv: Conv2d, device: Device, trials: int, folder: Path, accura
     if len({(record.method, str(record.tile)) for record in here}) < trials:
         return None
     standing = vouched(here[0], records, log, device, accuracy)
-    if standing is None or standing.reason is not None:  # to know more takes rankings, which the session makes on all CPUs
+    if standing is None or standing.kind != "met":  # to know more takes rankings, which the session makes on all CPUs
         return None
     found = search(conv, device, names, folder, accuracy)
     return found.record if found.tier == "exact" and found.record in records else None
