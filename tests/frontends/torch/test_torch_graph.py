@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +193,39 @@ def test_arguments_that_are_no_tensors() -> None:
     assert tracing.trace(Optional(), (X,)).given == 1
     with pytest.raises(TraceFailure, match="`scale` is no tensor"):
         tracing.trace(Optional(), (X, 3.0))
+
+
+class Named(nn.Module):
+    """Returns named outputs, as segmentation networks and pyramids of features do."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        inner = OrderedDict(low=x * 3, pair=(x, [x + 1]))
+        return OrderedDict(out=x * 2, all=inner, plain={"x": x})
+
+
+def test_outputs_keep_the_type_of_their_dictionaries() -> None:
+    traced = tracing.trace(Named(), (X,))
+    out = tracing.compiled(traced.graph, {}, {})(traced.module, X)
+    assert (type(out), type(out["all"]), type(out["plain"])) == (OrderedDict, OrderedDict, dict)
+    assert list(out) == ["out", "all", "plain"] and torch.equal(out["all"]["pair"][1][0], X + 1)
+
+
+def test_normalisations_with_fixed_statistics_are_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torchvision's backbones of detectors."""
+
+    class FrozenBatchNorm2d(nn.Module):
+        def __init__(self, features: int) -> None:
+            super().__init__()
+            self.eps = 1e-5
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                self.register_buffer(name, torch.rand(features) + 0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.weight * (self.running_var + self.eps).rsqrt()
+            return x * scale.reshape(1, -1, 1, 1) + (self.bias - self.running_mean * scale).reshape(1, -1, 1, 1)
+
+    net = nn.Sequential(nn.Conv2d(4, 6, 3), FrozenBatchNorm2d(6), nn.ReLU()).eval()
+    with pytest.raises(TraceFailure, match="makes tensors of its own"):
+        tracing.trace(net, (X,))
+    monkeypatch.setitem(sys.modules, "torchvision.ops.misc", SimpleNamespace(FrozenBatchNorm2d=FrozenBatchNorm2d))
+    assert found(net) == {"0": ("norm", "relu")}

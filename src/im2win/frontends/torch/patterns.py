@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from im2win.frontends.torch import activations
+from im2win.frontends.torch import activations, tracing
 from im2win.frontends.torch.source import Slot, Source
 from im2win.frontends.torch.tracing import Traced
 
@@ -171,7 +171,7 @@ def _with_norm(traced: Traced, pattern: Pattern, node: fx.Node) -> Pattern | Non
 
 def _norm_of_module(norm: nn.Module) -> dict[str, Any]:
     """Fields of a `Source`; none where a module is no batch normalisation with fixed statistics."""
-    if not _is_plain(norm, (nn.BatchNorm2d,)) or norm.training or norm.running_mean is None:
+    if not _is_plain(norm, tracing.norms()) or norm.training or norm.running_mean is None:
         return {}
     scale, shift = (Slot(norm, name) if getattr(norm, name) is not None else None for name in ("weight", "bias"))
     statistics = {"mean": Slot(norm, "running_mean"), "variance": Slot(norm, "running_var"), "counter": _counter(norm)}

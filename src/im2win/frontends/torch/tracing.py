@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import linecache
 import operator
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,6 +56,19 @@ class _Facts(fx.Interpreter):
         return result
 
 
+def norms() -> tuple[type[nn.Module], ...]:
+    """The classes of batch normalisations: PyTorch's, and torchvision's with fixed statistics if torchvision is in use."""
+    frozen = getattr(sys.modules.get("torchvision.ops.misc"), "FrozenBatchNorm2d", None)
+    return (nn.BatchNorm2d,) if frozen is None else (nn.BatchNorm2d, frozen)
+
+
+class _Tracer(fx.Tracer):
+    """Leaves normalisations whole: the forward of a fixed one computes with its statistics alone, which a trace would freeze."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in norms() or bool(super().is_leaf_module(m, module_qualified_name))
+
+
 def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
     """The graph of a module in eval mode, verified on an example: run node by node it returns what the module returns.
 
@@ -62,7 +77,7 @@ def trace(module: nn.Module, example: tuple[Any, ...]) -> Traced:
     """
     before = set(vars(module))
     try:
-        graph = fx.Tracer().trace(module, _concrete(module, example))
+        graph = _Tracer().trace(module, _concrete(module, example))
     except TraceFailure:
         raise
     except Exception as error:  # the module's own code may raise any class for a proxy
@@ -100,16 +115,34 @@ def _concrete(module: nn.Module, example: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _prove(module: nn.Module, graph: fx.Graph, example: tuple[Any, ...]) -> dict[fx.Node, tuple[Any, ...]]:
+    want = module(*copies(example))
+    _order_dicts(graph, want)
     runner = _Facts(fx.GraphModule(module, graph))
     try:
         runner.run(*copies(example))
         got, shape = tree_flatten(compiled(graph, {}, {})(module, *copies(example)))
     except Exception as error:  # the module's own code may raise any class
         raise TraceFailure(f"its traced graph does not run ({type(error).__name__}: {error})") from error
-    want, wanted_shape = tree_flatten(module(*copies(example)))
-    if shape != wanted_shape or not all(map(_same, got, want)):
+    leaves, wanted_shape = tree_flatten(want)
+    if shape != wanted_shape or not all(map(_same, got, leaves)):
         raise TraceFailure("its traced graph computes something else than the module")
     return runner.facts
+
+
+def _order_dicts(graph: fx.Graph, want: Any) -> None:
+    """Makes the dictionaries of a graph's output ordered ones where the module's are: torch.fx keeps their items, not their type."""
+    [output] = [node for node in graph.nodes if node.op == "output"]
+
+    def typed(value: Any, want: Any) -> Any:
+        if isinstance(value, dict) and isinstance(want, dict) and list(value) == list(want):
+            items = {key: typed(value[key], want[key]) for key in value}
+            return graph.call_function(OrderedDict, (items,)) if type(want) is OrderedDict else items
+        if type(value) is type(want) and isinstance(value, (list, tuple)) and len(value) == len(want):
+            return type(value)(map(typed, value, want)) if type(value) in (list, tuple) else value
+        return value
+
+    with graph.inserting_before(output):
+        output.args = (typed(output.args[0], want),)
 
 
 def _drop_rank_checks(graph: fx.Graph, facts: dict[fx.Node, tuple[Any, ...]]) -> None:
