@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +138,21 @@ def test_who_stops_asking_leaves_no_answer_behind() -> None:
         answers.close()
         first, died, last = in_order([one, other], ["e", "crash", "f"], 60.0)
     assert (first[0], last[0]) == ("did e", "did f") and isinstance(died, WorkerError) and "SIGSEGV" in str(died)
+
+
+def test_a_job_that_was_killed_from_outside_is_run_once_more(tmp_path: Path) -> None:
+    """Alone and among others; a job whose process is killed each time is given up, and one that crashes by itself at once."""
+    once = f"signal {signal.SIGKILL:d} {tmp_path}"
+    with Worker("worker_jobs", {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}, torch=False) as worker:
+        assert worker.call(f"{once}/alone", 60.0)[0].startswith("did signal")
+        with pytest.raises(WorkerError, match="signal SIGTERM") as caught:
+            worker.call(f"signal {signal.SIGTERM:d}", 60.0)
+        assert caught.value.killed and caught.value.kind == "crashed"
+        first, again, given_up, last = in_order([worker], ["a", f"{once}/among", f"signal {signal.SIGKILL:d}", "b"], 60.0)
+        assert (first[0], last[0]) == ("did a", "did b") and again[0].startswith("did signal") and given_up.killed
+        with pytest.raises(WorkerError, match="ended with signal 40") as caught:
+            worker.call("signal 40", 60.0)
+        assert not caught.value.killed
 
 
 def test_answers_come_as_they_are_ready() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from im2win.common.worker_pool import serve
@@ -15,6 +16,12 @@ from im2win.common.worker_pool import serve
 def handle(job: str) -> Any:
     if job == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if job.startswith("signal "):  # "signal 9", or "signal 9 FILE" for the first time only
+        number, *once = job.split()[1:]
+        if not once or not Path(once[0]).exists():
+            for path in once:
+                Path(path).touch()
+            os.kill(os.getpid(), int(number))
     if job == "raise":
         raise RuntimeError("a job that fails")
     if job == "hang":

@@ -22,6 +22,7 @@ import im2win
 from im2win.common.locking import LogError
 from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
+from im2win.numerics.reference import error
 from im2win.numerics.tolerance import tolerance
 from im2win.records.log import Log
 from im2win.records.lookup import stale
@@ -211,6 +212,30 @@ def test_writing_into_an_input_fails(bench: Bench) -> None:
     assert verify(bench, _writes(bench, bench.expected))[0] == ""
 
 
+def test_the_next_process_of_a_session_finds_the_expected_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same problem and seed alone; a folder that cannot be written to costs time only."""
+    conv = Conv2d(1, 4, 9, 9, 8, 3, layout="NHWC")
+    first = Bench(conv, 0, tmp_path)
+    assert Bench(conv, 0, tmp_path / "missing").expected.tobytes() == first.expected.tobytes()
+    monkeypatch.setattr("im2win.tuner.runners.cpu.reference", None)
+    assert Bench(conv, 0, tmp_path).expected.tobytes() == first.expected.tobytes()
+    for other in ((conv, 1), (conv.with_(batch=2), 0)):
+        with pytest.raises(TypeError):
+            Bench(*other, tmp_path)
+
+
+def test_errors_are_found_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("im2win.tuner.runners.cpu.BLOCK", 7)
+    bench = Bench(Conv2d(1, 4, 9, 9, 8, 3), seed=0)
+    for place in (0, 6, 7, bench.expected.size - 1):
+        y = bench.expected.copy()
+        y.reshape(-1)[place] += 0.5
+        bench.output[...] = y
+        assert bench.error() == pytest.approx(error(bench.output, bench.expected)) and bench.error() > 0.01
+    bench.output.reshape(-1)[8] = np.nan
+    assert np.isnan(bench.error())
+
+
 # --- sessions ----------------------------------------------------------------------------------------------------
 
 
@@ -374,6 +399,26 @@ SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), 
 
 def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, SMALL_KEY, str(trials), str(folder), str(seed)])
+
+
+def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path, machine: Machine) -> None:
+    """The others keep their times."""
+    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    good, bad, other = session.search.all[:3]
+    guilty: list[Path] = []
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        if guilty[0] in [one.path for one in job.candidates]:
+            raise WorkerError("crashed", "the process ended with signal SIGSEGV")
+        return [Outcome("ok", samples_s=[1e-3] * job.samples, error=0.0) for _ in job.candidates]
+
+    runner = SimpleNamespace(call=call, close=lambda: None)
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((good, bad, other))}
+    guilty.append(measurement.libraries[bad.key])
+    outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
+    assert [one.outcome for one in outcomes] == ["ok", "crashed", "ok"] and len(outcomes[0].samples_s) == 4
+    measurement.close()
 
 
 @pytest.mark.slow

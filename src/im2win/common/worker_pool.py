@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import IO, Any
 
 STARTUP_S = 60.0
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
+"""Signals that end a process without a fault of its job: sent by a user, by a job scheduler, or by the system when memory is short."""
 
 # Hides PyTorch from imports. None in sys.modules would do that too, but breaks code that looks up its classes there.
 _WITHOUT_TORCH = """
@@ -31,11 +33,11 @@ sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
 
 
 class WorkerError(RuntimeError):
-    """A job without a result. `kind` is "crashed" or "timeout"."""
+    """A job without a result. `kind` is "crashed" or "timeout"; `killed` says that a crash came from outside (`_FROM_OUTSIDE`)."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.killed = kind, killed
 
 
 class Worker:
@@ -101,7 +103,7 @@ class Worker:
             if self.results.poll(timeout_s):
                 return self.results.recv()
         except (EOFError, ConnectionResetError):
-            raise WorkerError("crashed", self._obituary()) from None
+            raise self._died() from None
         raise self.overdue(timeout_s)
 
     def overdue(self, timeout_s: float) -> WorkerError:
@@ -116,19 +118,29 @@ class Worker:
         return self._results
 
     def call(self, job: Any, timeout_s: float) -> Any:
-        """`submit` and `result`."""
+        """`submit` and `result`; once more if the process was killed from outside."""
+        self.submit(job)
+        try:
+            return self.result(timeout_s)
+        except WorkerError as error:
+            if not error.killed:
+                raise
         self.submit(job)
         return self.result(timeout_s)
 
-    def _obituary(self) -> str:
+    def _died(self) -> WorkerError:
         """How the process ended, with its last line on stderr."""
         assert self._process is not None and self._stderr is not None
         code = self._process.wait()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        try:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except ValueError:  # a real-time signal, which has no name
+            how = f"signal {-code}"
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
         self.close()
-        return f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
+        message = f"the process ended with {how}" + (f": {said[-1][:300]}" if said else "")
+        return WorkerError("crashed", message, killed=-code in _FROM_OUTSIDE)
 
     def close(self) -> None:
         """Kills the process and those that it started."""
@@ -145,19 +157,19 @@ class Worker:
 def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -> Generator[tuple[int, Any]]:
     """Places and results of the jobs as they end, with one job at a time for each worker; a `WorkerError` in the place of a missing result.
 
-    If the caller stops iterating, workers with unfinished jobs are ended, so that a later job does not receive another job's result.
+    A job whose process was killed from outside is run once more. If the caller stops iterating, workers with unfinished jobs are ended, so
+    that a later job does not receive another job's result.
     """
-    waiting, running = iter(range(len(jobs))), dict[Worker, tuple[int, float]]()
+    waiting, running, again = iter(range(len(jobs))), dict[Worker, tuple[int, float]](), set[int]()
 
-    def submit(worker: Worker) -> None:
-        place = next(waiting, None)
+    def submit(worker: Worker, place: int | None) -> None:
         if place is not None:
             worker.submit(jobs[place])
             running[worker] = place, time.monotonic() + timeout_s
 
     try:
         for worker in workers:
-            submit(worker)
+            submit(worker, next(waiting, None))
         while running:
             results = {one.results: one for one in running}
             late = min(running, key=lambda one: running[one][1])
@@ -168,7 +180,11 @@ def as_ready(workers: Sequence[Worker], jobs: Sequence[Any], timeout_s: float) -
             except WorkerError as error:
                 answer = error
             place, _ = running.pop(worker)
-            submit(worker)
+            if isinstance(answer, WorkerError) and answer.killed and place not in again:
+                again.add(place)
+                submit(worker, place)
+                continue
+            submit(worker, next(waiting, None))
             yield place, answer
     finally:
         for worker in running:

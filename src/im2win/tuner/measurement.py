@@ -84,17 +84,23 @@ class Measurement:
         return list(map(_joined, first, self.run(choices, samples=-(-samples // 2), seconds=seconds / 2)))
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
-        """Checks and times built candidates in the measuring process."""
+        """Checks and times built candidates in the measuring process.
+
+        If it dies with several, each is run alone: only the one that was running is to blame.
+        """
         session = self.session
         job = RunJob(
-            session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed, **how
-        )
+            session.conv, tuple(Candidate(self.libraries[c.key], *self._how(c)) for c in choices), session.seed,
+            folder=Path(self.folder.name), **how,
+        )  # fmt: skip
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
         limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference is computed by numpy in float64
         try:
             outcomes: list[Outcome] = self.runner.call(job, limit)
         except WorkerError as error:
-            return [Outcome(error.kind, f"running: {error}")] * len(choices)
+            if len(choices) > 1:
+                return [self.run([choice], **how)[0] for choice in choices]
+            return [Outcome(error.kind, f"running: {error}")]
         return outcomes
 
 

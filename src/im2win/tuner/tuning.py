@@ -24,8 +24,10 @@ from im2win.tuner.measurement import Measurement
 from im2win.tuner.pool import Pool
 from im2win.tuner.session import PATIENCE, Progress, Session
 
-FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end
-FINALS = 3  # most rounds of finals
+FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end,
+MOST_FINALISTS = 8  # and more, up to so many, that are not slower than the best by
+CLOSE = 1.06  # what noise makes of equal kernels
+FINALS = 2  # most rounds of finals
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
 
@@ -61,7 +63,7 @@ def _finalists(session: Session, seen: Collection[Any]) -> list[Choice]:
     good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
     before = [choice for choice, _ in good if choice.key in seen][:1]
     default = [choice for choice, _ in good if choice.key == session.default.key]
-    best = [choice for choice, _ in good[:FINALISTS]]
+    best = [choice for place, (choice, cost) in enumerate(good[:MOST_FINALISTS]) if place < FINALISTS or cost <= CLOSE * good[0][1]]
     return list({choice.key: choice for choice in (*best, *before, *default)}.values())
 
 

@@ -6,6 +6,7 @@ guard zone or an input changed. It is checked again after timing, to find interm
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from im2win.common.worker_pool import serve
-from im2win.numerics.reference import error, random_tensors, reference
+from im2win.numerics.reference import random_tensors, reference
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.tensors import aligned
@@ -26,6 +27,8 @@ GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
 COLD_S, WARM_S = 0.5, 0.1  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
+SETTLE_S = 3e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
+BLOCK = 1 << 15  # outputs that are compared at a time: they stay in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class RunJob:
     Attributes:
         samples, seconds: each candidate gets at least so many samples, over at least so many seconds.
         give_up_s: a candidate is given up after three samples that are all slower than this, in seconds.
+        folder: where the next process finds the expected output that this one computed; None to compute it anew.
     """
 
     conv: Conv2d
@@ -53,6 +57,7 @@ class RunJob:
     samples: int = 7
     seconds: float = 0.12
     give_up_s: float = float("inf")
+    folder: Path | None = None
 
 
 @dataclass
@@ -66,16 +71,36 @@ class Outcome:
 
 
 class Bench:
-    """The tensors and the reference output of one problem."""
+    """The tensors and the reference output of one problem. `folder`: as in `RunJob`."""
 
-    def __init__(self, conv: Conv2d, seed: int) -> None:
+    def __init__(self, conv: Conv2d, seed: int, folder: Path | None = None) -> None:
         self.conv, self.seed = conv, seed
         self.inputs = {name: aligned(tensor) for name, tensor in random_tensors(conv, seed).items()}
-        given = {"bias": self.inputs.get("bias"), "residual": self.inputs.get("residual")}
-        self.expected = reference(conv, self.inputs["data"], self.inputs["filter"], **given)
+        self.expected = self._expected(folder)
+        self.scale = float(np.max(np.abs(self.expected))) or 1.0
         self.sums = {name: tensor.copy() for name, tensor in self.inputs.items() if name in ("data", "residual")}
         self.guarded = aligned(np.full(self.expected.size + 2 * GUARD, GUARD_VALUE, np.float32))
         self.output = self.guarded[GUARD:-GUARD].reshape(conv.output_shape)
+
+    def _expected(self, folder: Path | None) -> Any:
+        """The float64 reference, C-contiguous."""
+        path = None if folder is None else folder / f"expected-{self.conv}-{self.seed}.npy"
+        if path is not None and path.exists():
+            return np.load(path)
+        given = {"bias": self.inputs.get("bias"), "residual": self.inputs.get("residual")}
+        expected = np.ascontiguousarray(reference(self.conv, self.inputs["data"], self.inputs["filter"], **given))
+        if path is not None:
+            partial = path.with_suffix(".partial.npy")
+            with contextlib.suppress(OSError):  # a full disk: the next process computes it again
+                np.save(partial, expected)
+                partial.replace(path)
+        return expected
+
+    def error(self) -> float:
+        """As `numerics.reference.error`, of the output, in one pass over memory."""
+        y, expected = self.output.reshape(-1), self.expected.reshape(-1)
+        worst = [np.max(np.abs(y[at : at + BLOCK] - expected[at : at + BLOCK])) for at in range(0, y.size, BLOCK)]
+        return float(np.max(worst)) / self.scale  # NaN if any is
 
 
 class Kernel:
@@ -108,7 +133,7 @@ def check(bench: Bench) -> tuple[str, float | None]:
         if not np.array_equal(bench.inputs[name], tensor):
             bench.inputs[name][...] = tensor
             return f"wrote into its input {name}", None
-    measured = error(bench.output, bench.expected)
+    measured = bench.error()
     if not measured <= tolerance(bench.conv):  # also true of NaN
         count = int(np.isnan(bench.output).sum())
         what = f"{count} elements of {bench.output.size} are NaN" if count else f"error {measured:.2e} exceeds {tolerance(bench.conv):.2e}"
@@ -131,10 +156,10 @@ def _sample(kernel: Kernel, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _calls(kernel: Kernel, warm_s: float) -> int:
-    """Warms a kernel up for `warm_s` seconds. Returns how many calls make a sample."""
+def _calls(kernel: Kernel, warm_s: float, least: int = 2) -> int:
+    """Warms a kernel up for `warm_s` seconds and `least` calls. Returns how many calls make a sample."""
     start, count = time.perf_counter(), 0
-    while time.perf_counter() - start < warm_s or count < 2:
+    while time.perf_counter() - start < warm_s or count < least:
         kernel()
         count += 1
     once = (time.perf_counter() - start) / count
@@ -150,7 +175,7 @@ class Measurer:
 
     def __call__(self, job: RunJob) -> list[Outcome]:
         if self._bench is None or (self._bench.conv, self._bench.seed) != (job.conv, job.seed):
-            self._bench = Bench(job.conv, job.seed)
+            self._bench = Bench(job.conv, job.seed, job.folder)
         bench = self._bench
         kernels: list[Kernel | None] = []
         outcomes: list[Outcome] = []
@@ -166,7 +191,11 @@ class Measurer:
         return outcomes
 
     def _time(self, job: RunJob, kernels: list[tuple[Kernel, Outcome]]) -> None:
-        """Samples the kernels in interleaved rounds."""
+        """Samples the kernels in interleaved rounds.
+
+        Another kernel leaves its own filters and workspace in the caches, which a sample of a single call would pay for: a quarter of the
+        time of a Winograd kernel with 26 MB of transformed filters.
+        """
         calls = {}
         for kernel, _ in kernels:
             calls[id(kernel)] = _calls(kernel, COLD_S if self._cold else WARM_S)
@@ -175,6 +204,8 @@ class Measurer:
         open_ = list(kernels)
         while open_:
             for kernel, out in list(open_):
+                if len(open_) > 1:
+                    _calls(kernel, SETTLE_S, least=1)
                 took = _sample(kernel, calls[id(kernel)])
                 out.samples_s.append(took)
                 spent[id(kernel)] += took * calls[id(kernel)]
