@@ -154,6 +154,16 @@ def test_search_table() -> None:
     assert "| n1-c1x1x1-k1x1x1 | cpu-2t | 64 | 2.000 | 21 | 500 | 1.900 | 95 % |" in filled
 
 
+def test_epilogues_table() -> None:
+    def row(cost: float, activation: str = "silu") -> dict[str, object]:
+        return {"conv": f"n1-{cost}", "activation": activation, "cost": cost, "ms": 1 + cost, "without_ms": 1.0}
+
+    layers = [row(0.21), row(0.0), row(0.0), {"conv": "n1-x", "activation": "silu", "failed": "it crashed"}, row(0.5, "relu")]
+    filled = report.fill("<!-- table:epilogues -->\n<!-- /table -->", {}, [{"study": "epilogues", "device": "cpu-2t", "layers": layers}])
+    assert "| silu | cpu-2t | n1-0.21 | 3 | 7 % | 0 % | 21 % | 1.210 | 1.000 |" in filled
+    assert "| relu | cpu-2t | n1-0.5 | 1 | 50 % | 50 % | 50 % | 1.500 | 1.000 |" in filled
+
+
 def test_a_study_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "studies" / "cpu-2t" / "search-quality.json"
     path.parent.mkdir(parents=True)

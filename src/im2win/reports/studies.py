@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.reports import deploy as deploy_report
+from im2win.reports import epilogues as epilogues_report
 from im2win.reports import search as search_report
 from im2win.reports import sliding as sliding_report
 from im2win.reports import winograd_tc as fused_report
@@ -27,6 +28,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,
+    epilogues_report.STUDY: epilogues_report.table,
     zoo_report.STUDY: zoo_report.table,
 }
 
