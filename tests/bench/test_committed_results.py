@@ -24,9 +24,6 @@ INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "s
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
     f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
-    f"{INTEL}/papers12-float32-b1.json": "no digest",
-    f"{INTEL}/papers12-float32-b8.json": "no digest",
-    f"{INTEL}/resnet50-float32-b1.json": "no digest",
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
@@ -43,14 +40,10 @@ STALE = {
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
-    "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.
 SLOWER = {
-    f"{INTEL}/papers12-float32-b1.json": ["conv2", "conv6"],
-    f"{INTEL}/resnet50-float32-b1.json": ["res2_1_expand", "res3_2_reduce", "res3_2_3x3", "res4_1_expand"],
     f"{H200}/papers12-tvm16-float32-b128.json": ["conv2"],
     f"{H200}/resnet50-float32-b1.json": ["conv1", "res2_1_3x3", "res4_1_reduce", "res4_1_shortcut", "res5_1_reduce", "res5_1_3x3"],
 }

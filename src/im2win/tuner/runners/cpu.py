@@ -27,7 +27,7 @@ GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
 COLD_S, WARM_S = 0.5, 0.1  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
-SETTLE_S = 3e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
+SETTLE_S = 20e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
 BLOCK = 1 << 15  # outputs that are compared at a time: they stay in a CPU's cache
 
 
@@ -46,7 +46,7 @@ class RunJob:
     """Check and time candidates of one problem; several candidates are sampled in interleaved rounds.
 
     Attributes:
-        samples, seconds: each candidate gets at least so many samples, over at least so many seconds.
+        samples, seconds: each candidate gets at least so many samples, over at least so many seconds that it runs.
         give_up_s: a candidate is given up after three samples that are all slower than this, in seconds.
         folder: where the next process finds the expected output that this one computed; None to compute it anew.
     """
@@ -193,8 +193,8 @@ class Measurer:
     def _time(self, job: RunJob, kernels: list[tuple[Kernel, Outcome]]) -> None:
         """Samples the kernels in interleaved rounds.
 
-        Another kernel leaves its own filters and workspace in the caches, which a sample of a single call would pay for: a quarter of the
-        time of a Winograd kernel with 26 MB of transformed filters.
+        Another kernel leaves its own filters and workspace in the caches, and what is read once does not stay in a last-level cache that
+        takes what the second level gives up: a Winograd kernel with 19 MB of transformed filters is a fifth slower for several calls.
         """
         calls = {}
         for kernel, _ in kernels:
@@ -204,11 +204,11 @@ class Measurer:
         open_ = list(kernels)
         while open_:
             for kernel, out in list(open_):
+                start = time.perf_counter()
                 if len(open_) > 1:
                     _calls(kernel, SETTLE_S, least=1)
-                took = _sample(kernel, calls[id(kernel)])
-                out.samples_s.append(took)
-                spent[id(kernel)] += took * calls[id(kernel)]
+                out.samples_s.append(_sample(kernel, calls[id(kernel)]))
+                spent[id(kernel)] += time.perf_counter() - start
                 enough = len(out.samples_s) >= job.samples and spent[id(kernel)] >= job.seconds
                 hopeless = len(out.samples_s) >= 3 and min(out.samples_s) > job.give_up_s
                 if enough or hopeless:
