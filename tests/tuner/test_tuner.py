@@ -35,7 +35,7 @@ from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.proposer import BATCH, Search
-from im2win.tuner.runners.cpu import GUARD, Bench, Outcome, RunJob, verify
+from im2win.tuner.runners.cpu import GUARD, Bench, Measurer, Outcome, RunJob, verify
 from im2win.tuner.session import Session
 from im2win.tuner.tuning import FINALS, _finals
 
@@ -234,6 +234,17 @@ def test_errors_are_found_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> 
         assert bench.error() == pytest.approx(error(bench.output, bench.expected)) and bench.error() > 0.01
     bench.output.reshape(-1)[8] = np.nan
     assert np.isnan(bench.error())
+
+
+def test_a_kernel_runs_before_its_sample_where_another_one_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be timed with the other one's tensors in the caches. The last one that is sampled is alone."""
+    for name in ("COLD_S", "WARM_S", "SAMPLE_S", "SETTLE_S"):
+        monkeypatch.setattr(f"im2win.tuner.runners.cpu.{name}", 0.0)
+    ran: list[str] = []
+    one, other = Outcome("ok"), Outcome("ok", samples_s=[0.0])
+    job = RunJob(SMALL, (), 0, samples=2, seconds=0.0)
+    Measurer()._time(job, [(lambda: ran.append("a"), one), (lambda: ran.append("b"), other)])  # type: ignore[list-item]
+    assert "".join(ran) == "aabb" + "aabb" + "a" and len(one.samples_s) == len(other.samples_s) == 2
 
 
 # --- sessions ----------------------------------------------------------------------------------------------------
