@@ -26,7 +26,7 @@ from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_bytes
 from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
-from im2win.bench.results import Result, Row, Spread, roofline_fraction
+from im2win.bench.results import Result, Row, Spread, roofline_fraction, suite_of
 from im2win.bench.source import digests
 from im2win.builder.build import build_tile, looked_up
 from im2win.common.comparison import judged
@@ -244,7 +244,7 @@ def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ce
     """A result without rows: what was run, where, when and with which versions."""
     batches = {conv.batch for conv in convs}
     return Result(
-        suite=suite,
+        suite=suite_of(suite, convs),
         dtype="+".join(sorted({conv.dtype for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=machine.name,

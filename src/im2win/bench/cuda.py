@@ -25,7 +25,7 @@ from im2win.bench.cuda_harness import (
     torch_subject,
     tvm_searched,
 )
-from im2win.bench.results import Result, Row, roofline_fraction
+from im2win.bench.results import Result, Row, roofline_fraction, suite_of
 from im2win.bench.source import digests
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
@@ -219,10 +219,10 @@ def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, 
     import torch
 
     convs = [layer.conv for layer in layers]
-    batches, layouts = {conv.batch for conv in convs}, {conv.layout for conv in convs}
+    batches = {conv.batch for conv in convs}
     libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
     return Result(
-        suite=suite + ("-nhwc" if layouts == {"NHWC"} else ""),
+        suite=suite_of(suite, convs),
         dtype="+".join(sorted({conv.types for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name,

@@ -203,6 +203,11 @@ def slower_choices(rows: Iterable[Row]) -> list[Row]:
     return [row for row, ours, default in timed if ours is not None and default is not None and ours > SLOWER * default]
 
 
+def suite_of(suite: str, convs: Iterable[Conv2d]) -> str:
+    """The suite's name in a result: that of layers in channels-last says so."""
+    return suite + ("-nhwc" if {conv.layout for conv in convs} == {"NHWC"} else "")
+
+
 def geometric_mean(values: Iterable[float]) -> float | None:
     """The geometric mean of positive numbers; None for an empty sequence."""
     logs = [math.log(value) for value in values]
