@@ -94,7 +94,8 @@ class Measurement:
             folder=Path(self.folder.name), **how,
         )  # fmt: skip
         slowest = max((s for _, s in session.tried if math.isfinite(s)), default=session.conv.flops / 1e9)
-        limit = RUN_S * len(choices) + 60 * slowest + session.conv.flops / 2e9  # the reference is computed by numpy in float64
+        # candidates of finals run about twenty times each; the reference is computed by numpy in float64
+        limit = (RUN_S + 20 * slowest) * len(choices) + 60 * slowest + session.conv.flops / 2e9
         try:
             outcomes: list[Outcome] = self.runner.call(job, limit)
         except WorkerError as error:
