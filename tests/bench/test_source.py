@@ -72,6 +72,14 @@ def test_what_chooses_counts_for_its_target(package: Path, name: str, changed: t
     assert tuple(target for target in sources.TARGETS if choice_now(target) != before[target]) == changed
 
 
+def test_what_looks_records_up_makes_results_stale_and_no_proof(package: Path) -> None:
+    """A proof says how records stand against default tiles. Which of the two a look-up takes is another question."""
+    before, chosen = sources.look_up_digest.__wrapped__("cpu"), choice_now("cpu")
+    (package / "records").mkdir(exist_ok=True)
+    (package / "records" / "judge.py").write_text("CHANGED = True\n", encoding="utf-8")
+    assert sources.look_up_digest.__wrapped__("cpu") != before and choice_now("cpu") == chosen
+
+
 @pytest.mark.parametrize("target", sources.TARGETS)
 def test_stale_names_what_changed(target: str) -> None:
     today = source.digests(target)

@@ -70,7 +70,7 @@ def test_look_ups_of_shipped_layers_rank_nothing(device: str, monkeypatch: pytes
     assert proof is not None and proof.choices is not None, outdated
     here = device_of(LOG, device)
     assert here is not None and here.name == device and proof.choices.about(here)
-    monkeypatch.setattr("im2win.records.merit.default_of", None)
+    monkeypatch.setattr("im2win.records.judge.default_of", None)
     for conv in LOG.convs(device):
         kind, found = proof.choices.layers.get((str(conv), "float32"), [None])[0], of_layer(LOG, here, conv, "float32")
         assert kind == (found.standing.kind if found is not None else None)

@@ -14,10 +14,11 @@ from recorded import bad, beside_default, fill, ok
 
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200, KNOWN
-from im2win.records import lookup, merit
+from im2win.records import judge, lookup
+from im2win.records.judge import rivals_now, unsuited
 from im2win.records.log import Log
 from im2win.records.lookup import Found, search
-from im2win.records.merit import LEAST_RIVALS, rivals_now, unsuited
+from im2win.records.merit import LEAST_RIVALS
 from im2win.records.proofs import FILE, Proof, current_proof, identity, restamp
 from im2win.records.record import Record
 from im2win.records.standings import device_of, of_layer, stamp, unmet
@@ -99,6 +100,27 @@ def test_a_record_that_the_default_failed_beside_is_used(log: Log) -> None:
 def test_where_the_default_is_the_best_it_is_the_record(log: Log) -> None:
     record, default = beside_default(made(1e-3), HERE, slower=0.5)
     assert look(fill(log, record, default)).record == default
+
+
+@pytest.mark.parametrize("seconds, slower, default_is_used", [
+    (5e-6, 1.0, True), (5e-6, 1.04, True), (5e-6, 1.06, False), (2e-5, 1.03, False), (1e-3, 1.0, True), (1e-3, 1.01, False),
+])  # fmt: skip
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_record_that_saves_next_to_nothing_gives_way_to_the_default(
+    seconds: float, slower: float, default_is_used: bool, listed: bool, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a proof lists what it gains, or the default tile's record says that it is that."""
+    record, default = beside_default(made(seconds), HERE, slower=slower)
+    if listed:
+        prove(fill(log, record, default), monkeypatch, HERE)
+        stamp(log, HERE.name)
+    else:
+        default = replace(default, rivals=rivals_now("cpu", "float32", default=True))
+        fill(log, replace(record, rivals=rivals_now("cpu", "float32")), default)
+    monkeypatch.setattr("im2win.records.judge.default_of", None)
+    found = look(log)
+    assert found.tier == "exact" and found.record is not None
+    assert (found.record.method == default.method) == default_is_used
 
 
 def test_a_record_that_had_rivals_of_the_default_s_schedule_is_used(log: Log) -> None:
@@ -226,7 +248,7 @@ def unranked(monkeypatch: pytest.MonkeyPatch) -> None:
     def ranked(*what: Any, **how: Any) -> None:
         raise AssertionError("a space was ranked")
 
-    monkeypatch.setattr(merit, "default_of", ranked)
+    monkeypatch.setattr(judge, "default_of", ranked)
 
 
 def test_a_session_vouches_for_its_accuracy(log: Log, unranked: None) -> None:
@@ -267,7 +289,7 @@ def test_a_proof_lists_standings_so_that_nothing_is_ranked(proven: Log, monkeypa
     text = (proven.folder / HERE.name / FILE).read_text()
     proof = Proof.from_text(text)
     assert proof is not None and proof.to_text() == text and proof.choices is not None and len(proof.choices.layers) == 2
-    monkeypatch.setattr(merit, "default_of", None)
+    monkeypatch.setattr(judge, "default_of", None)
     assert look(proven).tier == "exact"
     other = look(proven, CONV.with_(in_channels=4, kernel=3))
     assert other.record is None and other.skipped[0][1].endswith("was not tried")
@@ -296,7 +318,7 @@ def test_a_list_that_is_out_of_date_is_ranked(proven: Log, monkeypatch: pytest.M
     path.write_text(json.dumps(values))
     assert current_proof(path.parent) is not None, "kernels are as proven as before"
     asked: list[Conv2d] = []
-    monkeypatch.setattr(merit, "default_of", lambda conv, *_, **how: asked.append(conv))
+    monkeypatch.setattr(judge, "default_of", lambda conv, *_, **how: asked.append(conv))
     look(proven)
     assert asked == [CONV]
 
@@ -321,8 +343,8 @@ def test_only_layers_with_new_records_are_ranked_again(proven: Log, monkeypatch:
     first = stamp(proven, HERE.name, accuracies=["float32"])
     fill(proven, made(2e-3, place=1))
     asked: list[Conv2d] = []
-    default = merit.default_of
-    monkeypatch.setattr(merit, "default_of", lambda conv, *what, **how: (asked.append(conv), default(conv, *what, **how))[1])
+    default = judge.default_of
+    monkeypatch.setattr(judge, "default_of", lambda conv, *what, **how: (asked.append(conv), default(conv, *what, **how))[1])
     second = {one.conv: one for one in stamp(proven, HERE.name, accuracies=["float32"], anew=False)}
     assert asked == [CONV] and second[CONV].records == 3
     assert {one.conv: one.standing.kind for one in first} == {conv: one.standing.kind for conv, one in second.items()}

@@ -24,9 +24,9 @@ from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import error
 from im2win.numerics.tolerance import tolerance
+from im2win.records.judge import rivals_now
 from im2win.records.log import Log
 from im2win.records.lookup import stale
-from im2win.records.merit import rivals_now
 from im2win.registry.backends import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
@@ -315,7 +315,7 @@ def test_the_default_is_measured_whatever_the_log_holds(tmp_path: Path, machine:
     session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
     assert (session.default.algorithm, session.default.tile) == default_tile(SMALL, machine=machine)
     assert session.next_batch() == [session.default]
-    assert _took(session, session.default, 2e-3) == rivals_now("cpu", "float32")
+    assert _took(session, session.default, 2e-3) == rivals_now("cpu", "float32", default=True)
     assert session.next_batch() == [] and Session(SMALL, _names(), machine, Log(tmp_path), 3, 0).next_batch() == []
     more = Session(SMALL, _names(), machine, Log(tmp_path), 7, 0)
     [last] = more.next_batch()
@@ -329,7 +329,7 @@ def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path,
     batch = session.next_batch()
     assert [choice.algorithm == asked for choice in batch] == [False, True, True] and batch[0] == session.default
     vouched = {_took(session, choice, seconds) for choice, seconds in zip(batch, (1e-3, 2e-3, 3e-3), strict=True)}
-    assert vouched == {rivals_now("cpu", "float32")}
+    assert vouched == {rivals_now("cpu", "float32", default=default) for default in (True, False)}
     assert session.best == (batch[1], session.tried[1][1]) and session.next_batch() == []
     again = Session(SMALL, [asked], machine, Log(tmp_path), 2, 0, ranking=ranking)
     assert again.tried == session.tried and again.best == session.best

@@ -25,7 +25,7 @@ def source_digest() -> str:
 
 def digests(target: str) -> dict[str, str]:
     """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them."""
-    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.choice_digest(target)}
+    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.look_up_digest(target)}
 
 
 def stale(found: Mapping[str, str]) -> str | None:

@@ -26,7 +26,7 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
-    from im2win.records.merit import DefaultOf
+    from im2win.records.judge import DefaultOf
     from im2win.registry.backends import Device
 
 _log = logging.getLogger("im2win")

@@ -14,8 +14,8 @@ import tvm
 
 from im2win.records.emitted_before import emitted_once, known
 from im2win.records.folders import PACKAGED, Logs, own_folders
+from im2win.records.judge import DefaultOf, Judge, Settled, unsuited
 from im2win.records.log import Accepts, Log, best_first
-from im2win.records.merit import DefaultOf, Judge, unsuited
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
 from im2win.registry.backends import Device, Tile, backend_for
@@ -156,6 +156,7 @@ def find(
     legal: Legal,
     alike: Alike = lambda conv, other: True,
     unearned: Unearned = lambda record, records, log, conv: None,
+    settled: Settled = lambda record, records, log: record,
     target: str = "cpu",
     threads: int | None = None,
 ) -> Found:
@@ -182,6 +183,7 @@ def find(
         legal: ``legal(conv, algorithm, tile)`` returns the rules that a tile breaks for this layer on this machine.
         unearned: ``unearned(record, records, log, conv)`` returns the reason why the best record of a file is but a hint for this layer, or
             None.
+        settled: ``settled(record, records, log)`` returns the record to use of a file of the exact tier: its best or the default tile's.
         alike: ``alike(conv, other)`` says whether another layer's tile is likely to be better than the analytic model's.
         target: only records of this kind of target count.
         threads: only records with this many threads apply; None leaves that to `accepts`.
@@ -202,7 +204,7 @@ def find(
                 if not problems:
                     hint = unearned(record, records, log, conv)
                     if hint is None:
-                        return Found(record, tier, skipped)
+                        return Found(settled(record, records, log) if tier == "exact" else record, tier, skipped)
                     skipped.append((record, hint))
                     hints += tier == "nearest layer"
                     break
@@ -253,6 +255,7 @@ def search(
         legal=legal,
         alike=backend.alike,
         unearned=judge.unearned,
+        settled=judge.settled,
         target=backend.target,
         threads=backend.threads,
     )

@@ -13,9 +13,10 @@ from typing import Any, get_args
 from im2win.common.files import replace_text
 from im2win.device.cpu import Machine
 from im2win.device.gpu import KNOWN
+from im2win.records.judge import Judge
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import accepting, superseded
-from im2win.records.merit import Judge, Standing
+from im2win.records.merit import Standing
 from im2win.records.proofs import FILE, Choices, Proof, current_proof, facts
 from im2win.registry.backends import Device, backend_for
 from im2win.registry.schedules import candidates

@@ -36,6 +36,7 @@ _GENERATORS = {
 }  # fmt: skip
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
+_LOOK_UP = ("records/judge.py", "records/lookup.py", "records/tiers.py")
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
 
@@ -69,6 +70,12 @@ def code_digest(target: str) -> str:
 def choice_digest(target: str) -> str:
     """Digest of what the files execute that select default tiles: while it is equal, every problem's default tile is."""
     return _executed(choice_files(target))
+
+
+@functools.cache
+def look_up_digest(target: str) -> str:
+    """Digest of what the files execute that choose algorithms and tiles: among shipped records, and where none has earned its place."""
+    return _executed([*choice_files(target), *_found(_LOOK_UP)])
 
 
 def _executed(paths: Iterable[Path]) -> str:

@@ -15,9 +15,9 @@ from im2win.common.locking import LogError
 from im2win.common.progress import Reporter
 from im2win.common.quantities import duration, milliseconds
 from im2win.records.folders import Logs, folder_to_write
+from im2win.records.judge import vouched
 from im2win.records.log import Log
 from im2win.records.lookup import applies_at_once, search
-from im2win.records.merit import vouched
 from im2win.records.record import Record
 from im2win.registry.backends import Device, backend_for, device_for
 from im2win.registry.schedules import candidates

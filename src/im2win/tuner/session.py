@@ -14,9 +14,9 @@ import tvm
 from im2win import __version__
 from im2win.numerics.tolerance import tolerance
 from im2win.records.folders import PACKAGED
+from im2win.records.judge import rivals_now
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import applies_at_once, stale, tile_violations
-from im2win.records.merit import rivals_now
 from im2win.records.record import NO_KERNEL, Record, utc_now
 from im2win.registry.backends import Device, Kernel, backend_for
 from im2win.registry.ranking import first_of
@@ -64,6 +64,7 @@ class Session:
         accuracy: Accuracy = "float32", ranking: Ranking | None = None,
     ) -> None:  # fmt: skip
         self.conv, self.device, self.log, self.trials, self.seed, self.patience = conv, device, log, trials, seed, patience
+        self.accuracy = accuracy
         self.backend = backend_for(device, accuracy)
         self.names = names
         found = {name: self.backend.ranked(conv, schedule_of(name)) for name in names} if ranking is None else ranking
@@ -92,6 +93,12 @@ class Session:
         able = {row.key for row in candidates("auto", self.conv, self.backend.target, accuracy)}
         cycles, name, tile = first
         return Choice(name, tile, cycles), rivals_now(self.backend.target, accuracy) if able <= set(found) else ""
+
+    def _beside(self, choice: Choice) -> str:
+        """What `Record.rivals` says of a candidate that is measured now."""
+        if choice.key == self.default.key:
+            return self.rivals and rivals_now(self.backend.target, self.accuracy, default=True)
+        return self.rivals if self.met else ""
 
     def _same_place(self, record: Record) -> bool:
         """Whether a record was taken with this session's target and number of threads."""
@@ -202,7 +209,7 @@ class Session:
             extra_bytes=kernel.extra_bytes if kernel else None, device=self.backend.name, threads=self.backend.threads,
             target=self.backend.target, tvm=tvm.__version__, im2win=__version__,
             fingerprint=kernel.fingerprint if kernel else NO_KERNEL, generator=code_digest(self.backend.target),
-            rivals=self.rivals if self.met or choice.key == self.default.key else "", seed=self.seed,
+            rivals=self._beside(choice), seed=self.seed,
             trial=next((i for i, (c, _) in enumerate(self.tried) if c.key == choice.key), len(self.tried)), date=utc_now(),
         )  # fmt: skip
         self.log.append(record)

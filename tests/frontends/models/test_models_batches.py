@@ -19,7 +19,7 @@ import im2win
 from im2win.device.cpu import Machine
 from im2win.frontends.models.convolutions import Job, build, in_processes
 from im2win.frontends.onnx.layers import ModelError, layers_of
-from im2win.records import merit
+from im2win.records import judge
 from im2win.runtime.manifest import ArtefactError
 
 # --- batches -------------------------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def test_a_model_whose_output_does_not_grow() -> None:
 
 def test_what_was_tuned_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the nearest layer's tile where another batch was tuned and it is worth borrowing."""
-    monkeypatch.setattr(merit, "LEAST_GAIN", 0.0)
-    monkeypatch.setattr(merit, "MOST_EXPECTED", float("inf"))
+    monkeypatch.setattr(judge, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(judge, "MOST_EXPECTED", float("inf"))
     [conv, product] = [layer.conv for layer in layers_of(classifier("n"), epilogues=True, products=True)]
     im2win.tune(conv, trials=2, logs=tmp_path)
     made = compiled(classifier("n"), batches=[1, 2], logs=tmp_path)
