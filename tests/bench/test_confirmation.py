@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import fill, ok
 from scripts import script
 
 from im2win.bench import confirmation
 from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, problems, zoo_confirmed
-from im2win.bench.results import Result, Row
+from im2win.bench.results import Result, Row, Spread
 from im2win.bench.source import digests, stale
 from im2win.device.cpu import Machine
 from im2win.records.emission import emitted
+from im2win.records.log import Log
 from im2win.registry.ranking import default_tile
+from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 
 HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 20, 32 << 20)
@@ -70,6 +73,25 @@ def test_another_tile_is_another_kernel(row: Row) -> None:
     unroll = {**row.tile, "unroll": row.tile["unroll"] + 1}
     assert check(replace(row, tile=unroll)).reason == f"conv: another tile of {row.algorithm}"
     assert check(replace(row, untuned_tile=unroll)).reason == f"conv, default: another tile of {row.algorithm}"
+
+
+def test_a_choice_that_became_the_default_tile_takes_its_times(row: Row, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run timed both. Without a record of the default tile nothing is known of its error, and the row stays."""
+    spread = {"ours": Spread(2.0, 1.9, 2.1, 5), "untuned": Spread(1.0, 0.9, 1.1, 5)}
+    before = replace(
+        row, algorithm="mec/tiled", tile={"rows": 1}, tier="exact", ours_ms=2.0, ratio=1.5, untuned_ratio=3.0, gflops=10.0, spread=spread,
+        fingerprint="cpu:0",
+    )  # fmt: skip
+    today = row.algorithm, schedule_of(row.algorithm).scheduler.tile(row.tile), "exact"
+    monkeypatch.setattr(confirmation, "looked_up", lambda *_, **__: today)
+    monkeypatch.setattr(confirmation, "PACKAGED", log.folder)
+    assert check(before).reason.startswith("conv: mec/tiled was timed, today it is ")
+    fill(log, ok(1e-3, CONV, algorithm=row.algorithm, tile=row.tile, device=HERE.name, error=1e-6, extra_bytes=64))
+    after = check(before)
+    assert after.reason == "" and after.row.fingerprint == after.row.untuned_fingerprint != ""
+    assert (after.row.ours_ms, after.row.ratio, after.row.gflops, after.row.extra_bytes) == (1.0, 3.0, 20.0, 64)
+    assert (after.row.algorithm, after.row.tile, after.row.spread["ours"]) == (row.algorithm, row.tile, spread["untuned"])
+    assert check(replace(before, untuned_ms=None)).reason.startswith("conv: mec/tiled was timed")
 
 
 def test_the_suite_names_the_accuracy() -> None:

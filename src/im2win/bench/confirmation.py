@@ -3,7 +3,8 @@
 Any change of the generator makes a file's digests out of date, though most changes leave most kernels as they were. To confirm a file is to
 look its layers up again, with the shipped records and for the file's device, to rank its default tiles again, and to emit their kernels.
 Where algorithm, tile and kernel are equal for every row, the times are those of today's kernels, and the file gets today's digests as
-`confirmed`. Nothing is measured, and the device is not needed.
+`confirmed`. Nothing is measured, and the device is not needed. Where a layer's choice has become its default tile, which the same run timed
+beside it, the row takes those times.
 
 A file of the zoo lists the problems of its networks. It is confirmed where the kernels that are chosen for them are equal.
 """
@@ -14,6 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from im2win.bench.cpu import OURS, UNTUNED
 from im2win.bench.results import Result, Row
 from im2win.bench.source import KERNELS, TARGET, digests, stale
 from im2win.builder.build import looked_up
@@ -58,6 +60,7 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
         return Checked(row, f"{row.layer}: its kernel is not known")
     conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == digests(made[TARGET])[KERNELS]
     algorithm, tile, tier = looked_up(conv, device, accuracy=accuracy)
+    row = _with_default(row, (algorithm, tile.as_dict()), tier, device)
     found = _compared(row.layer, conv, (row.algorithm, row.tile), (algorithm, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
     if isinstance(found, str):
         return Checked(row, found)
@@ -74,6 +77,27 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     if isinstance(default, str):
         return Checked(row, default)
     return Checked(dataclasses.replace(row, untuned_fingerprint=default[0]))
+
+
+def _with_default(row: Row, today: Choice, tier: str, device: Device) -> Row:
+    """A row whose choice of today is the default tile that was timed beside the one of before: with the default tile's times.
+
+    Error and workspace are those of the default tile's record. Other rows, and those without such a record, are returned as they are.
+    """
+    default = row.untuned_algorithm, row.untuned_tile
+    if row.untuned_ms is None or row.ours_ms is None or today == (row.algorithm, row.tile) or today != default or tier != "exact":
+        return row
+    records = [one for one in Log(PACKAGED).read(Conv2d.parse(row.conv), device.name) if (one.method, one.tile) == today and one.seconds]
+    if not records:
+        return row
+    slower = row.untuned_ms / row.ours_ms
+    return dataclasses.replace(
+        row, algorithm=today[0], tile=today[1], tier=tier, fingerprint=row.untuned_fingerprint,
+        ours_ms=row.untuned_ms, ratio=row.untuned_ratio,
+        spread={**row.spread, OURS: row.spread[UNTUNED]} if UNTUNED in row.spread else row.spread, transform_ms=None,
+        gflops=row.gflops and row.gflops / slower, roofline_fraction=row.roofline_fraction and row.roofline_fraction / slower,
+        error=records[-1].error, extra_bytes=records[-1].extra_bytes,
+    )  # fmt: skip
 
 
 def _compared(
