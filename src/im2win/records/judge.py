@@ -1,7 +1,7 @@
 """Which record of a layer a look-up uses: one that beats today's default tile (`im2win.records.merit`), and by how much it has to.
 
 A record of this device and layer that is hardly faster than that of the default tile, by less than `LEAST_SAVING` and `LEAST_OWN_GAIN`,
-gives way to it: such a difference is within the noise of kernels of a few microseconds.
+gives way to it: gains as small as that often did not hold in a second run.
 
 A record of another device, or of a layer that differs in more than its epilogue, is borrowed. It says less, so two more things are asked
 of it: it was faster there than the default tile by `LEAST_GAIN`, and the cost model expects its tile to take here at most `MOST_EXPECTED`
@@ -28,7 +28,7 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
 LEAST_GAIN = 1.1  # of a borrowed record over the default tile, where it was measured
-LEAST_SAVING, LEAST_OWN_GAIN = 0.5e-6, 1.05  # seconds a call and factor: GPU kernels of 5 us measured twice differ by as much
+LEAST_SAVING, LEAST_OWN_GAIN = 0.5e-6, 1.05  # seconds a call and factor; see docs/measuring.md
 _ROUNDED = 1e-3  # proofs state gains with three decimals
 MOST_EXPECTED = 1.1  # of a borrowed tile's modelled cost over the default tile's, for the layer that borrows
 
