@@ -27,9 +27,6 @@ STALE = {
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
-    f"{H200}/resnet50-float32-b1.json": "no digest",
-    f"{H200}/papers12-float32-b128.json": "other choice",
-    f"{H200}/resnet50-nhwc-float16-b32.json": "other choice",
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
@@ -42,14 +39,12 @@ STALE = {
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other choice",
-    "studies/nvidia-h200/zoo-float16-b32.json": "other choice",
     "studies/nvidia-h200/zoo-float32-b32.json": "other choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.
 SLOWER = {
     f"{H200}/papers12-tvm16-float32-b128.json": ["conv2"],
-    f"{H200}/resnet50-float32-b1.json": ["conv1", "res2_1_3x3", "res4_1_reduce", "res4_1_shortcut", "res5_1_reduce", "res5_1_3x3"],
 }
 
 AGAIN = """Measure it again on its device with today's source, one file at a time and nothing else running, then run `im2win report`:
