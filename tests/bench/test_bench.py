@@ -158,6 +158,12 @@ def test_random_tensors_follow_the_seed_and_are_normal() -> None:
     assert abs(first.mean()) < 0.02 and abs(first.std() - 1) < 0.02
 
 
+def test_random_tensors_start_at_cache_lines() -> None:
+    """As those of a network do, so that no subject is timed on memory that no network gives it."""
+    tensors = Tensors.random(Conv2d.parse("n1-c5x33x35-k7x3x3-bias-add"))
+    assert [one.ctypes.data % 64 for one in (tensors.data, tensors.filter, tensors.bias, tensors.residual) if one is not None] == [0] * 4
+
+
 def test_worker_is_stopped_between_requests_and_gone_after() -> None:
     with Worker(Fake("one"), 1, timeout=60) as worker:
         prepared = worker.prepare(SMALL, seed=0)

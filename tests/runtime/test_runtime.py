@@ -186,6 +186,13 @@ def test_misaligned_memory(algorithm: str) -> None:
     assert_equal(FULL, out, oracle(FULL, **tensors))
 
 
+def test_outputs_start_at_cache_lines() -> None:
+    """As PyTorch's do; numpy's own large arrays start 16 bytes behind one."""
+    x, w, _ = integers(CONV)
+    layer = default(CONV).bind(w)
+    assert {layer(x).ctypes.data % 64 for _ in range(8)} == {0}
+
+
 def test_an_input_may_die_after_the_call() -> None:
     """A layer keeps its packed filters, whatever becomes of the tensors they were made from and of its operator's name."""
     x, w, expected = integers(POINTWISE)

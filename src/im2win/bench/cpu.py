@@ -34,6 +34,7 @@ from im2win.device.cpu import Machine
 from im2win.numerics.reference import error as error_of
 from im2win.numerics.tolerance import tolerance
 from im2win.runtime.op import Op
+from im2win.runtime.tensors import empty_like
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -85,7 +86,8 @@ class Ours:
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
         op, tier = self._build(conv, threads)
         layer = op.bind(tensors.filter, tensors.bias)
-        output = np.full(conv.output_shape, np.nan, conv.dtype)
+        output = empty_like(tensors.data, conv.output_shape)
+        output.fill(np.nan)
         call = partial(layer, tensors.data, residual=tensors.residual, out=output)
         return Trial(call, lambda: output, op.method, op.tuned, op.extra_bytes, op.tile, tier)
 

@@ -17,7 +17,7 @@ import tvm_ffi
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, manifest_path
 from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, weights_path
-from im2win.runtime.tensors import ArgumentError, is_torch, view
+from im2win.runtime.tensors import ArgumentError, empty, is_torch, view
 
 ALIGNMENT = 64  # bytes; vector loads from a tensor's begin then cross no cache line
 Array = np.ndarray[Any, Any]
@@ -120,7 +120,7 @@ class Model:
             view(port.name, value, port.at(images), port.dtype)
         results = [_array(port.name, value) for port, value in zip(self.outputs, given, strict=True)] if given else None
         if results is None:
-            results = [np.empty(port.at(images), port.dtype) for port in self.outputs]
+            results = [empty(port.at(images), port.dtype) for port in self.outputs]
         for port, value in zip(self.outputs, results, strict=True):
             view(port.name, value, port.at(images), port.dtype, writable=True)
             if any(np.may_share_memory(value, one) for one in inputs):
@@ -168,7 +168,7 @@ class Model:
                 part = padded
             taken.append(part)
         made = [
-            (value[begin : begin + count] if port.batched else value) if full else np.empty(port.at(bucket.batch), port.dtype)
+            (value[begin : begin + count] if port.batched else value) if full else empty(port.at(bucket.batch), port.dtype)
             for port, value in zip(self.outputs, results, strict=True)
         ]
         try:
@@ -216,9 +216,7 @@ def write_manifest(manifest: ModelManifest, library: Path) -> ModelManifest:
 
 def _workspace(size: int) -> Any:
     """An aligned buffer of at least `size` bytes."""
-    raw = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    return tvm_ffi.from_dlpack(raw[begin : begin + max(size, 1)])
+    return tvm_ffi.from_dlpack(empty((max(size, 1),), np.uint8, ALIGNMENT))
 
 
 def _array(name: str, value: Any) -> Array:

@@ -132,7 +132,7 @@ def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised tensor of the same library as `value`; a numpy array for libraries that cannot make one."""
     if is_torch(value):
         return value.new_empty(shape)
-    return np.empty(shape, np.float32)
+    return empty(shape, np.float32)
 
 
 def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
@@ -151,10 +151,20 @@ def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.nd
     return array
 
 
-def aligned(array: np.ndarray[Any, Any], alignment: int = 64) -> np.ndarray[Any, Any]:
-    """A copy whose memory starts at a multiple of `alignment` bytes, so that no vector load crosses a cache line."""
-    raw = np.empty(array.nbytes + alignment, np.uint8)
+def empty(shape: tuple[int, ...], dtype: Any, alignment: int = 64) -> np.ndarray[Any, Any]:
+    """An uninitialised array whose memory starts at a multiple of `alignment` bytes, so that no vector access crosses a cache line.
+
+    PyTorch and ONNX Runtime align their tensors so; numpy starts large arrays 16 bytes behind such a multiple.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
-    copy: np.ndarray[Any, Any] = raw[start : start + math.prod(array.shape) * array.itemsize].view(array.dtype).reshape(array.shape)
+    array: np.ndarray[Any, Any] = raw[start : start + size].view(dtype).reshape(shape)
+    return array
+
+
+def aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy whose memory starts as `empty`'s."""
+    copy = empty(array.shape, array.dtype)
     copy[...] = array
     return copy

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from im2win.numerics.reference import random_tensors, reference
+from im2win.runtime.tensors import aligned
 from im2win.spec.conv2d import Conv2d
 
 Array = NDArray[Any]
@@ -33,8 +34,11 @@ class Tensors:
 
     @classmethod
     def random(cls, conv: Conv2d, seed: int = 0) -> Tensors:
-        """Random normal tensors. Constant tensors are no choice, since some libraries and CPUs are faster on zeros or ones."""
-        named = {name: array.astype(conv.dtype, copy=False) for name, array in random_tensors(conv, seed).items()}
+        """Random normal tensors, aligned to cache lines as in PyTorch and ONNX Runtime.
+
+        Constant tensors are no choice, since some libraries and CPUs are faster on zeros or ones.
+        """
+        named = {name: aligned(array.astype(conv.dtype, copy=False)) for name, array in random_tensors(conv, seed).items()}
         return cls(named["data"], named["filter"], named.get("bias"), named.get("residual"))
 
     def expected(self, conv: Conv2d) -> Array:
