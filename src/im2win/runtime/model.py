@@ -163,8 +163,8 @@ class Model:
         for port, value in zip(self.inputs, inputs, strict=True):
             part = value[begin : begin + count] if port.batched else value
             if not full and port.batched:
-                padded = np.zeros(port.at(bucket.batch), port.dtype)
-                padded[:count] = part
+                padded = empty(port.at(bucket.batch), port.dtype)
+                padded[:count], padded[count:] = part, 0
                 part = padded
             taken.append(part)
         made = [
