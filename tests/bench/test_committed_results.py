@@ -39,7 +39,6 @@ STALE = {
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other choice",
-    "studies/nvidia-h200/zoo-float32-b32.json": "other choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.

@@ -193,7 +193,7 @@ def test_how_well_the_model_of_filters_in_steps_fits() -> None:
 
 
 def test_how_well_the_models_choose_among_recorded_tiles() -> None:
-    """As the model of multistage kernels says. Of layers with eight records at least; Winograd's own tolerance is another question."""
+    """As the model of multistage kernels says. Of layers with eight records of float32 accuracy; TF32's tiles are no rivals."""
     backend, lost = backend_for(H200), []
     for conv in LOG.convs("nvidia-h200"):
         last = {(one.method, str(one.tile)): one for one in LOG.read(conv, "nvidia-h200") if conv.dtype == "float32" and one.seconds}
@@ -201,7 +201,7 @@ def test_how_well_the_models_choose_among_recorded_tiles() -> None:
         usable = [each for each in found if backend.proven(conv, each[2]) and not backend.violations(conv, *each[1:])]
         if len(usable) >= 8:
             first = min(usable, key=lambda each: backend.cost(conv, *each[1:]))[0]
-            lost.append(first.cost / min(one.cost for one in last.values()))
+            lost.append(first.cost / min(one.cost for one, *_ in usable))
     mean, most = f"{geometric_mean(lost):.2f}", f"{max(lost):.2f}"
     text = " ".join(str(multistage.__doc__).split())
     assert f"On {len(lost)} float32 layers" in text and f"costs {mean} times as much as the best, and {most} times at most" in text
