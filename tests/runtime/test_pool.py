@@ -98,3 +98,47 @@ print(len(os.listdir("/proc/self/task")), libraries._first.im2win_threads())
     tasks, threads = map(int, run(code, library, OPENBLAS_NUM_THREADS="1").split())
     assert threads == len(os.sched_getaffinity(0)) and tasks <= threads + 1
     assert run("print(libraries._first.im2win_threads())", library, TVM_NUM_THREADS="1").strip() == "1"
+
+
+WORKERS = """
+before = set(os.listdir("/proc/self/task"))
+op(x, w)
+workers = [int(task) for task in set(os.listdir("/proc/self/task")) - before]
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_new_threads_leave_the_caller_s_cpu_and_are_not_bound(library: Path) -> None:
+    code = f"""
+cpus = os.sched_getaffinity(0)
+{WORKERS}
+for _ in range(20):
+    op(x, w)
+def place(task):
+    return int(open(f"/proc/self/task/{{task}}/stat").read().rpartition(")")[2].split()[36])
+assert place(workers[0]) != place(os.getpid()), (place(workers[0]), place(os.getpid()))
+assert all(os.sched_getaffinity(task) == cpus for task in [0, *workers])
+"""
+    run(code, library, OPENBLAS_NUM_THREADS="1", TVM_NUM_THREADS="2")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_caller_does_not_wait_for_a_worker_that_gets_no_cpu(library: Path) -> None:
+    """The workers run only where a CPU is idle, and none is: with a loop of their own, programs keep all of them busy."""
+    code = f"""
+import subprocess, time
+{WORKERS}
+for task in workers:
+    os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
+busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+try:
+    start = time.perf_counter()
+    for _ in range(300):
+        time.sleep(2e-3)  # longer than workers spin
+        op(x, w)
+    print(time.perf_counter() - start)
+finally:
+    for program in busy:
+        program.kill()
+"""
+    assert float(run(code, library, OPENBLAS_NUM_THREADS="1")) < 6.0

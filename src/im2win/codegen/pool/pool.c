@@ -1,4 +1,6 @@
-/* A thread pool. Idle threads wait on a condition variable. After each job they spin briefly, since the next layer usually follows at once. */
+/* A thread pool. Idle threads wait on a condition variable. After each job they spin briefly, since the next layer usually follows at once.
+   Threads are not bound to CPUs, but those of a job do not share one (`spread`). Where other threads hold the CPUs, such as those of
+   another library that spin after its last call, a worker may not run for milliseconds. Its task is then the caller's (`claimed`). */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -13,6 +15,7 @@
 #include "threads.h"
 
 #define MOST_THREADS 1024
+#define MOST_CPUS 1024
 #define TASKS_BITS 16
 #define STOP 0xFFFF /* in place of a number of tasks: workers end */
 #define SPINS 4096  /* of about 40 to 140 cycles each; none where threads outnumber CPUs */
@@ -23,8 +26,8 @@ struct worker {
   int task;
 };
 
-/* A ticket is a job's number and its number of tasks in one word. A thread with a task of the job may read the job, which is valid until
-   all its tasks are done. Other threads read the ticket only. */
+/* A ticket is a job's number and its number of tasks in one word. A thread that has claimed a task of the job may read the job, which is
+   valid until all its tasks are done. Other threads read the ticket only. */
 static struct {
   pthread_mutex_t busy; /* held by the caller whose tasks run */
   pthread_mutex_t lock;
@@ -38,6 +41,8 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static struct worker worker[MOST_THREADS];
+static _Atomic uint64_t claims[MOST_THREADS]; /* of each task the ticket of the last job in which a thread took it */
+static _Atomic uint64_t occupied[MOST_CPUS / 64]; /* CPUs on which a thread of the job runs, a bit each */
 static int cpus;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -55,6 +60,32 @@ static void relax(void) {
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
+#endif
+}
+
+#ifdef __linux__
+/* Marks a CPU as occupied. Returns whether it was free. */
+static int occupy(int cpu) {
+  uint64_t bit = (uint64_t)1 << cpu % 64;
+  return !(atomic_fetch_or_explicit(&occupied[cpu / 64], bit, memory_order_relaxed) & bit);
+}
+#endif
+
+/* Moves the calling thread away from a CPU on which another thread of the job runs. A new thread starts on its creator's CPU, and the
+   scheduler may leave two threads on one CPU for 100 ms and more while another is idle. The thread gets its set of CPUs back, so it is
+   not bound afterwards. */
+static void spread(void) {
+#ifdef __linux__
+  int cpu = sched_getcpu();
+  cpu_set_t usable, unoccupied;
+  if (cpu < 0 || cpu >= MOST_CPUS || occupy(cpu) || sched_getaffinity(0, sizeof usable, &usable) != 0) return;
+  CPU_ZERO(&unoccupied);
+  for (cpu = 0; cpu < MOST_CPUS && cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, &usable) && !(atomic_load_explicit(&occupied[cpu / 64], memory_order_relaxed) >> cpu % 64 & 1))
+      CPU_SET(cpu, &unoccupied);
+  if (CPU_COUNT(&unoccupied) == 0 || sched_setaffinity(0, sizeof unoccupied, &unoccupied) != 0) return;
+  if ((cpu = sched_getcpu()) >= 0 && cpu < MOST_CPUS) occupy(cpu);
+  sched_setaffinity(0, sizeof usable, &usable);
 #endif
 }
 
@@ -91,6 +122,13 @@ static void run_one(int task, int tasks) {
   if (status) atomic_compare_exchange_strong(&pool.failure, &none, status);
 }
 
+/* Whether the calling thread gets a task: its worker runs it, or the caller if it comes first. All tasks of a job are claimed before it
+   ends and tickets grow, so a worker that comes too late for a job gets nothing of it, nor of a later one. */
+static int claimed(int task, uint64_t ticket) {
+  uint64_t last = atomic_load_explicit(&claims[task], memory_order_relaxed);
+  return last < ticket && atomic_compare_exchange_strong_explicit(&claims[task], &last, ticket, memory_order_acq_rel, memory_order_relaxed);
+}
+
 static uint64_t next_ticket(uint64_t seen) {
   uint64_t ticket = seen;
   int spins = atomic_load_explicit(&pool.spins, memory_order_relaxed);
@@ -111,7 +149,8 @@ static void *work(void *self) {
     ticket = next_ticket(ticket);
     int tasks = (int)(ticket & ((1 << TASKS_BITS) - 1));
     if (tasks == STOP) return NULL;
-    if (own->task >= tasks) continue;
+    if (own->task >= tasks || !claimed(own->task, ticket)) continue;
+    if (tasks <= cpus) spread();
     run_one(own->task, tasks);
     if (atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_acq_rel) == 1) {
       pthread_mutex_lock(&pool.lock);
@@ -121,12 +160,14 @@ static void *work(void *self) {
   }
 }
 
-static void publish(int tasks) {
+static uint64_t publish(int tasks) {
   pthread_mutex_lock(&pool.lock);
   uint64_t number = atomic_load_explicit(&pool.ticket, memory_order_relaxed) >> TASKS_BITS;
-  atomic_store_explicit(&pool.ticket, (number + 1) << TASKS_BITS | (uint64_t)tasks, memory_order_release);
+  uint64_t ticket = (number + 1) << TASKS_BITS | (uint64_t)tasks;
+  atomic_store_explicit(&pool.ticket, ticket, memory_order_release);
   pthread_cond_broadcast(&pool.wake);
   pthread_mutex_unlock(&pool.lock);
+  return ticket;
 }
 
 /* Starts workers for so many tasks. Returns the number of tasks that have a thread. */
@@ -154,10 +195,17 @@ int im2win_pool_1_run(im2win_pool_task task, void *context, int most) {
   pool.context = context;
   atomic_store(&pool.failure, 0);
   atomic_store(&pool.remaining, tasks - 1);
+  for (int i = 0; i < MOST_CPUS / 64; i++) atomic_store_explicit(&occupied[i], 0, memory_order_relaxed);
+  spread();
   int spins = tasks <= cpus ? SPINS : 0;
   atomic_store_explicit(&pool.spins, spins, memory_order_relaxed);
-  publish(tasks);
+  uint64_t ticket = publish(tasks);
   run_one(0, tasks);
+  for (int task = tasks - 1; task > 0; task--) {
+    if (!claimed(task, ticket)) continue;
+    run_one(task, tasks);
+    atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_relaxed);
+  }
   for (int spin = 0; spin < spins && atomic_load_explicit(&pool.remaining, memory_order_acquire); spin++) relax();
   if (atomic_load_explicit(&pool.remaining, memory_order_acquire)) {
     pthread_mutex_lock(&pool.lock);
