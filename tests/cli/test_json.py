@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.records.folders import user_folder
 from im2win.records.log import Log
-from im2win.records.record import Record
+from im2win.records.record import Record, utc_now
 from im2win.registry.schedules import SCHEDULES
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner import TuneError, layers
@@ -63,7 +64,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 
 
 def _record(conv: Conv2d) -> Record:
-    return ok(conv=conv, device=Machine.host().name, extra_bytes=0)
+    return ok(conv=conv, device=Machine.host().name, extra_bytes=0, date=utc_now())
 
 
 def test_tune(tuned: list[Any], command: Callable[..., Any]) -> None:
@@ -88,6 +89,20 @@ def test_tune_tells_what_failed_and_ends_with_1(tuned: list[Any], command: Calla
     tuned += [TuneError("found no right kernel")] * 2
     done = command("tune", *TWO_LAYERS, "--json")
     assert (done.status, done.out, done.err) == (2, "", "im2win: found no right kernel\n")
+
+
+def test_tune_tells_which_layers_had_their_trials_before(tuned: list[Any], command: Callable[..., Any]) -> None:
+    def of_before(conv: Conv2d) -> Record:
+        return replace(_record(conv), date="2026-01-01T00:00:00+00:00")
+
+    tuned += [of_before, _record]
+    done = command("tune", *TWO_LAYERS, "--json")
+    assert [layer["tuned_before"] for layer in json.loads(done.out)["layers"]] == [True, False]
+    tuned += [of_before, _record]
+    text = command("tune", *TWO_LAYERS, "--trials", 3).out
+    assert "1 of 2 layers had 3 trials before: nothing was measured for it, and --trials 6 goes on." in " ".join(text.split())
+    tuned += [_record, _record]
+    assert "before" not in command("tune", *TWO_LAYERS).out
 
 
 def test_interrupted_tune_tells_what_it_has(tuned: list[Any], command: Callable[..., Any]) -> None:

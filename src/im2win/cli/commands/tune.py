@@ -8,6 +8,8 @@ import typer
 
 from im2win.cli.commands import options, tables, workload
 from im2win.common.progress import reporting
+from im2win.common.quantities import counted
+from im2win.records.record import utc_now
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 
@@ -42,6 +44,7 @@ def tune(
     """
     settings: dict[str, Any] = {"algorithm": algorithm, "trials": trials, "logs": logs, "seed": seed, "threads": threads}
     settings["accuracy"] = checked_accuracy(accuracy)
+    began = utc_now()
     with reporting("tuning") as reporter:
         reporter.step(note="reading the layers")
         chosen, skipped = workload.read(what, batch, layers, dtype, layout, out_dtype=out_dtype, deployed=True)
@@ -53,8 +56,9 @@ def tune(
         if failures and len(failures) == len({layer.conv for layer in chosen}):
             raise failures[0]
     if json:
-        tables.print_json({"target": target, **_facts(settings), "interrupted": interrupted} | _outcome(chosen, results, skipped))
+        tables.print_json({"target": target, **_facts(settings), "interrupted": interrupted} | _outcome(chosen, results, skipped, began))
     else:
+        _say_what_was_there(results, trials, began)
         _farewell(what, settings, interrupted)
     if interrupted or failures:
         raise typer.Exit(130 if interrupted else 1)
@@ -91,6 +95,20 @@ def _line(conv: Conv2d, result: Record | Exception) -> str:
     return f"{tables.milliseconds(result.seconds):>9} ms  {speed:>6} GFLOPS  {methods.shown(result.method)}"
 
 
+def _tuned_before(result: Record | Exception | None, began: str) -> bool:
+    """Whether a layer had all its trials before the run: what a run measures, it measures again at the end."""
+    return result is not None and not isinstance(result, Exception) and result.date < began
+
+
+def _say_what_was_there(results: Results, trials: int, began: str) -> None:
+    """Says for how many layers nothing was measured, so that nobody takes their times for new ones."""
+    if before := sum(_tuned_before(result, began) for result in results.values()):
+        typer.echo(
+            f"{before} of {counted(len(results), 'layer')} had {counted(trials, 'trial')} before: nothing was measured for "
+            f"{'it' if before == 1 else 'them'}, and --trials {2 * trials} goes on."
+        )
+
+
 def _farewell(what: str, settings: dict[str, Any], interrupted: bool) -> None:
     """Says where the records are and what to do next."""
     from im2win.records.folders import folder_to_write
@@ -112,14 +130,15 @@ def _facts(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "logs": str(folder_to_write(settings["logs"]))}
 
 
-def _outcome(layers: list[Layer], results: Results, skipped: list[str]) -> dict[str, Any]:
+def _outcome(layers: list[Layer], results: Results, skipped: list[str], began: str) -> dict[str, Any]:
     """The JSON value of the layers."""
-    return {"layers": [_row(layer, results.get(layer.conv)) for layer in layers], "skipped": skipped}
+    return {"layers": [_row(layer, results.get(layer.conv), began) for layer in layers], "skipped": skipped}
 
 
-def _row(layer: Layer, result: Record | Exception | None) -> dict[str, Any]:
+def _row(layer: Layer, result: Record | Exception | None, began: str) -> dict[str, Any]:
     head: dict[str, Any] = {"layer": layer.name, "conv": str(layer.conv), "count": layer.count, "flops": layer.conv.flops}
     if result is None or isinstance(result, Exception):
         return {**head, "failed": "interrupted" if result is None else str(result)}
     chosen = {"algorithm": result.algorithm, "schedule": result.schedule, "tile": result.tile}
-    return {**head, **chosen, "best_s": result.seconds, "extra_bytes": result.extra_bytes, "device": result.device, "failed": None}
+    facts = {"best_s": result.seconds, "extra_bytes": result.extra_bytes, "device": result.device}
+    return {**head, **chosen, **facts, "tuned_before": _tuned_before(result, began), "failed": None}
