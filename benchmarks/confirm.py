@@ -2,6 +2,7 @@
 
     python benchmarks/confirm.py                   # all of them
     python benchmarks/confirm.py benchmarks/results/nvidia-h200/papers12-float32-b128.json
+    python benchmarks/confirm.py --drop benchmarks/studies/nvidia-h200/zoo-float16-b1.json
 
 Nothing is measured and no device is needed (see `im2win.bench.confirmation`). Run it on new files too: it adds the fingerprints of their
 kernels, without which no later source can confirm them. Files of other kinds, and files that do not hold tiles, are measured anew instead.
@@ -18,7 +19,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, device_named, problems, zoo_confirmed
+from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, device_named, problems, zoo_confirmed, zoo_kept
 from im2win.bench.results import Result, ResultError
 from im2win.common.files import replace_json
 
@@ -31,11 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", type=Path, default=FILES, help="default: all results, and the zoo's")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--drop", action="store_true", help="remove networks with other kernels from files of the zoo")
     options = parser.parse_args(arguments)
     refused = 0
     with ProcessPoolExecutor(options.processes) as pool:
         for path in options.files:
-            reasons = _confirm_zoo(path, pool) if path.name.startswith("zoo-") else _confirm(path, pool)
+            reasons = _confirm_zoo(path, pool, options.drop) if path.name.startswith("zoo-") else _confirm(path, pool)
             refused += bool(reasons)
             print(f"{path}: {'; '.join(reasons[:3]) or 'made by kernels that are equal to those of today'}", flush=True)
     return 1 if refused else 0
@@ -56,15 +58,18 @@ def _confirm(path: Path, pool: ProcessPoolExecutor) -> list[str]:
     return [one.reason for one in rows if one.reason]
 
 
-def _confirm_zoo(path: Path, pool: ProcessPoolExecutor) -> list[str]:
-    """As `_confirm`, for a file of the zoo."""
+def _confirm_zoo(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[str]:
+    """As `_confirm`, for a file of the zoo. Networks are dropped only where the file says which kernels were timed."""
     study = json.loads(path.read_text(encoding="utf-8"))
     device, keys = device_named(study["device"]), problems(study)
     if device is None or not keys:
         return [f"{study['device']} is unknown" if device is None else "it does not list its problems"]
     kernels = dict(zip(keys, pool.map(functools.partial(chosen, device=device), keys, chunksize=4), strict=True))
-    study, reasons = zoo_confirmed(study, kernels)
-    replace_json(path, study)
+    new, reasons = zoo_confirmed(study, kernels)
+    if reasons and drop and study.get("kernels"):
+        new = zoo_kept(study, kernels)
+        reasons = [f"{len(study['rows']) - len(new['rows'])} of {len(study['rows'])} rows are dropped, {reasons[0]}"]
+    replace_json(path, new)
     return reasons
 
 

@@ -11,7 +11,7 @@ from recorded import fill, ok
 from scripts import script
 
 from im2win.bench import confirmation
-from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, problems, zoo_confirmed
+from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, problems, zoo_confirmed, zoo_kept
 from im2win.bench.results import Result, Row, Spread
 from im2win.bench.source import digests, stale
 from im2win.device.cpu import Machine
@@ -123,3 +123,11 @@ def test_the_zoo_is_confirmed_where_its_problems_have_the_same_kernels() -> None
     assert reasons == [f"{CONV}: another kernel is chosen today"] and "confirmed" not in other
     unknown, reasons = zoo_confirmed({**study, "digests": BEFORE}, kernels)
     assert "does not say which kernels" in reasons[0] and unknown == {**study, "digests": BEFORE}
+
+
+def test_networks_with_other_kernels_are_dropped_from_the_zoo() -> None:
+    other = replace(CONV, batch=CONV.batch + 1)
+    rows = [{"network": str(conv.batch), "groups": {"ours": {"convs": [str(conv)]}}} for conv in (CONV, other, CONV)]
+    study = {"digests": BEFORE, "rows": rows, "kernels": {str(CONV): "cpu:1", str(other): "cpu:2"}}
+    kept = zoo_kept(study, {str(CONV): "cpu:1", str(other): "cpu:3"})
+    assert kept["rows"] == [rows[0], rows[2]] and kept["confirmed"] == TODAY and set(problems(kept)) == {str(CONV)}

@@ -150,6 +150,21 @@ def zoo_confirmed(study: Mapping[str, Any], kernels: Mapping[str, str]) -> tuple
     return dict(study) if reasons else {**study, "confirmed": digests(study["digests"][TARGET])}, reasons
 
 
+def zoo_kept(study: Mapping[str, Any], kernels: Mapping[str, str]) -> dict[str, Any]:
+    """A zoo's study without the networks for which another kernel is chosen today, confirmed: `benchmarks/zoo.py` measures these anew.
+
+    Args:
+        kernels: by problem, what `chosen` returns.
+    """
+
+    def changed(row: Mapping[str, Any]) -> bool:
+        return any(study["kernels"].get(key) != kernels[key] for one in row["groups"].values() for key in one["convs"])
+
+    networks = {row["network"] for row in study["rows"] if changed(row)}
+    kept = {**study, "rows": [row for row in study["rows"] if row["network"] not in networks]}
+    return zoo_confirmed(kept, {key: kernels[key] for key in problems(kept)})[0]
+
+
 def confirmed(result: Result, rows: list[Checked]) -> Result:
     """The result with its rows' fingerprints, and with today's digests if every row was found to be equal."""
     layers = [one.row for one in rows]
