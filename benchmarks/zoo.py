@@ -17,7 +17,7 @@ from typing import Any
 
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import SOURCE, digests, stale
-from im2win.bench.zoo import ALLOWED, REFERENCE, SUBJECTS, measured
+from im2win.bench.zoo import ALLOWED, SUBJECTS, measured, reference
 from im2win.bench.zoo_builds import build_ahead
 from im2win.bench.zoo_networks import NETWORKS
 from im2win.common.files import replace_json
@@ -52,21 +52,22 @@ def main(arguments: list[str] | None = None) -> None:
     made = digests(options.device)
     facts = {
         "device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch,
-        "reference": REFERENCE, "versions": versions(),
+        "versions": versions(),
     }  # fmt: skip
     rows: list[dict[str, Any]] = []
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
         today = stale(before.get("confirmed") or before["digests"]) is None
         same = today and all(before.get(name) == value for name, value in facts.items())
-        rows = before["rows"] if same else []
+        told = {"reference": before["reference"]} if "reference" in before else {}
+        rows = [told | row for row in before["rows"]] if same else []
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
     if options.build_ahead:
         for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects).items():
             print(f"{name} is not built ahead: {why}", flush=True)
     for name in names:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
-        rows += [row | {"source": made[SOURCE]} for row in found]
+        rows += [row | {"source": made[SOURCE], "reference": reference(options.dtype)} for row in found]
         replace_json(options.json, {
             "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms",
             "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,

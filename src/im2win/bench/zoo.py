@@ -29,9 +29,9 @@ OURS = ["ours", "ours_nhwc"]  # of a model as it is, and in channels-last
 NCHW, NHWC, COMPILED, ONNX = "torch_nchw", "torch_nhwc", "torch_compile", "onnxruntime"
 SUBJECTS = {"cpu": [*OURS, NCHW, NHWC, COMPILED, ONNX], "cuda": [*OURS, NCHW, NHWC, COMPILED]}
 MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
-ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from PyTorch in float32, over its largest output
+ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from the reference, over its largest output
 OWN_ERRORS = 2.0  # an output may also differ by so many times PyTorch's own error in the network's type, if that is more
-REFERENCE = "PyTorch in float32, or twice PyTorch's own difference where that is more"
+WIDER = {"float32": "float64", "float16": "float32"}  # the type of the reference
 TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
 ROUNDS = 3, 15  # least and most samples of a subject
 _LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a network's subjects have their own inputs
@@ -56,9 +56,10 @@ class Setting:
         return images(self.network, self.batch).to(self.device, getattr(torch, dtype or self.dtype))
 
     def expected(self) -> Expected:
-        """PyTorch's output in float32, and what an output in the network's type may differ from it."""
+        """PyTorch's output in a wider type, and what an output in the network's type may differ from it."""
+        wider = WIDER[self.dtype]
         with torch.inference_mode():
-            exact = flat(self.module("float32")(self.images("float32")))
+            exact = flat(self.module(wider)(self.images(wider)))
             own = [error(flat(module(x)), exact) for module, x in (Way(name, self).given() for name in (NCHW, NHWC))]
         return Expected(exact, max(ALLOWED[self.dtype], *(OWN_ERRORS * one for one in own)))
 
@@ -86,6 +87,11 @@ def flat(output: Any) -> np.ndarray[Any, Any]:
         return np.asarray(output.detach().float().cpu().numpy()).ravel()
     parts = output.values() if isinstance(output, dict) else output
     return np.concatenate([flat(part) for part in parts])
+
+
+def reference(dtype: str) -> str:
+    """What outputs in a type are compared with, in words."""
+    return f"PyTorch in {WIDER[dtype]}, or twice PyTorch's own difference where that is more"
 
 
 def groups(report: Report) -> dict[str, Any]:

@@ -66,10 +66,10 @@ def _line(text: str) -> str:
 
 
 def _caption(study: Study) -> str:
-    reference = study.get("reference", "PyTorch eager")
+    references = "; ".join(dict.fromkeys(row.get("reference", study.get("reference", "PyTorch eager")) for row in study["rows"]))
     return (
         f"{study['dtype']}, batch {study['batch']}; {study['brand']} (`{study['device']}`); {study['date'][:10]}. Outputs within "
-        f"{study['tolerance']:g} of {reference}. Ratio: the better PyTorch layout's time over that of our better layout, above 1 we win."
+        f"{study['tolerance']:g} of {references}. Ratio: the better PyTorch layout's time over that of our better layout, above 1 we win."
     )
 
 
