@@ -208,6 +208,14 @@ def test_overhead_table() -> None:
     assert "| `cpu-2t` | NCHW | `torch.ops.im2win.conv2d`, under no_grad | 9.5 | 8.4 |" in filled
 
 
+def test_shared_process_table() -> None:
+    times = {"im2win": {"alone": 2.0, "another": 2.1, "numpy": 3.0}, "onnxruntime": {"alone": 4.0, "im2win": 2.0}}
+    study = {"study": "shared-process", "device": "cpu-2t", "layers": {"n1-c3x9x9-k3x3x3": times}}
+    filled = report.fill("<!-- table:shared-process -->\n<!-- /table -->", {}, [study])
+    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | im2win | 2.000 | 1.05 | - | - | - | 1.50 |" in filled
+    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | ONNX Runtime | 4.000 | - | 0.50 | - | - | - |" in filled
+
+
 def test_papers_table() -> None:
     """Formulas always; measurements where there are any."""
     layers = [Row("a", "n8-c3x9x9-k3x3x3", ratio=1.0), Row("b", "n8-c3x9x9-k3x3x3", ratio=4.0), Row("c", "n8-c3x9x9-k3x3x3")]

@@ -9,7 +9,8 @@ from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
 
-MODELS, PYTORCH, OVERHEAD = "models", "pytorch-models", "op-overhead"  # the studies' names in their files
+MODELS, PYTORCH, OVERHEAD, SHARED = "models", "pytorch-models", "op-overhead", "shared-process"  # the studies' names in their files
+ALONE, ANOTHER = "alone", "another"  # before the timed call: the same one, or one of the same library with tensors of its own
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
 _MODES = {"eager": "eager", "compile": "torch.compile"}
@@ -84,6 +85,23 @@ def overhead_table(studies: Sequence[Study]) -> str:
         for study in studies for layout, ways in study["layouts"].items() for way, row in ways.items()
     ]  # fmt: skip
     return markdown.table(["device", "layout", "call", "us", "over the kernel"], rows, words=3)
+
+
+def shared_table(studies: Sequence[Study]) -> str:
+    """Milliseconds of a layer alone, and how many times that it takes right after other libraries' calls in the same process."""
+    columns = [ANOTHER, "im2win", "torch_nchw", "onnxruntime", "numpy"]
+    rows = []
+    for study in studies:
+        for layer, subjects in study["layers"].items():
+            for name, times in subjects.items():
+                ratios = [number(times[what] / times[ALONE] if what in times else None, 2) for what in columns]
+                rows.append([layer, f"`{study['device']}`", _library(name), ms(times[ALONE]), *ratios])
+    heads = ["itself, other tensors", *(_library(name) for name in columns[1:])]
+    return markdown.table(["layer", "device", "library", "alone ms", *(f"after {head}" for head in heads)], rows, words=3)
+
+
+def _library(name: str) -> str:
+    return {"torch_nchw": "PyTorch", **_TITLES}.get(name, name)
 
 
 def _way(name: str) -> str:

@@ -28,6 +28,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     deploy_report.MODELS: deploy_report.models_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,
+    deploy_report.SHARED: deploy_report.shared_table,
     epilogues_report.STUDY: epilogues_report.table,
     zoo_report.STUDY: zoo_report.table,
 }
