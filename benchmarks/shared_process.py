@@ -4,7 +4,7 @@
 
 Libraries keep their threads spinning for a while after a call, and these take the CPUs from the next library's. Before each timed call of a
 subject another call is made, which is not timed: of the subject itself (its time alone), of the same library with tensors of its own (what
-caches cost), or of another library. Rounds are interleaved. All subjects have as many threads as im2win takes by default. Nothing else
+caches cost), or of another library; or nothing is done for a while (what waking threads costs). Rounds are interleaved. All subjects have as many threads as im2win takes by default. Nothing else
 should run meanwhile.
 """
 
@@ -28,12 +28,13 @@ from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.records.record import utc_now
-from im2win.reports.deploy import ALONE, ANOTHER, SHARED
+from im2win.reports.deploy import ALONE, ANOTHER, PAUSE, SHARED
 from im2win.spec.conv2d import Conv2d
 from im2win.studies.entries import SCHEMA
 
 LAYERS = ["n1-c128x14x14-k128x3x3-p1", "n1-c64x56x56-k64x3x3-p1", "n1-c64x112x112-k128x3x3-p1"]  # some 0.03, 0.2 and 2 ms
 MATRIX = 512  # rows and columns of the matrices that numpy multiplies: some milliseconds
+PAUSE_S = 5e-3  # longer than im2win's threads spin
 SETTLE_S = 0.15  # seconds that a pair takes turns before it is timed, until the threads of the last pair sleep: some spin for 100 ms
 
 Call = Callable[[], object]
@@ -80,6 +81,7 @@ def measure(conv: Conv2d, threads: int, rounds: int) -> dict[str, dict[str, floa
     for name, call in timed.items():
         foreign = {other: run for other, run in timed.items() if other != name}
         foreign["numpy"] = lambda: matrix @ matrix
+        foreign[PAUSE] = lambda: time.sleep(PAUSE_S)
         before |= {(name, what): run for what, run in {ALONE: call, ANOTHER: others[name], **foreign}.items()}
     found = times(timed, before, rounds)
     return {name: {what: found[other, what] for other, what in found if other == name} for name in timed}

@@ -38,7 +38,6 @@ STALE = {
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
-    "studies/nvidia-h200/zoo-float16-b1.json": "other choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.

@@ -41,6 +41,20 @@ def test_wrong_outputs_are_refused(output: np.ndarray) -> None:
         zoo.check(output, zoo.Expected(np.array([1.0, 2.0, 3.0]), 1e-3))
 
 
+def test_a_gpu_is_set_up_before_the_reference_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's convolutions are TF32 by default, which is no reference for float32."""
+    steps: list[str] = []
+
+    def calibrated(network: str, device: str) -> object:
+        steps.append("weights")
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(zoo, "_set_up_gpu", lambda: steps.append("set up"))
+    monkeypatch.setattr(zoo, "calibrated", calibrated)
+    rows = zoo.measured("tiny", 1, "float32", "cuda", ["ours"], 0.1, 1)
+    assert steps == ["set up", "weights"] and rows[0]["subjects"]["ours"]["failed"] == "RuntimeError: enough"
+
+
 def test_an_output_may_be_twice_as_far_off_as_pytorch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = zoo.Setting("tiny", 1, "float32", "cpu")
     assert setting.expected().allowed == zoo.ALLOWED["float32"]

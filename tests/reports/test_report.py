@@ -212,8 +212,8 @@ def test_shared_process_table() -> None:
     times = {"im2win": {"alone": 2.0, "another": 2.1, "numpy": 3.0}, "onnxruntime": {"alone": 4.0, "im2win": 2.0}}
     study = {"study": "shared-process", "device": "cpu-2t", "layers": {"n1-c3x9x9-k3x3x3": times}}
     filled = report.fill("<!-- table:shared-process -->\n<!-- /table -->", {}, [study])
-    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | im2win | 2.000 | 1.05 | - | - | - | 1.50 |" in filled
-    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | ONNX Runtime | 4.000 | - | 0.50 | - | - | - |" in filled
+    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | im2win | 2.000 | 1.05 | - | - | - | - | 1.50 |" in filled
+    assert "| n1-c3x9x9-k3x3x3 | `cpu-2t` | ONNX Runtime | 4.000 | - | - | 0.50 | - | - | - |" in filled
 
 
 def test_papers_table() -> None:

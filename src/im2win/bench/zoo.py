@@ -184,6 +184,8 @@ def measured(network: str, batch: int, dtype: str, device: str, names: list[str]
         weights = Path(folder) / "weights.pt"
         setting = Setting(network, batch, dtype, device, weights)
         try:
+            if device != "cpu":
+                _set_up_gpu()  # before the reference
             torch.save(calibrated(network, device).state_dict(), weights)
             expected = setting.expected()
             if device == "cpu":
@@ -238,11 +240,15 @@ def _rounds(first: dict[str, list[float]], seconds: float) -> int:
     return max(least, min(most, int(seconds / once))) if once else least
 
 
-def _on_gpu(setting: Setting, names: list[str], expected: Expected, seconds: float) -> dict[str, Outcome]:
-    """All subjects in one process, eager and as CUDA graphs; times are of events."""
+def _set_up_gpu() -> None:
+    """Sets PyTorch up as a peer: its float32 is float32, and not TF32 as by default."""
     from im2win.bench.cuda_harness import set_up_peers
 
     set_up_peers("float32")
+
+
+def _on_gpu(setting: Setting, names: list[str], expected: Expected, seconds: float) -> dict[str, Outcome]:
+    """All subjects in one process, eager and as CUDA graphs; times are of events."""
     calls: dict[str, Callable[[], Any]] = {}
     graphs: dict[str, Callable[[], Any]] = {}
     failed: dict[str, dict[str, str]] = {mode: {} for mode in MODES["cuda"]}

@@ -10,7 +10,7 @@ from im2win.common import markdown
 from im2win.common.markdown import ms, number
 
 MODELS, PYTORCH, OVERHEAD, SHARED = "models", "pytorch-models", "op-overhead", "shared-process"  # the studies' names in their files
-ALONE, ANOTHER = "alone", "another"  # before the timed call: the same one, or one of the same library with tensors of its own
+ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
 _MODES = {"eager": "eager", "compile": "torch.compile"}
@@ -89,14 +89,14 @@ def overhead_table(studies: Sequence[Study]) -> str:
 
 def shared_table(studies: Sequence[Study]) -> str:
     """Milliseconds of a layer alone, and how many times that it takes right after other libraries' calls in the same process."""
-    columns = [ANOTHER, "im2win", "torch_nchw", "onnxruntime", "numpy"]
+    columns = [ANOTHER, PAUSE, "im2win", "torch_nchw", "onnxruntime", "numpy"]
     rows = []
     for study in studies:
         for layer, subjects in study["layers"].items():
             for name, times in subjects.items():
                 ratios = [number(times[what] / times[ALONE] if what in times else None, 2) for what in columns]
                 rows.append([layer, f"`{study['device']}`", _library(name), ms(times[ALONE]), *ratios])
-    heads = ["itself, other tensors", *(_library(name) for name in columns[1:])]
+    heads = ["itself, other tensors", "a pause", *(_library(name) for name in columns[2:])]
     return markdown.table(["layer", "device", "library", "alone ms", *(f"after {head}" for head in heads)], rows, words=3)
 
 

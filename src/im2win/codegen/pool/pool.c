@@ -149,8 +149,9 @@ static void *work(void *self) {
     ticket = next_ticket(ticket);
     int tasks = (int)(ticket & ((1 << TASKS_BITS) - 1));
     if (tasks == STOP) return NULL;
-    if (own->task >= tasks || !claimed(own->task, ticket)) continue;
-    if (tasks <= cpus) spread();
+    if (own->task >= tasks) continue;
+    if (tasks <= cpus) spread(); /* first, since to move takes a while, for which the caller need not wait */
+    if (!claimed(own->task, ticket)) continue;
     run_one(own->task, tasks);
     if (atomic_fetch_sub_explicit(&pool.remaining, 1, memory_order_acq_rel) == 1) {
       pthread_mutex_lock(&pool.lock);
