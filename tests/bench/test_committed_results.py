@@ -30,7 +30,6 @@ STALE = {
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
-    "studies/amd-epyc-znver4-2t/zoo-float32-b1.json": "other kernels and choice",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other choice",
     "studies/intel-xeon-rocketlake-2t/search-quality.json": "no digest",
     "studies/nvidia-h200/op-overhead.json": "no digest",
