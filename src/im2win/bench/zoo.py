@@ -31,7 +31,6 @@ SUBJECTS = {"cpu": [*OURS, NCHW, NHWC, COMPILED, ONNX], "cuda": [*OURS, NCHW, NH
 MODES = {"cpu": ["eager"], "cuda": ["eager", "graph"]}
 ALLOWED = {"float32": 1e-3, "float16": 5e-2}  # largest difference from the reference, over its largest output
 OWN_ERRORS = 2.0  # an output may also differ by so many times PyTorch's own error in the network's type, if that is more
-WIDER = {"float32": "float64", "float16": "float32"}  # the type of the reference
 TIMEOUT = 900.0  # seconds for one request, such as to optimize or compile the network
 ROUNDS = 3, 15  # least and most samples of a subject
 _LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a network's subjects have their own inputs
@@ -57,7 +56,7 @@ class Setting:
 
     def expected(self) -> Expected:
         """PyTorch's output in a wider type, and what an output in the network's type may differ from it."""
-        wider = WIDER[self.dtype]
+        wider = wider_type(self.dtype)
         with torch.inference_mode():
             exact = flat(self.module(wider)(self.images(wider)))
             own = [error(flat(module(x)), exact) for module, x in (Way(name, self).given() for name in (NCHW, NHWC))]
@@ -89,9 +88,14 @@ def flat(output: Any) -> np.ndarray[Any, Any]:
     return np.concatenate([flat(part) for part in parts])
 
 
+def wider_type(dtype: str) -> str:
+    """The type of the reference for a network in a type."""
+    return "float64" if dtype == "float32" else "float32"
+
+
 def reference(dtype: str) -> str:
     """What outputs in a type are compared with, in words."""
-    return f"PyTorch in {WIDER[dtype]}, or twice PyTorch's own difference where that is more"
+    return f"PyTorch in {wider_type(dtype)}, or twice PyTorch's own difference where that is more"
 
 
 def groups(report: Report) -> dict[str, Any]:
