@@ -59,7 +59,7 @@ def test_layer_table() -> None:
     assert lines[2] == "| conv1 | im2win / stored | 1.000 | 215 | 51 | 4.000 | **2.000** | 2.00 | 1.60 |"
     assert lines[3] == "| conv2 | direct / tiled (untuned) | 4.000 | 12 | 3 | failed | **2.000** | 0.50 | 0.50 |"
     assert lines[4].startswith("| conv3 |  | failed | ") and "**0.123**" in lines[4]
-    assert lines[5] == "| sum |  | 7.000 |  |  | - | 8.000 | 1.14 |  |"  # noqa: RUF001
+    assert lines[5] == "| sum |  | 7.000 |  |  | – | 8.000 | 1.14 |  |"  # noqa: RUF001
     assert lines[6].split("|")[1].strip() == "geometric mean" and lines[6].endswith("| 1.00 | 0.89 |")
     assert len({line.count("|") for line in lines[:7]}) == 1
     assert "A CPU, 2 threads" in lines[-1] and "torch 2.0" in lines[-1] and "2026-01-02" in lines[-1]
@@ -70,7 +70,7 @@ def test_the_transform_is_shown_where_it_was_timed() -> None:
     one.layers[0].transform_ms = 0.25
     lines = report.layer_table(one).splitlines()
     assert lines[0].endswith("| ratio | ours: transform ms | untuned ratio |")
-    assert lines[2].endswith("| 2.00 | 0.250 | 1.60 |") and lines[3].endswith("| 0.50 | - | 0.50 |")  # noqa: RUF001
+    assert lines[2].endswith("| 2.00 | 0.250 | 1.60 |") and lines[3].endswith("| 0.50 | – | 0.50 |")  # noqa: RUF001
     assert lines[5].endswith("| 1.14 |  |  |") and lines[6].endswith("| 1.00 |  | 0.89 |")
     assert len({line.count("|") for line in lines[:7]}) == 1
 
@@ -126,7 +126,7 @@ def test_a_fraction_is_of_the_arithmetic_that_ran() -> None:
     assert roofline_fraction(layer, ["exact"], on_gpu([]).ceilings) == pytest.approx(flops / 50e9)
     assert roofline_fraction(replace(layer, algorithm="winograd"), [], on_gpu([]).ceilings) is None
     lines = report.layer_table(on_gpu([layer, replace(layer, algorithm="winograd")])).splitlines()
-    assert [line.split("|")[5].strip() for line in lines[2:4]] == ["85", "-"]  # noqa: RUF001
+    assert [line.split("|")[5].strip() for line in lines[2:4]] == ["85", "–"]  # noqa: RUF001
     assert "50000 GFLOPS (FMA) and 130000 GFLOPS (three TF32 products)" in lines[-1] and "none for Winograd's form" in lines[-1]
 
 
