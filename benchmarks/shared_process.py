@@ -2,10 +2,10 @@
 
     python benchmarks/shared_process.py --json benchmarks/studies/DEVICE/shared-process.json [LAYER...]
 
-Libraries keep their threads spinning for a while after a call, and these take the CPUs from the next library's. Before each timed call of a
-subject another call is made, which is not timed: of the subject itself (its time alone), of the same library with tensors of its own (what
-caches cost), or of another library; or nothing is done for a while (what waking threads costs). Rounds are interleaved. All subjects have as
-many threads as im2win takes by default. Nothing else should run meanwhile.
+Libraries keep their threads spinning for a while after a call, and these take the CPUs from the next library's. Before each timed call
+of a subject another call is made, which is not timed: of the subject itself (its time alone), of the same library with tensors of its
+own (what caches cost), or of another library; or nothing is done for a while (what waking threads costs). Rounds are interleaved. All
+subjects have as many threads as im2win takes by default. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
