@@ -22,39 +22,42 @@ import numpy as np
 import im2win
 from im2win.bench.cpu import versions
 from im2win.bench.peers.cpu import OnnxRuntime, Torch
-from im2win.bench.peers.subject import Tensors
+from im2win.bench.peers.subject import Tensors, Trial
 from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
+from im2win.numerics.reference import error
 from im2win.numerics.tolerance import tolerance
 from im2win.records.record import utc_now
 from im2win.reports.deploy import ALONE, ANOTHER, PAUSE, SHARED
-from im2win.spec.conv2d import Conv2d
+from im2win.spec.conv2d import Conv2d, ConvError
 from im2win.studies.entries import SCHEMA
 
-LAYERS = ["n1-c128x14x14-k128x3x3-p1", "n1-c64x56x56-k64x3x3-p1", "n1-c64x112x112-k128x3x3-p1"]  # some 0.03, 0.2 and 2 ms
-MATRIX = 512  # rows and columns of the matrices that numpy multiplies: some milliseconds
+LAYERS = ["n1-c128x14x14-k128x3x3-p1", "n1-c64x56x56-k64x3x3-p1", "n1-c64x112x112-k128x3x3-p1"]  # small to large
+MATRIX = 512  # rows and columns of the matrices that numpy multiplies
 PAUSE_S = 5e-3  # longer than im2win's threads spin
 SETTLE_S = 0.15  # seconds that a pair takes turns before it is timed, until the threads of the last pair sleep: some spin for 100 ms
 
 Call = Callable[[], object]
 
 
-def im2win_call(conv: Conv2d, tensors: Tensors) -> Call:
-    """A call of the layer as a user binds it, checked once against the float64 reference."""
+def im2win_trial(conv: Conv2d, tensors: Tensors) -> Trial:
+    """The layer as a user binds it."""
     layer = im2win.build(conv).bind(tensors.filter)
-    expected = tensors.expected(conv)
-    error = float(np.max(np.abs(layer(tensors.data) - expected)) / np.max(np.abs(expected)))
-    if not error <= tolerance(conv):
-        raise SystemExit(f"{conv}: the output is wrong, error {error:.2e}.")
-    return lambda: layer(tensors.data)
+    return Trial(lambda: layer(tensors.data), lambda: np.asarray(layer(tensors.data)))
 
 
 def subjects(conv: Conv2d, threads: int, seed: int) -> dict[str, Call]:
-    """A call of the layer in each library, on tensors of their own."""
+    """A call of the layer in each library, on tensors of their own, checked once against the float64 reference."""
     tensors = Tensors.random(conv, seed)
-    peers = {peer.name: peer.prepare(conv, tensors, threads).call for peer in (Torch(), OnnxRuntime())}
-    return {"im2win": im2win_call(conv, tensors), **peers}
+    trials = {"im2win": im2win_trial(conv, tensors)}
+    trials |= {peer.name: peer.prepare(conv, tensors, threads) for peer in (Torch(), OnnxRuntime())}
+    expected = tensors.expected(conv)
+    for name, trial in trials.items():
+        trial.call()
+        if not (found := error(trial.read(), expected)) <= tolerance(conv):
+            raise SystemExit(f"{conv}: the output of {name} is wrong, error {found:.2e}.")
+    return {name: trial.call for name, trial in trials.items()}
 
 
 def times(timed: dict[str, Call], before: dict[tuple[str, str], Call], rounds: int) -> dict[tuple[str, str], float]:
@@ -94,14 +97,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
+    try:
+        convs = [Conv2d.parse(key) for key in options.layers]
+    except ConvError as refused:
+        parser.error(str(refused))
     machine = Machine.host()
     facts = {"device": machine.name, "threads": machine.threads, "versions": versions(), "date": utc_now(), "unit": "ms"}
     rows: dict[str, Any] = {}
-    for key in options.layers:
-        rows[key] = measure(Conv2d.parse(key), machine.threads, options.rounds)
-        for name, row in rows[key].items():
-            print(f"{key} {name:12} " + ", ".join(f"{what} {ms:.3f}" for what, ms in row.items()), flush=True)
-    replace_json(options.json, {"study": SHARED, "schema": SCHEMA, **facts, "digests": digests("cpu"), "layers": rows})
+    for conv in convs:
+        rows[str(conv)] = measure(conv, machine.threads, options.rounds)
+        for name, row in rows[str(conv)].items():
+            print(f"{conv} {name:12} " + ", ".join(f"{what} {ms:.3f}" for what, ms in row.items()), flush=True)
+        replace_json(options.json, {"study": SHARED, "schema": SCHEMA, **facts, "digests": digests("cpu"), "layers": rows})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@
 #include "threads.h"
 
 #define MOST_THREADS 1024
-#define MOST_CPUS 1024
 #define TASKS_BITS 16
 #define STOP 0xFFFF /* in place of a number of tasks: workers end */
 #define SPINS 4096  /* of about 40 to 140 cycles each; none where threads outnumber CPUs */
@@ -42,7 +41,6 @@ static struct {
 
 static struct worker worker[MOST_THREADS];
 static _Atomic uint64_t claims[MOST_THREADS]; /* of each task the ticket of the last job in which a thread took it */
-static _Atomic uint64_t occupied[MOST_CPUS / 64]; /* CPUs on which a thread of the job runs, a bit each */
 static int cpus;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -64,30 +62,40 @@ static void relax(void) {
 }
 
 #ifdef __linux__
+static _Atomic uint64_t occupied[CPU_SETSIZE / 64]; /* CPUs on which a thread of the job runs, a bit each */
+
 /* Marks a CPU as occupied. Returns whether it was free. */
 static int occupy(int cpu) {
   uint64_t bit = (uint64_t)1 << cpu % 64;
   return !(atomic_fetch_or_explicit(&occupied[cpu / 64], bit, memory_order_relaxed) & bit);
 }
-#endif
 
-/* Moves the calling thread away from a CPU on which another thread of the job runs. A new thread starts on its creator's CPU, and the
-   scheduler may leave two threads on one CPU for 100 ms and more while another is idle. The thread gets its set of CPUs back, so it is
+/* At a job's start: its caller's CPU is the only one that is occupied. */
+static void gather(void) {
+  int cpu = sched_getcpu();
+  for (int i = 0; i < CPU_SETSIZE / 64; i++) atomic_store_explicit(&occupied[i], 0, memory_order_relaxed);
+  if (cpu >= 0 && cpu < CPU_SETSIZE) occupy(cpu);
+}
+
+/* Moves the calling worker away from a CPU on which another thread of the job runs. A new thread starts on its creator's CPU, and the
+   scheduler may leave two threads on one CPU for 100 ms and more while another is idle. The worker gets its set of CPUs back, so it is
    not bound afterwards. */
 static void spread(void) {
-#ifdef __linux__
   int cpu = sched_getcpu();
   cpu_set_t usable, unoccupied;
-  if (cpu < 0 || cpu >= MOST_CPUS || occupy(cpu) || sched_getaffinity(0, sizeof usable, &usable) != 0) return;
+  if (cpu < 0 || cpu >= CPU_SETSIZE || occupy(cpu) || sched_getaffinity(0, sizeof usable, &usable) != 0) return;
   CPU_ZERO(&unoccupied);
-  for (cpu = 0; cpu < MOST_CPUS && cpu < CPU_SETSIZE; cpu++)
+  for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
     if (CPU_ISSET(cpu, &usable) && !(atomic_load_explicit(&occupied[cpu / 64], memory_order_relaxed) >> cpu % 64 & 1))
       CPU_SET(cpu, &unoccupied);
   if (CPU_COUNT(&unoccupied) == 0 || sched_setaffinity(0, sizeof unoccupied, &unoccupied) != 0) return;
-  if ((cpu = sched_getcpu()) >= 0 && cpu < MOST_CPUS) occupy(cpu);
+  if ((cpu = sched_getcpu()) >= 0 && cpu < CPU_SETSIZE) occupy(cpu);
   sched_setaffinity(0, sizeof usable, &usable);
-#endif
 }
+#else
+static void gather(void) {}
+static void spread(void) {}
+#endif
 
 /* The child of a fork has none of the threads. */
 static void forked(void) {
@@ -196,8 +204,7 @@ int im2win_pool_1_run(im2win_pool_task task, void *context, int most) {
   pool.context = context;
   atomic_store(&pool.failure, 0);
   atomic_store(&pool.remaining, tasks - 1);
-  for (int i = 0; i < MOST_CPUS / 64; i++) atomic_store_explicit(&occupied[i], 0, memory_order_relaxed);
-  spread();
+  gather();
   int spins = tasks <= cpus ? SPINS : 0;
   atomic_store_explicit(&pool.spins, spins, memory_order_relaxed);
   uint64_t ticket = publish(tasks);
