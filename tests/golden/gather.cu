@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
   #pragma unroll
   for (int v = 0; v < 2; ++v) {
     int cse_v34 = (((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2));
-    int cse_v38 = ((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) % 784);
+    int cse_v39 = ((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) % 784);
     base_ptr[v] = (((((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) / 784) * 50176) + ((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) % 784)) - 29);
     top_ptr[v] = ((((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) % 784) / 28) - 1);
     left_ptr[v] = (((((((int)blockIdx.x) * 64) + (v * 32)) + (((int)threadIdx.x) >> 2)) % 28) - 1);
@@ -42,22 +42,22 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
   int cse_v18 = ((((int)threadIdx.x) >> 2) * 16);
   int cse_v19 = ((((int)threadIdx.x) & 31) >> 3);
   int cse_v20 = ((((int)threadIdx.x) & 3) * 784);
-  int cse_v39 = ((0 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
+  int cse_v40 = ((0 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
   #pragma unroll
   for (int v_4 = 0; v_4 < 2; ++v_4) {
     im2win::copy_async<4>((&(shared_ptr[(((((v_4 * 512) + ((((int)threadIdx.x) >> 2) * 16)) + ((0 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4)) + (((int)threadIdx.x) & 3)) + 6144)])), (&(data_ptr[(((((int)threadIdx.x) & 3) * 784) + base_ptr[v_4])])), ((((0 <= top_ptr[v_4]) && (top_ptr[v_4] < 28)) && (0 <= left_ptr[v_4])) && (left_ptr[v_4] < 28)));
   }
-  int cse_v40 = ((1 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
+  int cse_v41 = ((1 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
   #pragma unroll
   for (int v_5 = 0; v_5 < 2; ++v_5) {
     im2win::copy_async<4>((&(shared_ptr[(((((v_5 * 512) + ((((int)threadIdx.x) >> 2) * 16)) + ((1 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4)) + (((int)threadIdx.x) & 3)) + 6144)])), (&(data_ptr[((((((int)threadIdx.x) & 3) * 784) + base_ptr[v_5]) + 3136)])), ((((0 <= top_ptr[v_5]) && (top_ptr[v_5] < 28)) && (0 <= left_ptr[v_5])) && (left_ptr[v_5] < 28)));
   }
-  int cse_v41 = ((2 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
+  int cse_v42 = ((2 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
   #pragma unroll
   for (int v_6 = 0; v_6 < 2; ++v_6) {
     im2win::copy_async<4>((&(shared_ptr[(((((v_6 * 512) + ((((int)threadIdx.x) >> 2) * 16)) + ((2 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4)) + (((int)threadIdx.x) & 3)) + 6144)])), (&(data_ptr[((((((int)threadIdx.x) & 3) * 784) + base_ptr[v_6]) + 6272)])), ((((0 <= top_ptr[v_6]) && (top_ptr[v_6] < 28)) && (0 <= left_ptr[v_6])) && (left_ptr[v_6] < 28)));
   }
-  int cse_v42 = ((3 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
+  int cse_v43 = ((3 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4);
   #pragma unroll
   for (int v_7 = 0; v_7 < 2; ++v_7) {
     im2win::copy_async<4>((&(shared_ptr[(((((v_7 * 512) + ((((int)threadIdx.x) >> 2) * 16)) + ((3 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4)) + (((int)threadIdx.x) & 3)) + 6144)])), (&(data_ptr[((((((int)threadIdx.x) & 3) * 784) + base_ptr[v_7]) + 9408)])), ((((0 <= top_ptr[v_7]) && (top_ptr[v_7] < 28)) && (0 <= left_ptr[v_7])) && (left_ptr[v_7] < 28)));
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
       int cse_v6 = (v_12 + 2);
       int cse_v25 = ((v_12 + 2) % 3);
       int cse_v26 = ((v_12 * 2048) + (((int)threadIdx.x) * 4));
-      int cse_v43 = ((((v_12 + 2) % 3) * 2048) + (((int)threadIdx.x) * 4));
+      int cse_v44 = ((((v_12 + 2) % 3) * 2048) + (((int)threadIdx.x) * 4));
       im2win::copy_async<16>((&(shared_ptr[((((v_12 + 2) % 3) * 2048) + (((int)threadIdx.x) * 4))])), (&(filter_ptr[(((v_12 * 2048) + (((int)threadIdx.x) * 4)) + 4096)])));
       im2win::copy_async<16>((&(shared_ptr[(((((v_12 + 2) % 3) * 2048) + (((int)threadIdx.x) * 4)) + 512)])), (&(filter_ptr[(((v_12 * 2048) + (((int)threadIdx.x) * 4)) + 4608)])));
       im2win::copy_async<16>((&(shared_ptr[(((((v_12 + 2) % 3) * 2048) + (((int)threadIdx.x) * 4)) + 1024)])), (&(filter_ptr[(((v_12 * 2048) + (((int)threadIdx.x) * 4)) + 5120)])));
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
       int cse_v27 = ((v_12 + 2) / 12);
       int cse_v35 = (((v_12 + 2) % 3) * 1024);
       int cse_v36 = (((v_12 + 2) % 12) >> 2);
-      int cse_v46 = ((((((v_12 + 2) & 3) * 12544) + ((((int)threadIdx.x) & 3) * 784)) + (((v_12 + 2) / 12) * 28)) + (((v_12 + 2) % 12) >> 2));
+      int cse_v47 = ((((((v_12 + 2) & 3) * 12544) + ((((int)threadIdx.x) & 3) * 784)) + (((v_12 + 2) / 12) * 28)) + (((v_12 + 2) % 12) >> 2));
       #pragma unroll
       for (int v_13 = 0; v_13 < 2; ++v_13) {
         im2win::copy_async<4>((&(shared_ptr[((((((((v_12 + 2) % 3) * 1024) + (v_13 * 512)) + ((((int)threadIdx.x) >> 2) * 16)) + ((0 ^ ((((int)threadIdx.x) & 31) >> 3)) * 4)) + (((int)threadIdx.x) & 3)) + 6144)])), (&(data_ptr[(((((((v_12 + 2) & 3) * 12544) + ((((int)threadIdx.x) & 3) * 784)) + (((v_12 + 2) / 12) * 28)) + (((v_12 + 2) % 12) >> 2)) + base_ptr[v_13])])), ((((0 <= (((v_12 + 2) / 12) + top_ptr[v_13])) && ((((v_12 + 2) / 12) + top_ptr[v_13]) < 28)) && (0 <= ((((v_12 + 2) % 12) >> 2) + left_ptr[v_13]))) && (((((v_12 + 2) % 12) >> 2) + left_ptr[v_13]) < 28)));
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
       }
     }
     int cse_v30 = ((((int)threadIdx.x) & 31) * 4);
-    int cse_v44 = (((v_12 % 3) * 2048) + (((((int)threadIdx.x) & 63) >> 5) * 1024));
+    int cse_v45 = (((v_12 % 3) * 2048) + (((((int)threadIdx.x) & 63) >> 5) * 1024));
     #pragma unroll
     for (int v_19 = 0; v_19 < 2; ++v_19) {
       im2win::load_words((&(a_high_ptr[(v_19 * 4)])), (&(shared_ptr[(((((v_12 % 3) * 2048) + (((((int)threadIdx.x) & 63) >> 5) * 1024)) + (v_19 * 512)) + ((((int)threadIdx.x) & 31) * 4))])));
@@ -183,20 +183,31 @@ extern "C" __global__ void __launch_bounds__(128) conv2d_kernel(float* __restric
     if (v_12 < 34) {
     }
   }
-  alignas(64) float values_ptr[4];
   #pragma unroll
   for (int v_27 = 0; v_27 < 2; ++v_27) {
     #pragma unroll
-    for (int v_28 = 0; v_28 < 2; ++v_28) {
+    for (int v_28 = 0; v_28 < 4; ++v_28) {
       #pragma unroll
-      for (int v_29 = 0; v_29 < 2; ++v_29) {
-        int cse_v37 = (((v_28 * 16) + (v_27 * 8)) + (v_29 * 2));
-        values_ptr[0] = sums_ptr[(((v_28 * 16) + (v_27 * 8)) + (v_29 * 2))];
-        values_ptr[1] = sums_ptr[((((v_28 * 16) + (v_27 * 8)) + (v_29 * 2)) + 1)];
-        values_ptr[2] = sums_ptr[((((v_28 * 16) + (v_27 * 8)) + (v_29 * 2)) + 4)];
-        values_ptr[3] = sums_ptr[((((v_28 * 16) + (v_27 * 8)) + (v_29 * 2)) + 5)];
-        int cse_v45 = (((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_27 * 16));
-        *(float4*)(output_ptr + ((((((((((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_27 * 16)) / 784) * 50176) + (((((int)threadIdx.x) & 63) >> 5) * 25088)) + (v_28 * 12544)) + (v_29 * 6272)) + (((((int)threadIdx.x) & 31) >> 2) * 784)) + (((((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_27 * 16)) + ((((int)threadIdx.x) & 3) * 4)) % 784))) = *(float4*)(values_ptr + 0);
+      for (int v_29 = 0; v_29 < 4; ++v_29) {
+        int cse_v37 = (((v_27 * 16) + (v_28 * 4)) + v_29);
+        sums_ptr[(((v_27 * 16) + (v_28 * 4)) + v_29)] = (sums_ptr[(((v_27 * 16) + (v_28 * 4)) + v_29)] * 0x1.00004046e0f2cp+0f/*1.000004e+00*/);
+      }
+    }
+  }
+  alignas(64) float values_ptr[4];
+  #pragma unroll
+  for (int v_30 = 0; v_30 < 2; ++v_30) {
+    #pragma unroll
+    for (int v_31 = 0; v_31 < 2; ++v_31) {
+      #pragma unroll
+      for (int v_32 = 0; v_32 < 2; ++v_32) {
+        int cse_v38 = (((v_31 * 16) + (v_30 * 8)) + (v_32 * 2));
+        values_ptr[0] = sums_ptr[(((v_31 * 16) + (v_30 * 8)) + (v_32 * 2))];
+        values_ptr[1] = sums_ptr[((((v_31 * 16) + (v_30 * 8)) + (v_32 * 2)) + 1)];
+        values_ptr[2] = sums_ptr[((((v_31 * 16) + (v_30 * 8)) + (v_32 * 2)) + 4)];
+        values_ptr[3] = sums_ptr[((((v_31 * 16) + (v_30 * 8)) + (v_32 * 2)) + 5)];
+        int cse_v46 = (((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_30 * 16));
+        *(float4*)(output_ptr + ((((((((((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_30 * 16)) / 784) * 50176) + (((((int)threadIdx.x) & 63) >> 5) * 25088)) + (v_31 * 12544)) + (v_32 * 6272)) + (((((int)threadIdx.x) & 31) >> 2) * 784)) + (((((((int)blockIdx.x) * 64) + ((((int)threadIdx.x) >> 6) * 32)) + (v_30 * 16)) + ((((int)threadIdx.x) & 3) * 4)) % 784))) = *(float4*)(values_ptr + 0);
       }
     }
   }

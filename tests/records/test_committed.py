@@ -115,7 +115,7 @@ def test_sums_that_untuned_kernels_may_take_keep_the_tolerance() -> None:
                     assert record.outcome == "ok", f"{conv}: {record.tile}"
                     worst[key] = max(worst.get(key, 0.0), record.error / record.tolerance)
     shares = {key: round(share, 1) for key, share in worst.items() if key[0] > 3000}
-    assert shares == {(3136, False): 0.9, (4608, False): 0.1, (4608, True): 0.5}
+    assert shares == {(3136, False): 0.5, (3136, True): 0.2, (4608, False): 0.1, (4608, True): 0.3}
 
 
 def best_streamed(key: str, **of_tile: str) -> dict[bool, float]:

@@ -93,6 +93,19 @@ def test_right_with_every_arithmetic(key: str, name: str) -> None:
         assert error <= tolerance(conv, backend.accuracy(tile)), f"{product}, {tile}"
 
 
+@pytest.mark.parametrize("product", ["tf32x3", "wg_tf32x3"])
+@pytest.mark.parametrize("key", ["n8-c64x28x28-k64x3x3-p1", "n8-c256x14x14-k64x3x3-p1", "n8-c512x14x14-k64x3x3-p1-NHWC"])
+def test_sums_of_parts_do_not_shrink(key: str, product: str) -> None:
+    """What truncation takes of all outputs alike is restored: it would add up over the layers of a network."""
+    conv = Conv2d.parse(key)
+    tile = next(tile for tile in tiles(conv, "implicit_gemm/tiled") if tile.product == product and not tile.outputs)
+    op = im2win.build(conv, "cuda", algorithm="implicit_gemm/tiled", tile=tile)
+    tensors = device_tensors(conv, 1)
+    got, (want, _) = op.bind(tensors["filter"])(tensors["data"]).double(), reference(conv, tensors)
+    common = float((got * want).sum() / (want * want).sum() - 1)
+    assert abs(common) < 1e-6, f"{tile}: {common:+.2e}"
+
+
 REQUANTISED = [
     "n4-c64x28x28-k96x3x3-p1-int8-out.int8-NHWC-bias-relu",  # lanes exchange channels
     "n2-c64x57x53-k64x3x3-p1-int8-out.int8-NHWC",

@@ -62,6 +62,11 @@ def generated(conv: Conv2d, algorithm: str, tile: MultistageTile | TensorCoreTil
     return cuda_codegen.generate_source(cuda_lowering.lower(conv, ROWS[algorithm], tile, H200), H200)
 
 
+def forget() -> None:
+    """Generates the source of every kernel anew."""
+    generated.cache_clear()
+
+
 def cuda_algorithms(conv: Conv2d) -> list[str]:
     """Names of the algorithms that compute this problem on CUDA as it stands; Winograd's form has tests of its own."""
     return [name for name, row in ROWS.items() if name not in OWN and row.supports(conv, "cuda") is None]

@@ -283,6 +283,22 @@ def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, ma
     assert [choice.tile for choice in session.next_batch()[1:4]] == [candidates[place].tile for place in (50, 40, 60)]
 
 
+def test_what_was_faster_before_the_code_changed_is_tried_whatever_the_log_holds(tmp_path: Path, machine: Machine) -> None:
+    """The log holds as many valid trials as are asked for, and older ones of other kernels: the faster of these are tried."""
+    candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
+    made, log = Session(SMALL, _names(), machine, Log(tmp_path / "made"), 3, 0), Log(tmp_path / "log")
+    session = Session(SMALL, _names(), machine, log, 3, 0)
+    for choice in (session.default, candidates[20], candidates[30]):
+        _took(session, choice, 2e-3)
+    for place, seconds in ((40, 3e-3), (50, 1.5e-3), (60, 1e-3)):
+        record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
+        log.append(replace(record, generator="0" * 16))
+    session = Session(SMALL, _names(), machine, log, 3, 0)
+    assert [choice.tile for choice in session.next_batch()] == [candidates[place].tile for place in (60, 50)]
+    _took(session, candidates[60], 1.2e-3)
+    assert session.next_batch() == []  # what was slower than that before is not worth a trial
+
+
 def test_shipped_records_of_other_devices_are_hints(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look-up takes none that has not met the default; the tuner tries the best two of each device, right after it."""
     candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]

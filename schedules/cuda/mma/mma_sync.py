@@ -16,14 +16,24 @@ from im2win.packing.mma_fragments import column, row
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SLAB
 from im2win.schedules.cuda.mma.fma import Run
 from im2win.schedules.cuda.primitives import CHUNK, Expr, call, local, pointer
-from im2win.schedules.cuda.tiles.multistage import MultistageTile, promoted
+from im2win.schedules.cuda.tiles.multistage import MultistageTile, depth, promoted
 from im2win.spec.conv2d import Conv2d
 
 STEPS = 2  # instructions along the sum in a slab
 PROMOTED = 512  # products of a float32 sum in one accumulator, before a fresh one continues it
+SHRINK, SHRINK_STEP = 2.6e-7, 6.2e-9  # share of a sum of TF32 parts that truncation takes: fixed, and for each product; H200
 
 Place = tuple[Expr, Expr]
 """(tile of rows or columns, which of the two that a lane holds of it)"""
+
+
+def restored(products: int) -> float:
+    """Factor that restores a float32 sum of this many products to its size.
+
+    Every instruction truncates the partial sum, which is k/K of the whole on average after k of K products. Therefore all outputs of a layer
+    shrink by one common share.
+    """
+    return 1 + SHRINK + SHRINK_STEP * products
 
 
 class TensorProduct:
@@ -38,6 +48,10 @@ class TensorProduct:
         self._tile, self._rows, self._cols = tile, rows, cols
         self._channels_are_rows, self._along_channels, self._run = channels_are_rows, conv.layout == "NHWC", run
         self._every = -(-PROMOTED // tile.block_k) if promoted(conv, tile) else 0
+        self._factor = 1.0
+        if tile.arithmetic.parts == 2:
+            products = depth(conv, tile)
+            self._factor = restored(min(products, self._every * tile.block_k) if self._every else products)
         self._sums = local("sums", (rows, cols, 4), tile.sum_dtype)
         self._totals: Any = local("totals", (rows, cols, 4), tile.sum_dtype) if self._every else None
 
@@ -77,11 +91,14 @@ class TensorProduct:
                 self._clear(self._sums)
 
     def finish(self) -> None:
-        """After the last step: waits for all products and completes the sums."""
+        """After the last step: waits for all products, completes the sums and restores what truncation took of them."""
         self._wait()
         if self._every:
             self._add_totals()
             self._sums = self._totals
+        if self._factor != 1.0:
+            with T.unroll(self._rows) as i, T.unroll(self._cols) as j, T.unroll(4) as r:
+                T.buffer_store(self._sums, self._sums[i, j, r] * tirx.const(self._factor, self._tile.sum_dtype), [i, j, r])
 
     # --- accumulators in the order of the epilogue -----------------------------------------------------------------------
 

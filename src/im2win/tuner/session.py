@@ -73,7 +73,8 @@ class Session:
             raise ValueError(f"no tile of {', '.join(names)} is legal for {conv} on {self.backend.name}.")
         self.default, self.rivals = self._standard(found, ranked, accuracy)
         model = CostModel(training_data(list(self._other_layers()), device))
-        self.search = Search(conv, device, ranked, seed, model, self._hints(names, accuracy))
+        self.hints = self._hints(names, accuracy)
+        self.search = Search(conv, device, ranked, seed, model, [choice for choice, _ in self.hints])
         self.tried: list[tuple[Choice, float]] = []  # each with its `Record.cost`
         self.seconds: dict[Any, float | None] = {}
         self.outcomes: dict[str, int] = {}
@@ -108,11 +109,12 @@ class Session:
         """Whether a record is valid for today's code and this session's device."""
         return self._same_place(record) and stale(record, [self.log]) is None
 
-    def _hints(self, names: list[str], accuracy: Accuracy) -> list[Choice]:
+    def _hints(self, names: list[str], accuracy: Accuracy) -> list[tuple[Choice, float]]:
         """The best legal candidates of records that the look-up refuses: of other versions of the code or of TVM, or of other devices.
 
         For a problem that requantises its outputs, records of the same problem without requantisation count as well, of whatever version.
-        Records of this device come before those that ship with the package for others.
+        Records of this device come before those that ship with the package for others. Each comes with the cost of its record, or with
+        infinity where that is of another device or problem.
         """
         old: dict[tuple[str, str], Record] = {}
         for conv in (self.conv, self.conv.with_(out_dtype=None)) if self.conv.requantised else (self.conv,):
@@ -120,12 +122,10 @@ class Session:
                 hint = conv != self.conv or stale(record, [self.log]) is not None
                 if hint and record.seconds is not None and self._same_place(record) and record.method in names:
                     old[record.method, str(record.tile)] = record
-        legal = (
-            record
-            for record in (*best_first(old.values()), *best_first(self._elsewhere(names)))
-            if not tile_violations(self.conv, record.method, record.tile, self.device, accuracy)
-        )
-        return [self._choice(self.conv, record) for record in itertools.islice(legal, HINTS)]
+        own = [(record, record.cost if record.conv == str(self.conv) else math.inf) for record in best_first(old.values())]
+        found = (*own, *((record, math.inf) for record in best_first(self._elsewhere(names))))
+        legal = (one for one in found if not tile_violations(self.conv, one[0].method, one[0].tile, self.device, accuracy))
+        return [(self._choice(self.conv, record), cost) for record, cost in itertools.islice(legal, HINTS)]
 
     def _elsewhere(self, names: list[str]) -> list[Record]:
         """The best shipped records of this layer: of this device, and of other ones."""
@@ -189,14 +189,22 @@ class Session:
         """The candidates to try next; empty when the session is over.
 
         The default tile is tried first. If the log holds other trials but not this one, it is tried whatever their number. It is none of
-        `trials` where its algorithm was not asked for.
+        `trials` where its algorithm was not asked for. So are hints that were faster than all trials that the log holds: else a layer
+        whose fastest kernels have changed would keep a slower one.
         """
-        lacking = [] if self.met else [self.default]
+        lacking = [*([] if self.met else [self.default]), *self._faster_before()]
         left = self.trials - sum(choice.algorithm in self.names for choice in (*(choice for choice, _ in self.tried), *lacking))
         if left <= 0 or self.stalled:
             return lacking
         tried = [*self.tried, *((choice, math.inf) for choice in lacking)]
         return [*lacking, *self.search.propose(tried, min(max(BATCH, self.backend.workers) - len(lacking), left))]
+
+    def _faster_before(self) -> list[Choice]:
+        """Untried hints whose records are faster than the best trial, of a session that resumes others."""
+        if not self.resumed or self.best is None:
+            return []
+        tried = {choice.key for choice, _ in self.tried} | {self.default.key}
+        return [choice for choice, cost in self.hints if cost < self.best[1] and choice.key not in tried]
 
     def record(self, choice: Choice, outcome: Outcome, kernel: Kernel | None, *, again: bool = False) -> Record:
         """Stores an outcome in memory and in the log; `again` marks a second measurement of the same candidate."""

@@ -43,6 +43,12 @@ def errors(conv: Conv2d, scale: float = 1.0, seed: int = 0) -> dict[tuple[str, s
     return {(name, tile.product): error(y, right) for (name, tile), y in zip(rows, found, strict=True)}
 
 
+def common_error(y: Array, right: Array) -> float:
+    """The part of the relative error that all outputs share: the factor that brings `right` nearest to `y`, less one."""
+    y, right = y.astype(np.float64), right.astype(np.float64)
+    return float((y * right).sum() / (right * right).sum() - 1)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("key", KEYS)
 def test_three_products_are_as_accurate_as_float32_and_one_is_not(key: str) -> None:
@@ -64,6 +70,18 @@ def test_long_sums_go_on_in_fresh_registers(key: str) -> None:
     assert len(kinds) == 4 and all(promoted(conv, tile) for _, tile in kinds)
     for kernel, y in zip(kinds, Emulated(conv, kinds)(tensors), strict=True):
         assert error(y, right) <= 0.4 * tolerance(conv), kernel
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("key", (*KEYS, LONG[0]))
+def test_sums_of_parts_do_not_shrink(key: str) -> None:
+    """What truncation takes of all outputs alike is restored: it would add up over the layers of a network."""
+    conv = Conv2d.parse(key)
+    kinds = [(algorithm, tile) for algorithm, tile in kernels(conv) if tile.arithmetic.parts == 2]
+    tensors = typed(conv, normal_tensors(conv, 0))
+    right = reference(conv, tensors["data"], tensors["filter"], tensors.get("bias"))
+    for kernel, y in zip(kinds, Emulated(conv, kinds)(tensors), strict=True):
+        assert abs(common_error(y, right)) < 2e-6, kernel
 
 
 @pytest.mark.parametrize("scale", [2.0**-50, 2.0**60])

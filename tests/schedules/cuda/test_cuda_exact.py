@@ -27,6 +27,8 @@ from im2win.spec.activations import ACTIVATIONS
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.dtypes import DTYPES
 
+pytestmark = pytest.mark.usefixtures("unrestored")
+
 SEEDS = (0, 1)
 
 

@@ -16,6 +16,8 @@ from waiting_kernels import KERNELS, STEP
 
 from im2win.spec.conv2d import Conv2d
 
+pytestmark = pytest.mark.usefixtures("unrestored")
+
 SEEDS = range(12)
 BARRIER = "__syncthreads();"
 WAIT = re.compile(r"im2win::wait_copies<(\d+)>\(\);")

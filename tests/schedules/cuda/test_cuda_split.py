@@ -19,6 +19,8 @@ from im2win.schedules.cuda.families.split_k import SplitK
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
+pytestmark = pytest.mark.usefixtures("unrestored")
+
 NAME, PLAN = "implicit_gemm/split_k", SplitK()
 LAST = "n1-c512x7x7-k512x3x3-p1"  # of a network for one image: 49 windows, and sums of 4608 products
 

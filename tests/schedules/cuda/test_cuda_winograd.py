@@ -36,6 +36,8 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import suite
 
+pytestmark = pytest.mark.usefixtures("unrestored")
+
 PLAN = WinogradBands()
 
 

@@ -22,6 +22,8 @@ from im2win.schedules.cuda.kernels.multistage import pack_of, step_filters
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import Conv2d
 
+pytestmark = pytest.mark.usefixtures("unrestored")
+
 PLAN = WinogradBands()
 
 
