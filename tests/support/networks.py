@@ -18,11 +18,11 @@ def integers(*shape: int, seed: int = 0) -> Tensor:
 def with_integers(module: nn.Module) -> Any:
     """The module in eval mode with whole weights; normalisation divides by 1 or 2 and multiplies by even numbers."""
     for i, one in enumerate(module.modules()):
-        if isinstance(one, nn.Conv2d):
+        if isinstance(one, (nn.Conv1d, nn.Conv2d)):
             one.weight.data = integers(*one.weight.shape, seed=i)
             if one.bias is not None:
                 one.bias.data = integers(*one.bias.shape, seed=i + 1)
-        elif isinstance(one, nn.BatchNorm2d):
+        elif isinstance(one, (nn.BatchNorm1d, nn.BatchNorm2d)):
             one.eps = 2.0**-10  # added to a variance that lacks it: the sum is exact
             sizes = one.weight.shape
             one.weight.data, one.bias.data = 2 * integers(*sizes, seed=i), integers(*sizes, seed=i + 1)

@@ -116,18 +116,30 @@ def test_convolutions_of_a_program(torch: Any, inference: bool, tmp_path: Path) 
     assert not captured.skipped and {target for _, target in captured.counts} == {"cpu"}
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+def test_lines_are_images_of_one_row(torch: Any, tmp_path: Path, inference: bool) -> None:
+    import im2win
+
+    functional, path = torch.nn.functional, tmp_path / "layers.jsonl"
+    with torch.inference_mode() if inference else torch.no_grad(), im2win.capture(path) as captured:
+        functional.conv1d(torch.randn(2, 4, 9), torch.randn(6, 2, 3), torch.randn(6), stride=2, padding=1, dilation=2, groups=2)
+        functional.conv1d(torch.randn(2, 4, 9), torch.randn(6, 4, 3), padding="same")
+    keys = ["n2-c4x1x9-k6x1x3-s1x2-p0x1-d1x2-g2-bias", "n2-c4x1x9-k6x1x3-p0x1"]
+    assert [layer.name for layer in read_layers(path)[0]] == keys and not captured.skipped
+
+
 def test_what_is_not_captured_is_counted(torch: Any, tmp_path: Path) -> None:
     import im2win
 
     functional, path = torch.nn.functional, tmp_path / "layers.jsonl"
     with torch.no_grad(), im2win.capture(path) as captured:
         functional.conv2d(torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3), padding=1)  # one image: PyTorch makes it a batch
-        functional.conv1d(torch.randn(1, 4, 8), torch.randn(4, 4, 3))
+        functional.conv3d(torch.randn(1, 4, 8, 8, 8), torch.randn(4, 4, 3, 3, 3))
         functional.conv_transpose2d(torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3))
         functional.conv2d(torch.randn(1, 4, 8, 8).bfloat16(), torch.randn(4, 4, 3, 3).bfloat16())
     assert [layer.conv for layer in read_layers(path)[0]] == [A]
     assert sorted(captured.skipped) == [
-        "a convolution over 1 dimensions", "a transposed convolution",
+        "a convolution over 3 dimensions", "a transposed convolution",
         "input and filters are bfloat16 and bfloat16, not both float32 or float16",
     ]  # fmt: skip
 

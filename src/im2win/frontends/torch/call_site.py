@@ -15,7 +15,7 @@ from im2win.frontends.torch import conv_op, native
 from im2win.frontends.torch.bound import Bound, note
 from im2win.frontends.torch.plain import Parameters, Tensor, activate, alike, folded, is_channels_last, problem, reference
 from im2win.frontends.torch.planning import SLOWER, Decision, Planner, Prepared
-from im2win.frontends.torch.source import OwnPath, Source
+from im2win.frontends.torch.source import OwnPath, Source, as_image, as_line
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -70,7 +70,7 @@ class CallSite:
 
     def _enter(self) -> None:
         """Takes a number by which compiled programs find it. A copy takes its own number."""
-        number, s, weight = next(_numbers), self.source, self.source.weight()
+        number, s, weight = next(_numbers), self.source, self.source.parameters()[0]
         self._given = (number, s.norm, *itertools.chain.from_iterable(self._present))
         self.place = conv_op.Place(number, tuple(weight.shape), is_channels_last(weight), s.stride, s.padding, s.dilation).text
         conv_op.SITES[self.place] = self
@@ -168,7 +168,7 @@ class CallSite:
         assert s.norm is not None
         weight, bias, *_ = s.parameters()
         y = reference(x, (weight, bias, None, None, None, None, None), None, 0.0, s.stride, s.padding, s.dilation, s.groups, "none")
-        y = s.norm(y)
+        y = as_image(s.norm(as_line(y))) if s.line else s.norm(y)
         return activate(s.activation, y if residual is None else y + residual)
 
     def _problem(self, x: Tensor, parameters: Parameters) -> Conv2d:

@@ -11,16 +11,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from im2win.frontends.torch import conv_op, plain
-from im2win.frontends.torch.patterns import pair_of, sides_of
+from im2win.frontends.torch.patterns import over_images, pair_of, sides_of
+from im2win.frontends.torch.source import as_image
 from im2win.spec.captured_layers import append_layers
 from im2win.spec.conv2d import Conv2d, ConvError
 
 _aten = torch.ops.aten
-_COMPOSITE = (_aten.conv2d.default, _aten.conv2d.padding)  # what inference mode dispatches in place of aten.convolution
+# what inference mode dispatches in place of aten.convolution
+_COMPOSITE = (_aten.conv1d.default, _aten.conv1d.padding, _aten.conv2d.default, _aten.conv2d.padding)
 
 
 class capture:
-    """A context that records the 2-D convolutions that PyTorch computes inside it, and adds them to a file when it ends.
+    """A context that records the 1-D and 2-D convolutions that PyTorch computes inside it, and adds them to a file when it ends.
 
     ``with im2win.capture("layers.jsonl"): model(x)``. Each distinct problem (shape, element type, memory format, bias or not, and in
     modules of `optimize` the fused epilogue) gets a line with the number of its calls; see `im2win.spec.captured_layers`. Calls run as
@@ -89,8 +91,11 @@ def _problem(func: Any, args: Any, kwargs: dict[str, Any]) -> Conv2d | None:
         return plain.problem(x, parameters, residual is not None, stride, padding, dilation, groups, activation)
     else:
         return None
-    if weight.dim() != 4:
+    if weight.dim() not in (3, 4):
         raise ConvError(f"a convolution over {weight.dim() - 2} dimensions")
+    if weight.dim() == 3 and x.dim() == 3:  # over images of one row
+        x, weight = as_image(x), as_image(weight)
+        stride, padding, dilation = over_images(stride, padding, dilation)
     sides = sides_of(padding, tuple(weight.shape[2:]), pair_of(dilation))
     alone = weight, bias, None, None, None, None, None
     return plain.problem(x, alone, False, pair_of(stride), sides, pair_of(dilation), groups, "none")

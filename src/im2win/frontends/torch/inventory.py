@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from im2win.frontends.torch.call_site import CallSite
-from im2win.frontends.torch.optimized import HOLDER, OptimizedConv2d
+from im2win.frontends.torch.optimized import HOLDER, REPLACEMENTS
 from im2win.frontends.torch.remaining import remaining
 from im2win.frontends.torch.report import LayerReport
 
@@ -17,7 +17,7 @@ def rows_of(module: nn.Module, example: tuple[Any, ...], sites: Sequence[CallSit
     """A row for each problem of a call site, and for each convolution without one."""
     held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
     before = {site.source.weight.owner for one in held for site in one.sites.values()}
-    before |= {one for one in module.modules() if isinstance(one, OptimizedConv2d)}
+    before |= {one for one in module.modules() if isinstance(one, tuple(REPLACEMENTS.values()))}
     others = remaining(module, example, [site.source.weight for site in sites], before)
     return [*(row for site in sites for row in _of_site(site)), *(LayerReport(name, None, "", reason) for name, reason in others)]
 

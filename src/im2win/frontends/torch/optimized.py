@@ -12,6 +12,7 @@ from im2win.frontends.torch import conv_op
 from im2win.frontends.torch.bound import note
 from im2win.frontends.torch.call_site import CallSite, by_place
 from im2win.frontends.torch.report import Report
+from im2win.frontends.torch.source import as_image, as_line
 from im2win.frontends.torch.tracing import Call
 
 HOLDER = "_im2win"
@@ -84,3 +85,18 @@ class OptimizedConv2d(nn.Conv2d):
         if self.training:
             return super().forward(input)
         return self._im2win_site(input)
+
+
+class OptimizedConv1d(nn.Conv1d):
+    """As `OptimizedConv2d`, for a convolution over one dimension."""
+
+    _im2win_site: CallSite
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As `Conv1d.forward`."""
+        if self.training:
+            return super().forward(input)
+        return as_line(self._im2win_site(as_image(input)))
+
+
+REPLACEMENTS = {nn.Conv1d: OptimizedConv1d, nn.Conv2d: OptimizedConv2d}

@@ -18,11 +18,11 @@ from im2win.frontends.torch import tracing
 from im2win.frontends.torch.bound import log
 from im2win.frontends.torch.call_site import CallSite
 from im2win.frontends.torch.inventory import rows_of
-from im2win.frontends.torch.optimized import HOLDER, Holder, Optimized, OptimizedConv2d
+from im2win.frontends.torch.optimized import HOLDER, REPLACEMENTS, Holder, Optimized
 from im2win.frontends.torch.patterns import Pattern, patterns_of, source_of
 from im2win.frontends.torch.planning import Dynamic, Listing, Planner
 from im2win.frontends.torch.report import Report
-from im2win.frontends.torch.source import OwnPath, Source
+from im2win.frontends.torch.source import OwnPath, Source, as_line
 from im2win.frontends.torch.tracing import Call, Traced, TraceFailure
 from im2win.records.folders import named_folders
 from im2win.records.tiers import Untuned
@@ -45,10 +45,11 @@ def optimize(
 ) -> Any:
     """A module of the same class that computes the same in eval mode, with im2win's operators for its convolutions.
 
-    Every `Conv2d` gets the operator that the look-up selects for the shape, type, memory format and device of its input on the example. The
-    batch normalisation, addition and activation (`im2win.spec.activations`) that follow it are fused into the same kernel, if the graph
-    that torch.fx traces shows that nothing else reads the values in between. Where torch.fx cannot trace the module, convolutions are
-    replaced one by one and nothing is fused. Each operator is checked on the example against PyTorch, and a wrong one is not used. Each is
+    Every `Conv2d` and `Conv1d` gets the operator that the look-up selects for the shape, type, memory format and device of its input on the
+    example; one over one dimension is computed as one over images of one row. The batch normalisation, addition and activation
+    (`im2win.spec.activations`) that follow it are fused into the same kernel, if the graph that torch.fx traces shows that nothing else
+    reads the values in between. Where torch.fx cannot trace the module, convolutions are replaced one by one and nothing is fused. Each
+    operator is checked on the example against PyTorch, and a wrong one is not used. Each is
     then timed against what the module runs there itself, and where it is not faster PyTorch's path stays. At the end the whole is timed: if
     it is slower than `module`, the result runs the module's own `forward`. `im2win_report` of the result says what was done with each
     layer, with both times.
@@ -176,7 +177,7 @@ def repack(module: nn.Module) -> None:
     """
     held = [one.__dict__[HOLDER] for one in module.modules() if HOLDER in one.__dict__]
     sites = [site for one in held for site in one.sites.values()]
-    sites += [one._im2win_site for one in module.modules() if isinstance(one, OptimizedConv2d)]
+    sites += [one._im2win_site for one in module.modules() if isinstance(one, tuple(REPLACEMENTS.values()))]
     if not held:
         raise ValueError(f"`module` (a {type(module).__name__}) must be a result of im2win.torch.optimize, or hold one.")
     for site in sites:
@@ -222,8 +223,19 @@ def _own_path(traced: Traced, pattern: Pattern) -> OwnPath | None:
     run = tracing.alone(traced, pattern)
     if run is None:
         return None
+    if pattern.source.line:
+        run = _over_images(run)
     steps = (str(traced.module.get_submodule(str(one.target)) if one.op == "call_module" else one.target) for one in pattern.nodes)
     return OwnPath(functools.partial(run, traced.module), "; ".join(steps))
+
+
+def _over_images(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A path over lines as one over images of one row."""
+
+    def called(module: nn.Module, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
+        return run(module, as_line(x), None if residual is None else as_line(residual))
+
+    return called
 
 
 def _end_preparing(sites: Iterable[CallSite]) -> None:
@@ -276,7 +288,7 @@ def _one_by_one(module: nn.Module, example: tuple[Any, ...], planner: Planner, n
 
 def _forward(conv: nn.Module, x: torch.Tensor, residual: torch.Tensor | None) -> Any:
     """A convolution by itself, as a call site's path."""
-    return conv(x)
+    return conv(as_line(x) if isinstance(conv, nn.Conv1d) else x)
 
 
 def _swapped(module: nn.Module, sites: dict[int, CallSite], done: dict[int, nn.Module], held: Holder | None = None) -> nn.Module:
@@ -289,7 +301,8 @@ def _swapped(module: nn.Module, sites: dict[int, CallSite], done: dict[int, nn.M
     children = {name: None if child is None else _swapped(child, sites, done) for name, child in module._modules.items()}
     result = module
     if id(module) in sites:
-        result = object.__new__(OptimizedConv2d)
+        kind: Any = type(module)
+        result = object.__new__(REPLACEMENTS[kind])
         result.__dict__.update(vars(module))
         result.__dict__["_im2win_site"] = sites[id(module)]
     elif held is not None:

@@ -21,7 +21,8 @@ from im2win.frontends.torch.tracing import Traced
 
 _functional = nn.functional
 _aten = torch.ops.aten  # the operators in graphs of `torch.export`
-_CONVOLUTIONS: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding)
+_OVER_LINES: tuple[Any, ...] = (torch.conv1d, _functional.conv1d, _aten.conv1d.default, _aten.conv1d.padding)
+_CONVOLUTIONS: tuple[Any, ...] = (torch.conv2d, _functional.conv2d, _aten.conv2d.default, _aten.conv2d.padding, *_OVER_LINES)
 _ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_", _aten.add.Tensor, _aten.add_.Tensor)
 _INTO_FIRST: tuple[Any, ...] = (operator.iadd, "add_", _aten.add_.Tensor)
 _NORMS: dict[Any, tuple[str, ...]] = {
@@ -112,7 +113,7 @@ def _reader(module: nn.Module, pattern: Pattern) -> tuple[list[fx.Node], fx.Node
 
 
 def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
-    """A pattern of one node, if that is a 2-D convolution with parameters of its own."""
+    """A pattern of one node, if that is a convolution over one or two dimensions with parameters of its own."""
     if node.op == "call_module":
         conv = _module(root, node)
         source = source_of(conv)
@@ -124,21 +125,46 @@ def _convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
 
 
 def source_of(conv: nn.Module) -> Source | str:
-    """The convolution that a module computes; or the reason why it is left to PyTorch, "" where it is no 2-D convolution."""
-    if not isinstance(conv, nn.Conv2d):
+    """The convolution that a module computes; or the reason why it is left to PyTorch, "" where it is of no kind that im2win computes."""
+    kind = next((one for one in (nn.Conv1d, nn.Conv2d) if isinstance(conv, one)), None)
+    if kind is None:
         return ""
-    if type(conv) is not nn.Conv2d:
-        return f"a subclass of Conv2d ({type(conv).__name__})"
+    if type(conv) is not kind:
+        return f"a subclass of {kind.__name__} ({type(conv).__name__})"
     if _hooked(conv):
         return "it has hooks"
     if conv.padding_mode != "zeros":
         return f"padding mode {conv.padding_mode!r}"
     if "weight" not in conv._parameters:
         return "its weight is no parameter of its own"
-    bias = Slot(conv, "bias") if conv.bias is not None else None
-    dilation = pair_of(conv.dilation)
-    padding = sides_of(conv.padding, tuple(conv.kernel_size), dilation)
-    return Source(Slot(conv, "weight"), bias, pair_of(conv.stride), padding, dilation, conv.groups)
+    return _source(Slot(conv, "weight"), Slot(conv, "bias") if conv.bias is not None else None, *_numbers_of(conv), line=kind is nn.Conv1d)
+
+
+def _numbers_of(conv: Any) -> tuple[Any, Any, Any, int]:
+    return conv.stride, conv.padding, conv.dilation, conv.groups
+
+
+def _source(weight: Slot, bias: Slot | None, stride: Any, padding: Any, dilation: Any, groups: int, *, line: bool) -> Source:
+    """The source of a convolution, whose numbers are in PyTorch's notation.
+
+    Raises:
+        TypeError, ValueError: a number is none that PyTorch documents.
+    """
+    if line:
+        stride, padding, dilation = over_images(stride, padding, dilation)
+    kernel = ((1,) if line else ()) + tuple(weight().shape[2:])
+    sides = sides_of(padding, kernel, pair_of(dilation))
+    return Source(weight, bias, pair_of(stride), sides, pair_of(dilation), int(groups), line=line)
+
+
+def over_images(stride: Any, padding: Any, dilation: Any) -> tuple[Any, Any, Any]:
+    """The numbers of a convolution over one dimension, each an integer or a sequence of one, for images of one row."""
+
+    def one_of(number: Any) -> int:
+        (one,) = (number,) if isinstance(number, int) else number
+        return int(one)
+
+    return (1, one_of(stride)), padding if isinstance(padding, str) else (0, one_of(padding)), (1, one_of(dilation))
 
 
 def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
@@ -150,10 +176,8 @@ def _functional_convolution(root: nn.Module, node: fx.Node) -> Pattern | None:
     if not isinstance(x, fx.Node) or weight is None or (values["bias"] is not None and bias is None) or any(map(_has_nodes, numbers)):
         return None
     stride, padding, dilation, groups = numbers
-    kernel = tuple(weight().shape[2:])
     try:
-        sides = sides_of(padding, kernel, pair_of(dilation))
-        source = Source(weight, bias, pair_of(stride), sides, pair_of(dilation), int(groups))
+        source = _source(weight, bias, stride, padding, dilation, groups, line=node.target in _OVER_LINES)
     except (TypeError, ValueError):
         return None
     return Pattern(f"{values['weight'].target}", [node], x, source)

@@ -98,8 +98,8 @@ def _reason(conv: nn.Module) -> str:
 
 
 def _reason_of_call(func: Any, *, is_parameter: bool) -> str:
-    if func is not torch.conv2d:
+    if func not in (torch.conv1d, torch.conv2d):
         return _KINDS[func]
     if not is_parameter:
         return "its filters are computed"
-    return "a call of conv2d outside a traced graph, or with computed arguments"
+    return f"a call of {func.__name__} outside a traced graph, or with computed arguments"

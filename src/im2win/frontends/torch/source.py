@@ -36,6 +36,7 @@ class Source:
 
     Attributes:
         norm: the module of the batch normalisation, if it is a module.
+        line: whether the module's convolution is over one dimension. The call site computes it as one over images of one row.
     """
 
     weight: Slot
@@ -53,6 +54,7 @@ class Source:
     norm: torch.nn.Module | None = None
     residual: bool = False
     activation: str = "none"
+    line: bool = False
 
     @property
     def slots(self) -> tuple[Slot | None, ...]:
@@ -66,8 +68,23 @@ class Source:
         return tuple(name for name, on in parts if on)
 
     def parameters(self) -> Parameters:
-        """The current tensors."""
-        return tuple(None if slot is None else slot() for slot in self.slots)  # type: ignore[return-value]
+        """The current tensors; the filters have four dimensions."""
+        weight, *rest = (None if slot is None else slot() for slot in self.slots)
+        assert weight is not None
+        return as_image(weight) if self.line else weight, *rest  # type: ignore[return-value]
+
+
+def as_image(x: Tensor) -> Tensor:
+    """A tensor of lines, [..., length], as one of images with one row, [..., 1, length].
+
+    It is contiguous, as outputs of PyTorch's convolution over one dimension always are.
+    """
+    return x.contiguous().unsqueeze(-2)
+
+
+def as_line(y: Tensor) -> Tensor:
+    """The inverse of `as_image`."""
+    return y.squeeze(-2)
 
 
 @dataclass(frozen=True)

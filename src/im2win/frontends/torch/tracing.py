@@ -15,6 +15,8 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_flatten
 
+from im2win.frontends.torch.source import Source, as_image, as_line
+
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -59,7 +61,7 @@ class _Facts(fx.Interpreter):
 def norms() -> tuple[type[nn.Module], ...]:
     """The classes of batch normalisations: PyTorch's, and torchvision's with fixed statistics if torchvision is in use."""
     frozen = getattr(sys.modules.get("torchvision.ops.misc"), "FrozenBatchNorm2d", None)
-    return (nn.BatchNorm2d,) if frozen is None else (nn.BatchNorm2d, frozen)
+    return (nn.BatchNorm1d, nn.BatchNorm2d) if frozen is None else (nn.BatchNorm1d, nn.BatchNorm2d, frozen)
 
 
 class _Tracer(fx.Tracer):
@@ -181,6 +183,7 @@ class Pattern(Protocol):
 
     nodes: list[fx.Node]
     x: fx.Node
+    source: Source
     added: fx.Node | None
 
 
@@ -200,8 +203,13 @@ def compiled(graph: fx.Graph, patterns: Mapping[str, Pattern], calls: Mapping[st
     for name, pattern in patterns.items():
         nodes = [mapped[node] for node in pattern.nodes]
         kind, target, last = calls[name]
+        given = [mapped[pattern.x], None if pattern.added is None else mapped[pattern.added]]
         with new.inserting_before(nodes[-1]):
-            call = new.create_node(kind, target, (mapped[pattern.x], None if pattern.added is None else mapped[pattern.added], *last))
+            if pattern.source.line:
+                given = [None if one is None else new.call_function(as_image, (one,)) for one in given]
+            call = new.create_node(kind, target, (*given, *last))
+            if pattern.source.line:
+                call = new.call_function(as_line, (call,))
         nodes[-1].replace_all_uses_with(call)
         mapped[pattern.nodes[-1]] = call  # a later pattern may read it
         for node in reversed(nodes):
