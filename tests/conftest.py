@@ -105,6 +105,21 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Selections, "keep", lambda self, found: None)
 
 
+@pytest.fixture(scope="module")
+def unrestored() -> Iterator[None]:
+    """Sums of two TF32 parts as the tensor core leaves them: sums of small integers are exact, which restoring would change by a rounding.
+
+    `test_sums_of_parts_do_not_shrink` tests the restoration.
+    """
+    import emulated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("im2win.schedules.cuda.mma.mma_sync.restored", lambda products: 1.0)
+        emulated.forget()
+        yield
+    emulated.forget()
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the artefacts that ran in PyTorch, call by call: each passes through Python."""

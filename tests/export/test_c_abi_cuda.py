@@ -106,6 +106,7 @@ CASES = [
 """Every algorithm, layout and element type, every kind of arithmetic unit: tiles drawn from the tuner's space, or named."""
 
 
+@pytest.mark.usefixtures("unrestored")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("conv, algorithm, of", CASES, ids=[f"{name}-{getattr(of, 'product', of)}" for _, name, of in CASES])
 def test_exact(conv: Conv2d, algorithm: str, of: Any, tmp_path: Path) -> None:
