@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
 from im2win.registry.cpu_schedules import CudaOnly, Depthwise, Scheduler, Windows, Winograd
+from im2win.schedules.cpu import padding
 from im2win.schedules.cpu.kernel import Plan, Where
 from im2win.schedules.cuda.families import tma
 from im2win.schedules.cuda.families.base import CudaSchedule
@@ -107,7 +108,7 @@ def _nothing(conv: Conv2d, rows: int) -> int:
 
 
 def _pad_rows(conv: Conv2d, rows: int) -> int:
-    if not any(conv.padding):
+    if not any(conv.padding) or padding.skips(conv):
         return 0
     return conv.in_channels * ((rows - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
 
@@ -122,7 +123,9 @@ def _im2col_rows(conv: Conv2d, rows: int) -> int:
 
 def _direct(conv: Conv2d) -> Plan:
     step = conv.stride[1]
-    return Plan(direct.PAD, "row_block", step=step) if any(conv.padding) else Plan(step=step)
+    if not any(conv.padding):
+        return Plan(step=step)
+    return Plan(direct.PAD, "inline" if padding.skips(conv) else "row_block", step=step)
 
 
 def _im2win(where: Where) -> Callable[[Conv2d], Plan]:
