@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
-from im2win.schedules.cpu import padding
 from im2win.schedules.cpu.tile import Tile
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 

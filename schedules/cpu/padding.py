@@ -2,7 +2,7 @@
 
 A dilated layer as those of atrous spatial pyramids (Chen et al. 2017, arXiv 1706.05587) has as much padding as dilation: of 3x3 taps at
 distance 24 on a map of 28x28, four fifths of all multiplications are by zero. A register tile leaves out the kernel rows and columns that
-lie outside of the input for all of its windows. Layers with fewer such taps keep a micro-kernel without branches.
+lie outside of the input for all of its windows. Layers with few such taps (`im2win.spec.padding`) keep a micro-kernel without branches.
 
 The direct form stages no padded rows then, since most of them would be zeros: it reads the input itself, under a predicate only where a
 tap lies inside for some windows of the tile and outside for others.
@@ -16,7 +16,6 @@ before                                    after
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,45 +25,12 @@ from tvm.s_tir import SBlock, SBlockRealize
 
 from im2win.compute import nest
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.padding import read_place, skips
 
-MOST_MULTIPLIED = 0.75  # share of multiplications that are not by zero, above which all are done
 _UPDATE = f"{nest.CONV}_update"
 _OUTPUTS, _TAPS = ("m", "x"), ("u", "v")  # axes of the product, of rows and of columns
 
 Expr = Any
-
-
-def skips(conv: Conv2d) -> bool:
-    """Whether register tiles leave out taps that fall into the padding."""
-    return multiplied(conv, 0, 1) * multiplied(conv, 1, 1) <= MOST_MULTIPLIED
-
-
-@functools.lru_cache(maxsize=4096)
-def multiplied(conv: Conv2d, axis: int, extent: int) -> float:
-    """Share of the kernel's rows (axis 0) or columns (axis 1) that tiles of `extent` neighbouring outputs multiply, on average."""
-    return sum(reached for reached, _ in _taps(conv, axis, extent)) / len(_taps(conv, axis, extent))
-
-
-@functools.lru_cache(maxsize=4096)
-def whole(conv: Conv2d, axis: int, extent: int) -> float:
-    """Share of these rows or columns that lie inside the input for all outputs of their tile."""
-    return sum(inside for _, inside in _taps(conv, axis, extent)) / max(sum(reached for reached, _ in _taps(conv, axis, extent)), 1)
-
-
-def _taps(conv: Conv2d, axis: int, extent: int) -> list[tuple[bool, bool]]:
-    """For every tile and tap: whether it lies inside the input for an output of the tile, and whether for all."""
-    size, outputs = (conv.height, conv.width)[axis], conv.output_size[axis]
-    found = []
-    for start in range(0, outputs, extent):
-        for tap in range(conv.kernel[axis]):
-            least, most = _first(conv, axis, start, tap), _first(conv, axis, min(start + extent, outputs) - 1, tap)
-            found.append((least < size and most >= 0, least >= 0 and most < size))
-    return found
-
-
-def _first(conv: Conv2d, axis: int, output: Expr, tap: Expr) -> Expr:
-    """The row or column of the input that an output reads with a tap."""
-    return output * conv.stride[axis] + tap * conv.dilation[axis] - conv.padding[axis]
 
 
 def skip_padding(module: tvm.IRModule, conv: Conv2d) -> tvm.IRModule:
@@ -112,14 +78,14 @@ def _reached(conv: Conv2d, axis: int, values: Mapping[str, Expr], inner: Mapping
     """Conditions under which the tap may lie inside the input for some output of the tile."""
     least, most = _ends(axis, values, inner)
     size, tap = (conv.height, conv.width)[axis], values[_TAPS[axis]]
-    return _first(conv, axis, least, tap) < size, _first(conv, axis, most, tap) >= 0
+    return read_place(conv, axis, least, tap) < size, read_place(conv, axis, most, tap) >= 0
 
 
 def _inside(conv: Conv2d, axis: int, values: Mapping[str, Expr], inner: Mapping[Any, tuple[int, int]]) -> tuple[Expr, Expr]:
     """Conditions under which the tap lies inside the input for all outputs of the tile."""
     least, most = _ends(axis, values, inner)
     size, tap = (conv.height, conv.width)[axis], values[_TAPS[axis]]
-    return _first(conv, axis, least, tap) >= 0, _first(conv, axis, most, tap) < size
+    return read_place(conv, axis, least, tap) >= 0, read_place(conv, axis, most, tap) < size
 
 
 def _without_predicate(body: Any, inside: Expr) -> Any:
@@ -140,7 +106,8 @@ def _plain(stmt: Any) -> Any:
         return None
     value = type(value)(value.a, type(product)(read.args[1], product.b))
     body = tirx.BufferStore(old.body.buffer, value, old.body.indices)
-    block = SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, body, old.init, old.alloc_buffers, old.match_buffers, old.annotations)
+    inside = (old.init, old.alloc_buffers, old.match_buffers, old.annotations)
+    block = SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, body, *inside)
     return SBlockRealize(stmt.iter_values, stmt.predicate, block)
 
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu import padding
 from im2win.schedules.cpu.legality import violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 
 MAX_ROW_BLOCK = 16  # output rows; more were never faster and stage more

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
 from im2win.registry.cpu_schedules import CudaOnly, Depthwise, Scheduler, Windows, Winograd
-from im2win.schedules.cpu import padding
 from im2win.schedules.cpu.kernel import Plan, Where
 from im2win.schedules.cuda.families import tma
 from im2win.schedules.cuda.families.base import CudaSchedule
@@ -22,7 +21,7 @@ from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.studies.winograd_tc.family import TensorCores
-from im2win.spec import methods
+from im2win.spec import methods, padding
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
