@@ -83,7 +83,7 @@ def problem(
     """
     weight, bias, mean = parameters[0], parameters[1], parameters[4]
     if x.dim() != 4:
-        raise ConvError(f"the input has {x.dim()} dimensions, not 4")
+        raise ConvError("the input has no batch axis")
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         raise ConvError(f"input and filters are {_plain(x.dtype)} and {_plain(weight.dtype)}, not both {' or '.join(DTYPES.values())}")
     if x.device != weight.device or x.device.type not in ("cpu", "cuda"):
