@@ -30,8 +30,8 @@ Place = tuple[Expr, Expr]
 def restored(products: int) -> float:
     """Factor that restores a float32 sum of this many products to its size.
 
-    Every instruction truncates the partial sum, which is k/K of the whole on average after k of K products. So all outputs of a layer shrink
-    by one common share.
+    Every instruction truncates the partial sum, which is k/K of the whole on average after k of K products. So all outputs of a layer
+    shrink by one common share.
     """
     return 1 + SHRINK + SHRINK_STEP * products
 
