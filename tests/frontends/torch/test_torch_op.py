@@ -248,6 +248,28 @@ def test_compiled_modules(module: Any) -> None:
         assert torch.equal(compiled(x), module(x)) and seen == [3]
 
 
+def test_networks_of_other_classes_do_not_make_sizes_dynamic() -> None:
+    """PyTorch's compiler takes a size as dynamic that differs between two calls of one function: each class has a `forward` of its own."""
+
+    class First(nn.Sequential):
+        pass
+
+    class Second(nn.Sequential):
+        pass
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append([tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in inputs])
+        return graph.forward
+
+    seen: list[Any] = []
+    for kind, size in ((First, 12), (Second, 9)):
+        x, module = integers(2, 5, size, 14), with_integers(kind(nn.Conv2d(5, 8, 3), nn.ReLU()))
+        compiled: Any = torch.compile(im2win.torch.optimize(module, x), backend=backend, fullgraph=True)
+        with torch.inference_mode():
+            assert torch.equal(compiled(x), module(x))
+    assert seen == [[(2, 5, 12, 14)], [(2, 5, 9, 14)]]
+
+
 def test_compiled_modules_follow_what_happens_to_the_module(module: Any) -> None:
     """Copies have parameters of their own; normalisation that trains takes the batch's statistics; a module that is gone is an error."""
     x = integers(2, 5, 12, 14)

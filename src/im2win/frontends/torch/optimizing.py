@@ -261,7 +261,8 @@ def _like(module: nn.Module, held: Holder) -> Any:
         return Optimized.forward(self, *args, **kwargs)
 
     own: Any = forward
-    own.__code__ = own.__code__.replace()  # torch.compile allows eight programs for each code object
+    # torch.compile allows eight programs for each code object, and takes sizes that differ between calls of one place and name as dynamic
+    own.__code__ = own.__code__.replace(co_name=f"forward_{kind.__name__}")
     members = {"__module__": kind.__module__, "forward": forward}
     result: Any = object.__new__(type(f"Optimized{kind.__name__}", (Optimized, kind), members))
     result.__dict__.update(vars(module))
