@@ -17,8 +17,8 @@ from im2win.spec.conv2d import Conv2d
 PAD = "pad"
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     at = nest.image(conv, inputs["data"])
     if any(conv.padding):
@@ -31,6 +31,7 @@ def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor
         pack,
         inputs,
         lambda n, g, c, m, x, u, v: at(n, g * channels + c, m * stride_h + u * dilation_h, x * stride_w + v * dilation_w),
+        chunks,
     )
 
 

@@ -39,14 +39,14 @@ def transform(conv: Conv2d, data: te.Tensor) -> te.Tensor:
     )
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     windows = transform(conv, inputs["data"])
     rows, channels = conv.kernel[0], conv.in_channels // conv.groups
     stride, dilation = conv.stride[1], conv.dilation[1]
     return nest.convolve(
-        conv, pack, inputs, lambda n, g, c, m, x, u, v: windows[n, g * channels + c, m, (x * stride + v * dilation) * rows + u]
+        conv, pack, inputs, lambda n, g, c, m, x, u, v: windows[n, g * channels + c, m, (x * stride + v * dilation) * rows + u], chunks
     )
 
 

@@ -19,8 +19,8 @@ from im2win.spec.conv2d import Conv2d
 BLOCK = "im2col_block"
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
@@ -30,7 +30,7 @@ def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor
         lambda n, c, u, v, m, x: at(n, c, m * stride_h + u * dilation_h, x * stride_w + v * dilation_w),
         name=BLOCK,
     )
-    return nest.convolve(conv, pack, inputs, lambda n, g, c, m, x, u, v: matrix[n, g * channels + c, u, v, m, x])
+    return nest.convolve(conv, pack, inputs, lambda n, g, c, m, x, u, v: matrix[n, g * channels + c, u, v, m, x], chunks)
 
 
 def transform_bytes(conv: Conv2d) -> int:

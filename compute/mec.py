@@ -26,14 +26,14 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
     return conv.batch, conv.in_channels, conv.output_size[1], conv.padded_size[0], conv.kernel[1]
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
     at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
     lowered = te.compute(transform_shape(conv), lambda n, c, x, y, v: at(n, c, y, x * stride_w + v * dilation_w), name=LOWERED)
     return nest.convolve(
-        conv, pack, inputs, lambda n, g, c, m, x, u, v: lowered[n, g * channels + c, x, m * stride_h + u * dilation_h, v]
+        conv, pack, inputs, lambda n, g, c, m, x, u, v: lowered[n, g * channels + c, x, m * stride_h + u * dilation_h, v], chunks
     )
 
 

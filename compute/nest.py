@@ -19,6 +19,7 @@ from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
 
 CONV = "conv"  # the product: [N, blocks, Ho, Wo, block], or [N, blocks, Ho/row_block, row_block*Wo, block] for algorithms with a matrix
+SUMS = "sums"  # sums of the products of chunks of channels, CONV without its first axis, only where there are several
 ROWS = "rows"  # the product with bias and activation, same shape
 TRANSPOSED = "transposed"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
@@ -77,20 +78,29 @@ def split_tap(conv: Conv2d, pack: FilterPack, k: Expr) -> tuple[Expr, Expr, Expr
     return (c, tap // kernel_w, tap % kernel_w) if pack.order == "cuv" else (c, tap % kernel_h, tap // kernel_h)
 
 
-def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], operand: Operand) -> list[te.Tensor]:
-    """The product as a sum over channels, kernel rows and kernel columns, window by window; returns the kernel's arguments."""
+def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], operand: Operand, chunks: int = 1) -> list[te.Tensor]:
+    """The product as a sum over channels, kernel rows and kernel columns, window by window; returns the kernel's arguments.
+
+    Args:
+        chunks: of channels, a divisor of a group's; each has a product of its own, and a second sum adds them.
+    """
     out_h, out_w = conv.output_size
-    per_group = pack.blocks_per_group(conv)
-    c = te.reduce_axis((0, conv.in_channels // conv.groups), "c")
+    per_group, depth = pack.blocks_per_group(conv), conv.in_channels // conv.groups // chunks
+    c = te.reduce_axis((0, depth), "c")
     u, v = te.reduce_axis((0, conv.kernel[0]), "u"), te.reduce_axis((0, conv.kernel[1]), "v")
     taps = [c, u, v] if pack.order == "cuv" else [c, v, u]
-    product = te.compute(
-        (conv.batch, pack.blocks(conv), out_h, out_w, pack.block),
-        lambda n, jo, m, x, ji: te.sum(
-            operand(n, jo // per_group, c, m, x, u, v) * inputs["filter"][jo, _tap(conv, pack, c, u, v), ji], axis=taps
-        ),
-        name=CONV,
-    )
+    shape = conv.batch, pack.blocks(conv), out_h, out_w, pack.block
+
+    def summed(first: Expr, n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr) -> Expr:
+        taken = operand(n, jo // per_group, first + c, m, x, u, v) * inputs["filter"][jo, _tap(conv, pack, first + c, u, v), ji]
+        return te.sum(taken, axis=taps)
+
+    if chunks == 1:
+        product = te.compute(shape, lambda n, jo, m, x, ji: summed(0, n, jo, m, x, ji), name=CONV)
+    else:
+        parts = te.compute((chunks, *shape), lambda q, n, jo, m, x, ji: summed(q * depth, n, jo, m, x, ji), name=CONV)
+        q = te.reduce_axis((0, chunks), "q")
+        product = te.compute(shape, lambda n, jo, m, x, ji: te.sum(parts[q, n, jo, m, x, ji], axis=q), name=SUMS)
     return _finish(conv, pack, inputs, product, lambda m, x: (m, x))
 
 

@@ -66,12 +66,16 @@ def schedule(conv: Conv2d, arguments: Sequence[te.Tensor], tile: Tile, plan: Pla
         sch.compute_inline(sch.get_sblock(nest.ROWS))
         if conv.residual:
             sch.compute_inline(sch.get_sblock(nest.TRANSPOSED))
+    if tile.chunks > 1:
+        sch.compute_at(sch.get_sblock(nest.SUMS), block, preserve_unit_loops=True)
     if plan.stage and plan.where != "inline":
         # while the product is not tiled yet, so that staging covers just what a block of output rows reads, and nothing for its last
         # register tile
         sch.compute_at(sch.get_sblock(nest.CONV), block, preserve_unit_loops=True)
         _stage(sch, conv, tile, plan, step)
-    if held:
+    if tile.chunks > 1:
+        _chunks(sch, conv, tile, plan, channels, windows)
+    elif held:
         _tile_strip(sch, conv, tile, plan, channels, windows)
     elif tile.axis == "channels":
         _channel_vectors(sch, conv, tile, plan, *windows, *channels)
@@ -109,6 +113,32 @@ def _output_loops(sch: Schedule, conv: Conv2d, tile: Tile) -> tuple[LoopRV, Loop
     return step, block, channels, [row, x]
 
 
+def _chunks(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Chunk by chunk of the channels, the register tile sweeps over a block of output rows and adds its product to their sums.
+
+        sums = 0
+        for chunk
+            for row tile, column tile in the block of output rows
+                product = 0                        # registers
+                for c in chunk, u, v: product += filter[k, :] * operand
+                sums[...] += product               # level-2 cache
+        out[...] = act(sums + bias)
+    """
+    sums = sch.get_sblock(nest.SUMS)
+    row, col, channel, chunk = sch.get_loops(sums)[-4:]
+    sch.reorder(chunk, row, col, channel)
+    _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
+    start = sch.decompose_reduction(sums, chunk)
+    sch.vectorize(sch.get_loops(start)[-1])
+    if _holds_back(conv, tile, plan):
+        *_, lane = sch.split(sch.get_loops(sch.get_sblock(nest.ROWS))[-1], [None, tile.lanes])
+        sch.vectorize(lane)
+        _write_back(sch, conv, tile, plan, channels, windows)
+    else:
+        unroll(sch, channels[0])
+        sch.vectorize(channels[1])
+
+
 def _hold_back(sch: Schedule, conv: Conv2d, tile: Tile, block: LoopRV, channels: list[LoopRV]) -> None:
     """Buffers a block of output rows beside the product.
 
@@ -126,6 +156,12 @@ def _tile_strip(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: l
     rows = sch.get_sblock(nest.ROWS)
     row, col, channel = sch.get_loops(rows)[-3:]
     _channel_vectors(sch, conv, tile, plan, row, col, *sch.split(channel, [None, tile.lanes]))
+    _write_back(sch, conv, tile, plan, channels, windows)
+
+
+def _write_back(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, channels: list[LoopRV], windows: list[LoopRV]) -> None:
+    """Writes a buffered block of output rows to the output."""
+    rows = sch.get_sblock(nest.ROWS)
     line = conv.output_size[1] * (tile.row_block if plan.matrix else 1)
     sch.transform_layout(rows, ("write", 0), lambda n, jo, m, x, ji: (n, jo, m * line + x, ji))
     if conv.layout == "NCHW" and _whole_blocks(conv, tile):

@@ -8,7 +8,7 @@ from im2win.device.cpu import Machine
 from im2win.schedules.cpu.tile import AXES, ORDERS, VECTORS, Tile
 from im2win.spec.conv2d import Conv2d
 
-COUNTS = ("vectors", "rows", "cols", "row_block", "pass_blocks", "unroll")
+COUNTS = ("vectors", "rows", "cols", "row_block", "pass_blocks", "unroll", "chunks")
 
 
 def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> list[str]:
@@ -56,6 +56,10 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> Iterator[
         yield f"`rows` (={tile.rows}) must divide `row_block` (={tile.row_block})"
     if blocks % tile.pass_blocks:
         yield f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"
+    if tile.chunks > 1 and (matrix or not along_channels):
+        yield f"`chunks` (={tile.chunks}) must be 1: only vectors of channels of windows with rows add up chunks of channels"
+    if (conv.in_channels // conv.groups) % tile.chunks:
+        yield f"`chunks` (={tile.chunks}) must divide a group's input channels (={conv.in_channels // conv.groups})"
     # a group's last block may only be padded if it is the layer's last block
     if channels % block and not (conv.groups == 1 and along_channels):
         yield f"the block (={block}) must divide a group's channels (={channels})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
 from im2win.schedules.cpu.tile import Tile
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
@@ -20,6 +21,8 @@ L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level
 RUN = 20.0  # cycles that a run of output rows costs at its start
 SPILL = 0.04  # share of a K step that each missing register costs
 AHEAD = 3  # registers with inputs that LLVM loads ahead
+PREDICATE = 1.5  # share of a K step that predicated reads cost
+ADDED = 1.5  # cycles of a vector of sums to which a chunk of channels is added
 TRANSPOSE = 10.0  # cycles of a vector of outputs for the buffer and the transpose
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
@@ -105,15 +108,24 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     whole, rest = divmod(line, width)
     sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
     sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
+    read = 1.0  # share of the filters that a register tile reads, on average
+    if not matrix and padding.skips(conv):
+        columns = padding.multiplied(conv, 1, width)
+        read = padding.multiplied(conv, 0, tile.rows) * columns
+        sweep *= read
+        if where == "inline":
+            sweep *= 1 + PREDICATE * (1 - padding.whole(conv, 0, tile.rows) * padding.whole(conv, 1, width))
     row_blocks = conv.batch * out_h // tile.row_block
     passes = blocks // tile.pass_blocks
 
-    filter_bytes = 4.0 * depth * tile.block
+    filter_bytes = 4.0 * depth * tile.block * read
     input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.row_block - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
     tiles = lines * (whole + bool(rest))
     cache = 0.0
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
         cache += max(0.0, tiles * filter_bytes / L2_BYTES - 0.9 * sweep)
+    if read < 1 and filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
+        cache += max(0.0, tiles * filter_bytes / L3_BYTES - 0.9 * sweep)
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
     if input_bytes > 0.5 * machine.l1_bytes:
@@ -124,11 +136,13 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
     steps = passes * row_blocks
     outputs = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
+    if tile.chunks > 1:
+        outputs += tile.row_block * out_w * tile.block
     private = conv.itemsize * min(machine.threads, steps) * (outputs + (staged if where == "row_block" else 0))
     return Estimate(
         conv=conv,
         product=row_blocks * blocks * sweep,
-        write_back=_write_back(conv, tile),
+        write_back=_write_back(conv, tile) + (tile.chunks - 1) * ADDED * math.prod(conv.output_shape) / tile.lanes,
         stage=STAGED.get(where, 0.0) * staged * (steps if where == "row_block" else 1),
         cache=row_blocks * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.legality import violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 
 MAX_ROW_BLOCK = 16  # output rows; more were never faster and stage more
@@ -43,6 +45,16 @@ def _sums(conv: Conv2d) -> list[tuple[str, int]]:
     """(order, unroll). The order only matters where the kernel has rows and columns."""
     orders = ORDERS if min(conv.kernel) > 1 else ORDERS[:1]
     return [(order, unroll) for order in orders for unroll in (1, 4)]
+
+
+def _chunks(conv: Conv2d, machine: Machine, block: int) -> list[int]:
+    """One, and where taps fall into the padding so many that the filters of a chunk take an eighth of the level-2 cache."""
+    depth = math.prod(conv.filter_shape[1:])
+    if not padding.skips(conv):
+        return [1]
+    channels = conv.in_channels // conv.groups
+    fitting = (chunks for chunks in divisors(channels, channels) if 4 * depth * block // chunks <= machine.l2_bytes // 8)
+    return sorted({1, next(fitting, 1)})
 
 
 def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
@@ -89,6 +101,8 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
             passes = [blocks]  # in several passes, the smaller last block would be peeled off the parallel loop and run on one thread
         for pass_blocks in passes:
             tiles += [
-                Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll) for order, unroll in _sums(conv)
+                Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll, chunks)
+                for order, unroll in _sums(conv)
+                for chunks in (_chunks(conv, machine, block) if axis == "channels" and not matrix else (1,))
             ]
     return tuple(tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from im2win.common.caching import derived, hashed_once
 from im2win.packing.cpu_blocked import FilterPack
@@ -66,10 +66,15 @@ class Tile(RegisterTile):
 
     order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
     unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
+    chunks: of input channels. The filters of one stay in level-2 cache while the register tile sweeps over the block of output rows, whose
+        sums are kept beside the product.
     """
+
+    LATER: ClassVar[tuple[str, ...]] = ("chunks",)
 
     order: str
     unroll: int
+    chunks: int = 1
 
     @derived
     def pack(self) -> FilterPack:
@@ -78,4 +83,4 @@ class Tile(RegisterTile):
 
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
-        return {**super().features(), "cvu": self.order == "cvu", "unroll": self.unroll}
+        return {**super().features(), "cvu": self.order == "cvu", "unroll": self.unroll, "chunks": self.chunks}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.common.files import replace_json
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
@@ -190,7 +191,8 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
         return None
     conv = Conv2d.parse(row.conv)
     peak = max(arithmetic_roofs(conv.types, accuracy, ceilings).values())
-    return max(conv.flops / peak, conv.bytes_moved / ceilings["copy_gbs"]) / 1e6 / row.ours_ms
+    flops = conv.flops * (padding.needed(conv) if padding.skips(conv) else 1)  # without multiplications by zero
+    return max(flops / peak, conv.bytes_moved / ceilings["copy_gbs"]) / 1e6 / row.ours_ms
 
 
 def slower_choices(rows: Iterable[Row]) -> list[Row]:

@@ -21,7 +21,7 @@ from im2win.schedules.cuda.families.winograd import WinogradBands
 from im2win.schedules.cuda.kernels.output_parts import WindowsInParts
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.schedules.studies.winograd_tc.family import TensorCores
-from im2win.spec import methods
+from im2win.spec import methods, padding
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import MAX_ELEMENTS, Conv2d
@@ -107,7 +107,7 @@ def _nothing(conv: Conv2d, rows: int) -> int:
 
 
 def _pad_rows(conv: Conv2d, rows: int) -> int:
-    if not any(conv.padding):
+    if not any(conv.padding) or padding.skips(conv):
         return 0
     return conv.in_channels * ((rows - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
 
@@ -122,7 +122,9 @@ def _im2col_rows(conv: Conv2d, rows: int) -> int:
 
 def _direct(conv: Conv2d) -> Plan:
     step = conv.stride[1]
-    return Plan(direct.PAD, "row_block", step=step) if any(conv.padding) else Plan(step=step)
+    if not any(conv.padding):
+        return Plan(step=step)
+    return Plan(direct.PAD, "inline" if padding.skips(conv) else "row_block", step=step)
 
 
 def _im2win(where: Where) -> Callable[[Conv2d], Plan]:
