@@ -124,7 +124,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     cache = 0.0
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
         cache += max(0.0, tiles * filter_bytes / L2_BYTES - 0.9 * sweep)
-    if read < 1 and filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
+    if filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
         cache += max(0.0, tiles * filter_bytes / L3_BYTES - 0.9 * sweep)
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES

@@ -48,12 +48,12 @@ def _sums(conv: Conv2d) -> list[tuple[str, int]]:
 
 
 def _chunks(conv: Conv2d, machine: Machine, block: int) -> list[int]:
-    """One, and where taps fall into the padding so many that the filters of a chunk take an eighth of the level-2 cache."""
-    depth = math.prod(conv.filter_shape[1:])
-    if not padding.skips(conv):
+    """One, and where a block's filters take half of the level-2 cache, so many that those of a chunk take an eighth of it."""
+    filter_bytes = conv.itemsize * math.prod(conv.filter_shape[1:]) * block
+    if filter_bytes < machine.l2_bytes // 2 and not padding.skips(conv):
         return [1]
     channels = conv.in_channels // conv.groups
-    fitting = (chunks for chunks in divisors(channels, channels) if 4 * depth * block // chunks <= machine.l2_bytes // 8)
+    fitting = (chunks for chunks in divisors(channels, channels) if filter_bytes // chunks <= machine.l2_bytes // 8)
     return sorted({1, next(fitting, 1)})
 
 
