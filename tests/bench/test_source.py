@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,13 +91,26 @@ def test_stale_names_what_changed(target: str) -> None:
     assert source.stale({**today, "kernels": "x", "choice": "y"}) == "other kernels and choice"
 
 
-def test_the_study_of_searches_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, path = script("benchmarks/search_quality.py"), tmp_path / "search.json"
-    monkeypatch.setattr(module, "study", lambda *_: {"short_ms": 1.0, "long_ms": 1.0})
-    monkeypatch.setattr(sys, "argv", ["search_quality.py", "--json", str(path), "n1-c8x8x8-k8x3x3"])
+def test_the_study_of_untuned_choices_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, path, layers = script("benchmarks/untuned.py"), tmp_path / "untuned.json", tmp_path / "layers.jsonl"
+    layers.write_text("".join(json.dumps({"schema": 1, "conv": f"n1-c{c}x8x8-k8x3x3", "count": 1, "target": "cpu"}) + "\n" for c in (8, 9)))
+    command = ["untuned.py", str(layers), "--trials", "2", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", command)
     module.main()
     written = json.loads(path.read_text())
     assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu")
+    assert [row["conv"] for row in written["rows"]] == ["n1-c8x8x8-k8x3x3", "n1-c9x8x8-k8x3x3"]
+    assert all(row["default"]["outcome"] == "ok" and row["tuned"]["ms"] <= row["default"]["ms"] for row in written["rows"])
+    monkeypatch.setattr(module, "study", None)  # known layers are not measured again
+    module.main()
+    assert json.loads(path.read_text())["rows"] == written["rows"]
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+def test_layers_are_drawn_from_networks() -> None:
+    module = script("benchmarks/draw_layers.py")
+    found = {str(conv) for conv in module.convolutions("resnet18")}
+    assert {"n1-c3x224x224-k64x7x7-s2-p3", "n1-c512x7x7-k512x3x3-p1"} <= found and len(found) == 11
 
 
 def test_the_study_of_models_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,12 +146,17 @@ def test_no_committed_fraction_of_a_gpu_is_above_its_roof() -> None:
             assert all((roofline_fraction(row, one.accuracy, one.ceilings) or 0) <= 1 for row in one.layers), name
 
 
-def test_search_table() -> None:
-    row = {"conv": "n1-c1x1x1-k1x1x1", "short_trials": 64, "long_trials": 500, "short_ms": 2.0, "long_ms": 1.9, "short_session_s": 21.4,
-           "short_over_long_speed": 0.95}  # fmt: skip
-    study = {"study": "search-quality", "device": "cpu-2t", "layers": [row]}
-    filled = report.fill("<!-- table:search-quality -->\n<!-- /table -->", {}, [study])
-    assert "| n1-c1x1x1-k1x1x1 | cpu-2t | 64 | 2.000 | 21 | 500 | 1.900 | 95 % |" in filled
+def test_untuned_table() -> None:
+    def row(conv: str, default: float, tuned: float) -> dict[str, object]:
+        return {"conv": conv, "default": {"ms": default}, "tuned": {"ms": tuned}}
+
+    rows = [row("n1-c8x9x9-k8x3x3", 2.0, 1.0), row("n1-c8x9x9-k9x3x3", 1.0, 1.0), row("n1-c8x9x9-k8x3x3-g8", 1.0, 0.81)]
+    failed = {"conv": "n1-c8x9x9-k8x5x5", "failed": "no tile is legal"}
+    study = {"study": "untuned", "device": "cpu-2t", "layers_from": "drawn", "rows": [*rows, failed]}
+    filled = report.fill("<!-- table:untuned -->\n<!-- /table -->", {}, [study])
+    assert "| drawn | cpu-2t | all | n1-c8x9x9-k8x3x3 | 3 | 0.74 | 0.50 | 1 |" in filled
+    assert "| drawn | cpu-2t | depthwise | n1-c8x9x9-k8x3x3-g8 | 1 | 0.81 | 0.81 | 0 |" in filled
+    assert "| drawn | cpu-2t | 3x3 | n1-c8x9x9-k8x3x3 | 2 | 0.71 | 0.50 | 1 |" in filled and "others" not in filled
 
 
 def test_epilogues_table() -> None:
@@ -165,10 +170,10 @@ def test_epilogues_table() -> None:
 
 
 def test_a_study_that_is_not_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "studies" / "cpu-2t" / "search-quality.json"
+    path = tmp_path / "studies" / "cpu-2t" / "untuned.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    with pytest.raises(studies.StudyError, match=r"search-quality\.json: not a readable JSON"):
+    with pytest.raises(studies.StudyError, match=r"untuned\.json: not a readable JSON"):
         studies.load_all(tmp_path / "results")
 
 
@@ -177,7 +182,7 @@ def test_a_study_that_has_no_table_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "studies" / "cpu-2t" / "mine.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    with pytest.raises(studies.StudyError, match=r"mine\.json: `study` \(=.*\) must be one of search-quality, "):
+    with pytest.raises(studies.StudyError, match=r"mine\.json: `study` \(=.*\) must be one of untuned, "):
         studies.load_all(tmp_path / "results")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from im2win.reports import deploy as deploy_report
 from im2win.reports import epilogues as epilogues_report
-from im2win.reports import search as search_report
 from im2win.reports import sliding as sliding_report
+from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
 from im2win.studies.entries import SLIDING, WINOGRAD_TC
@@ -22,7 +22,7 @@ from im2win.studies.entries import SLIDING, WINOGRAD_TC
 Study = Mapping[str, Any]
 
 TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
-    search_report.STUDY: search_report.table,
+    untuned_report.STUDY: untuned_report.table,
     SLIDING: sliding_report.table,
     WINOGRAD_TC: fused_report.table,
     deploy_report.MODELS: deploy_report.models_table,
