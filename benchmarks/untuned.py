@@ -14,6 +14,7 @@ import logging
 import math
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from im2win.tuner.pool import Pool
 from im2win.tuner.tuning import TuneError
 
 
-def study(conv: im2win.Conv2d, device: Device, target: str, trials: int, pool: Pool) -> dict[str, Any]:
+def study(conv: im2win.Conv2d, device: Device, target: str, trials: int, pool: Pool, kept: Path | None) -> dict[str, Any]:
     """One row: the default tile and the best one, with their times in milliseconds, or why there is none."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as logs:
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as logs:
         try:
             best = im2win.tune(conv, target, trials=trials, logs=logs, pool=pool)
         except (ValueError, TuneError) as reason:
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("layers", type=Path, help="file of layers, as benchmarks/draw_layers.py writes it")
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--logs", type=Path, help="an empty folder that keeps all records; without it they are dropped")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further layer after so many")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
@@ -82,7 +84,7 @@ def main() -> None:
                 break
             if str(conv) in known:
                 continue
-            row = study(conv, device, options.target, options.trials, pool) | {"source": made[SOURCE]}
+            row = study(conv, device, options.target, options.trials, pool, options.logs) | {"source": made[SOURCE]}
             rows.append(row)
             replace_json(options.json, {**facts, "commit": commit(), "date": utc_now(), "digests": made, "rows": rows})
             shown = row.get("failed") or ", ".join(f"{name} {row[name]['ms']:.3f} ms" for name in ("default", "tuned") if row[name]["ms"])
