@@ -23,10 +23,12 @@ INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "s
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
+    "results/intel-xeon-emeraldrapids-2t/resnet50-float32-b1.json": "other kernels and choice",
     f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
+    f"{H200}/resnet50-float32-b1.json": "other kernels and choice",
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
