@@ -9,6 +9,7 @@ out. Networks run on PyTorch's meta device: shapes alone, nothing is computed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import signal
@@ -73,8 +74,21 @@ def drawn(chance: random.Random, forms: list[tuple[str, str, int]], most_flops: 
 
 
 def _form(text: str) -> tuple[str, str, int]:
-    dtype, layout, batch = text.split("-")
+    """A form from its text.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    dtype, layout, batch = (*text.split("-"), "", "")[:3]
+    try:
+        Conv2d(int(batch), 1, 1, 1, 1, 1, dtype=dtype, layout=layout)
+    except ValueError as reason:
+        raise argparse.ArgumentTypeError(f"{text!r} must be element type, layout and batch, as in float16-NHWC-32 ({reason})") from None
     return dtype, layout, int(batch)
+
+
+def _forms(text: str) -> list[tuple[str, str, int]]:
+    return [_form(part) for part in text.split(",")]
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
@@ -88,16 +102,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--forms", default="float32-NCHW-1", help="element type, layout and batch, with commas between forms")
+    parser.add_argument("--forms", type=_forms, default="float32-NCHW-1", help="element type, layout and batch, with commas between forms")
     parser.add_argument("--most", type=float, default=10.0, help="most GFLOP of a layer")
     options = parser.parse_args()
     signal.signal(signal.SIGALRM, _give_up)
-    source = drawn(random.Random(options.seed), [_form(text) for text in options.forms.split(",")], options.most * 1e9)
-    with options.file.open("w", encoding="utf-8") as file:
-        for _ in range(options.layers):
-            name, conv = next(source)
-            row = {"schema": SCHEMA, "conv": str(conv), "count": 1, "target": options.target, "network": name}
-            file.write(json.dumps(row) + "\n")
+    source = drawn(random.Random(options.seed), options.forms, options.most * 1e9)
+    rows = ({"schema": SCHEMA, "conv": str(conv), "count": 1, "target": options.target, "network": name} for name, conv in source)
+    lines = "".join(json.dumps(row) + "\n" for row in itertools.islice(rows, options.layers))
+    options.file.write_text(lines, encoding="utf-8")  # at the end, so that a stopped draw leaves an older file as it was
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ import im2win
 from im2win.bench.cpu import commit, versions
 from im2win.bench.source import SOURCE, digests, stale
 from im2win.common.files import replace_json
+from im2win.device.gpu import NoGpuError
 from im2win.records.log import Log
 from im2win.records.record import Record, utc_now
 from im2win.registry.backends import Device, backend_for, device_for
 from im2win.reports.untuned import STUDY
-from im2win.spec.captured_layers import read_layers
+from im2win.spec.captured_layers import LayerFileError, read_layers
 from im2win.studies.entries import SCHEMA
 from im2win.tuner.pool import Pool
 from im2win.tuner.tuning import TuneError
@@ -64,8 +65,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    device = device_for(options.target)
-    convs = [layer.conv for layer in read_layers(options.layers)[0]]
+    try:
+        device = device_for(options.target)
+        layers, skipped = read_layers(options.layers)
+    except (NoGpuError, LayerFileError, ValueError) as reason:
+        parser.error(str(reason))
+    for message in skipped:
+        print(message, flush=True)
+    convs = [layer.conv for layer in layers]
     facts = {
         "study": STUDY, "schema": SCHEMA, "device": device.name, "brand": device.brand, "threads": backend_for(device).threads,
         "layers_from": options.layers.stem, "trials": options.trials, "versions": versions(),
@@ -75,7 +82,7 @@ def main() -> None:
     if options.json.exists():
         before = json.loads(options.json.read_text(encoding="utf-8"))
         today = stale(before.get("confirmed") or before["digests"]) is None
-        rows = before["rows"] if today and all(before.get(name) == facts[name] for name in ("device", "trials")) else []
+        rows = before["rows"] if today and all(before.get(name) == facts[name] for name in ("device", "layers_from", "trials")) else []
     known = {row["conv"] for row in rows}
     begun = time.monotonic()
     with Pool(device) as pool:
