@@ -30,7 +30,8 @@ def product_cycles(conv: Conv2d, gpu: Gpu, product: str) -> float:
     """Cycles in which all multiprocessors multiply a problem's elements, without the other instructions."""
     one = PRODUCTS[product]
     products = math.prod(conv.output_shape) * math.prod(conv.filter_shape[1:]) * (3 if one.parts == 2 else 1)
-    each = {"core": 1 / 32, "warp": 2 * PRODUCT_CYCLES / (16 * 8 * one.slab), "warpgroup": SCHEDULERS * 2 * GROUP_CYCLES / (64 * one.slab)}
+    of_warp, of_warpgroup = PRODUCT_CYCLES.get(product, 0.0), SCHEDULERS * GROUP_CYCLES
+    each = {"core": 1 / 32, "warp": 2 * of_warp / (16 * 8 * one.slab), "warpgroup": 2 * of_warpgroup / (64 * one.slab)}
     return products * each[one.unit] / (SCHEDULERS * gpu.multiprocessors)
 
 

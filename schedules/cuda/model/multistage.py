@@ -25,20 +25,22 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
-EXPOSED_SHARE = 0.7  # share of tensor cores' products beside which nothing else runs; from 2,228 recorded tiles of an H200
-PRODUCT_CYCLES = 10.0  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators and 8 words
-GROUP_CYCLES = 0.55  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
-STEP_LATENCY = 150  # cycles from a barrier through shared memory to the first accumulators and back
-COPY_LATENCY = 1600  # cycles from the issue of a copy to its completion, with all multiprocessors busy; enough steps ahead hide it
-BLOCK_LATENCY = 8400  # cycles of prologue and epilogue that only other blocks hide
-COPY_ISSUES = 8  # instructions of an asynchronous copy with its address
-FETCH_ISSUES = 24  # instructions of an element that is copied through registers
-PATCH_ISSUES = 53  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
+PRODUCT_CYCLES = {"f16": 20.4, "s8": 9.7, "tf32": 9.7, "tf32x3": 4.7}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
+FMA_CYCLES = 1.3  # of a scheduler, for a multiplication and addition of each lane
+GROUP_CYCLES = 0.44  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
+STEP_LATENCY = 94  # cycles from a barrier through shared memory to the first accumulators and back
+COPY_LATENCY = 1520  # cycles from the issue of a copy to its completion, with all multiprocessors busy; enough steps ahead hide it
+BLOCK_LATENCY = 2600  # cycles of prologue and epilogue that other blocks of the multiprocessor hide
+LAST_LATENCY = 4800  # cycles of the last blocks, which run together and hide nothing of each other
+SPLIT_ISSUES = 38  # instructions of a warp that splits 16 bytes in each of its threads into two TF32 parts
+COPY_ISSUES = 14  # instructions of an asynchronous copy with its address
+FETCH_ISSUES = 13  # instructions of an element that is copied through registers
+PATCH_ISSUES = 44  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
-LAUNCH_S = 3.2e-6  # seconds from the end of a kernel to the work of the next
+LAUNCH_S = 2.3e-6  # seconds from the end of a kernel to the work of the next
 SECTOR = 32  # bytes that level-2 cache transfers at least
 WASTE_SHARE = 0.5  # share that is not hidden, of sectors of which few bytes are used
-CACHE_SHARE = 0.32  # share of a block's copies that misses level-1 cache or does not overlap
+CACHE_SHARE = 0.22  # share of a block's copies that misses level-1 cache or does not overlap
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _work(conv: Conv2d, tile: MultistageTile) -> Work:
     return Work(
         channel_blocks, steps, min(_registers(source, tile), 255) * tile.threads, busy, others, filters,
         filter_issues=filters / steps / 16 / tile.threads * COPY_ISSUES,
-        stores=tile.positions * tile.accumulators / run * (6 if run == 1 else 4), run=run,
+        stores=tile.positions * tile.accumulators * _kept(source, tile) / tile.warp_m / run * (6 if run == 1 else 4), run=run,
     )  # fmt: skip
 
 
@@ -150,7 +152,8 @@ def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) 
     if not tile.halo:
         unit = im2col_taps.unit_elements(conv, tile.order, plan)
         elements = tile.block_n * tile.block_k * steps
-        return elements / max(unit, 1) * (COPY_ISSUES if unit else FETCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+        each = elements / max(unit, 1) / tile.threads
+        return each * (COPY_ISSUES if unit else FETCH_ISSUES), float(elements * conv.itemsize)
     channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
     elements = Geometry.of(conv, tile, plan).pixels * channels
     unit = most if conv.layout == "NHWC" and channels % most == 0 else 1
@@ -164,7 +167,7 @@ def _sector_waste(conv: Conv2d, order: str, plan: WindowSource) -> float:
 
     Several bytes of a sector serve one step only where neighbouring windows of a row, or neighbouring taps, are close in memory.
     """
-    if not plan.axes or im2col_taps.unit_elements(conv, order, plan) > 1:
+    if im2col_taps.unit_elements(conv, order, plan) > 1:
         return 1.0
     strides, per_sector = plan.strides(conv), SECTOR / conv.itemsize
     tap = strides.v if order == "cuv" else strides.c
@@ -172,25 +175,36 @@ def _sector_waste(conv: Conv2d, order: str, plan: WindowSource) -> float:
     return max(1.0, min(windows, taps))
 
 
+def _pixel_waste(conv: Conv2d) -> float:
+    """The same factor for the pixels of halo tiles: channels last, a group's channels may be less than a sector."""
+    return max(1.0, SECTOR / (conv.in_channels // conv.groups * conv.itemsize)) if conv.layout == "NHWC" else 1.0
+
+
+def _kept(conv: Conv2d, tile: MultistageTile) -> int:
+    """Channels of a warp that are computed: where one warp has all of a block's, the compiler drops those that no output needs."""
+    channels = conv.out_channels // conv.groups
+    return min(tile.warp_m, -(-channels // 4) * 4 if channels > 1 else 1) if tile.planes and tile.warps[0] == 1 else tile.warp_m
+
+
 def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
     """(cycles that a warp occupies its scheduler with a step's products, other instructions of the step)."""
     if tile.product == "fma":
         across, along = fma_lanes(tile)
-        rows, cols = tile.warp_m // across, tile.warp_n // along
+        rows, cols = _kept(conv, tile) // across, tile.warp_n // along
         depth = tile.slabs * conv.kernel[1] if tile.planes else tile.block_k
         loads = depth * (rows / 4 + (cols if tile.planes else cols / 4))
-        return depth * rows * cols, 2 * loads + 30
+        return FMA_CYCLES * depth * rows * cols, 2 * loads + 30
     split = tile.arithmetic.parts == 2
     if tile.warpgroup:
         products = tile.positions * tile.warp_n // 64 * 2 * tile.slabs * (3 if split else 1)
         loads = tile.positions * tile.slabs * tile.warp_n // 64 * 2
-        each = (14 if split else 4) + (4 if tile.in_rows else 0)
+        each = (SPLIT_ISSUES if split else 4) + (4 if tile.in_rows else 0)
         return products * tile.warp_m * GROUP_CYCLES, loads * each + 3 * products + 40
     count = tile.warp_m // 16 * (tile.warp_n // 8) * 2 * tile.slabs
     loads = tile.slabs * (tile.warp_n // 8 + tile.warp_m // 16 * 2)
     if split:
-        return 3 * count * PRODUCT_CYCLES, tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
-    return count * PRODUCT_CYCLES, 2 * loads + 40
+        return 3 * count * PRODUCT_CYCLES[tile.product], tile.slabs * tile.warp_n // 8 * 20 + 3 * loads + 40
+    return count * PRODUCT_CYCLES[tile.product], 2 * loads + 40
 
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
@@ -204,19 +218,20 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -
     warps = tile.threads // 32
     copies, copied = _copies(conv, tile, plan, steps)
     busy, others = work.busy, work.others + (copies / steps + work.filter_issues)
-    # products of tensor cores run beside some of the other instructions, those of CUDA cores share the issue slots with them
-    cycles = busy + others if tile.product == "fma" else max(busy, busy * EXPOSED_SHARE + others)
-    per_scheduler = at_once * warps / SCHEDULERS
+    cycles = busy + others
+    together = min(at_once, max(1, -(-blocks // gpu.multiprocessors)))  # blocks of a multiprocessor: few blocks do not fill one
+    per_scheduler = together * warps / SCHEDULERS
     latency = STEP_LATENCY * (0.5 if tile.product == "fma" else 1)
     step = max(per_scheduler * cycles, cycles + latency, COPY_LATENCY / tile.ahead)
-    block = steps * step + max(per_scheduler * work.stores, work.stores) + BLOCK_LATENCY / at_once
+    block = steps * step + max(per_scheduler * work.stores, work.stores) + BLOCK_LATENCY / together
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
+    alone = LAST_LATENCY * (1 - 1 / together) * parts
     sectors = whole.output_bytes * (2.0 if work.run * whole.out_itemsize < 8 else 1.2)
-    waste = 1.0 if tile.halo else _sector_waste(conv, tile.order, plan)
+    waste = _pixel_waste(conv) if tile.halo else _sector_waste(conv, tile.order, plan)
     passed = CACHE_SHARE * (work.filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
     return Estimate(
-        compute=rounds * block / gpu.clock_hz,
+        compute=(rounds * block + alone) / gpu.clock_hz,
         cache=(parts * blocks * passed + CACHE_SHARE * sectors) / gpu.l2_bytes_s,
         memory=traffic.memory(whole.output_bytes, gpu),
         transform=traffic.transform(gpu),

@@ -14,9 +14,10 @@ from im2win.schedules.cuda.tiles.persistent import LANES, HaloTile, M, Persisten
 from im2win.spec.conv2d import Conv2d
 
 SMALL_COLUMNS = 12  # cost of reading the filters of a product, in columns
-BEGIN_CYCLES = 8000  # cycles until the first step is in shared memory
+BEGIN_CYCLES = 3400  # cycles until the first step is in shared memory
 STORE_CYCLES = 14  # cycles of a warp's scheduler for storing an output of each thread
-TAKE_CYCLES = 250  # cycles to rearrange 16 bytes in each of 32 threads
+COPY_LATENCY = 1050  # cycles from the issue of a copy to its completion
+TAKE_CYCLES = 275  # cycles to rearrange 16 bytes in each of 32 threads
 
 
 def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
@@ -32,7 +33,8 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
     stores = field.sum_registers / together * STORE_CYCLES
     sharing = resident * tile.groups
     alone = multiplied + stores + (0 if sharing > 1 else copies)
-    cycles = BEGIN_CYCLES + rounds * max(sharing * max(multiplied, copies + stores), alone) + stores
+    loaded = (pack.steps(conv) - 1) / (tile.stages - 1) * COPY_LATENCY  # where copies run too few steps ahead
+    cycles = BEGIN_CYCLES + rounds * max(sharing * max(multiplied, copies + stores), alone, loaded) + stores
     filters = blocks * field.filters * conv.itemsize
     windows = pack.blocks(conv) * field.output_tiles * field.pixels * conv.in_channels * conv.itemsize
     return Estimate(

@@ -15,16 +15,18 @@ from im2win.schedules.cuda.tile_scheduler.persistent import staged_grid
 from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
-BEGIN_CYCLES = 5000  # cycles of a block before its first copies are issued and behind its last store
+BEGIN_CYCLES = 3100  # cycles of a block before its first copies are issued and behind its last store
 SMALL_COLUMNS = 6  # cost of every product, in columns
-COPY_LATENCY = 1400  # cycles from the issue of a copy to its completion, with all multiprocessors busy
+COPY_LATENCY = 1840  # cycles from the issue of a copy to its completion, with all multiprocessors busy
 COPY_CYCLES = 30  # cycles of a warpgroup for every copy of filters: the wait at its full barrier and the release
 CYCLE_BYTES = 50  # bytes that a multiprocessor receives in a cycle, with all of them busy
-FOUR = 1.5  # factor of clusters of four that share windows or filters, for tiles of several rows
+FOUR = 2.2  # factor of clusters of four that share windows or filters, for tiles of several rows
+FOUR_LONG = 1.25  # the same for other tiles
+FEW = 2  # copies of filters for a tile, so that its blocks wait for one another most of the time
 SENT_LATENCY = 1000  # cycles until accumulators of other blocks have arrived, and may be overwritten
 SENT_BYTES = 24  # bytes of accumulators that a block receives in a cycle
 SUM_BYTES = 4
-CACHED = 0.6  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
+CACHED = 0.34  # factor on the traffic of level-2 cache: blocks that run at the same time request the same filters
 
 
 def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
@@ -45,7 +47,9 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
         stores += SENT_LATENCY + math.prod(field.received) * SUM_BYTES / SENT_BYTES
     alone = multiplied + stores if tile.pingpong == 1 else max(multiplied, (multiplied + stores) / tile.pingpong)
     cycles = BEGIN_CYCLES + sum(loads) - 2 * COPY_LATENCY + count * max(resident * multiplied, alone, loaded) + stores
-    apart = FOUR if tile.cluster // tile.sum_blocks == 4 and tile.rows > 1 else 1.0
+    apart = 1.0
+    if tile.cluster // tile.sum_blocks == 4:
+        apart = FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.model.multistage import LAUNCH_S, PRODUCT_CYCLES, SCHEDULERS, Estimate
+from im2win.schedules.cuda.model.multistage import LAUNCH_S, SCHEDULERS, Estimate
 from im2win.schedules.studies.winograd_tc.legality import LAST_LEVEL_BYTES
 from im2win.schedules.studies.winograd_tc.tile import THREADS, WARP, WORD, Sizes, TensorCoreTile
 from im2win.spec.conv2d import Conv2d
 
-PRODUCT = 16 * 8 * 16  # scalar products in an instruction of `PRODUCT_CYCLES`
+PRODUCT = 16 * 8 * 16  # scalar products in an instruction
+PRODUCT_CYCLES = 10.0  # cycles of a scheduler for an instruction
 LOAD_CYCLES = 24.0  # of a scheduler, for a fragment from shared memory
 COPY_CYCLES = 12.0  # for 16 bytes of 32 threads from level-2 cache to shared memory
 WAIT_CYCLES = 90.0  # of a barrier of the block; one of a warp takes 0.2 of it
