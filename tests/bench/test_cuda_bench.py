@@ -46,7 +46,10 @@ def test_a_transform_is_a_part_of_ours_and_no_peer(transform: Callable[[], float
         "torch_nchw": Subject(call(2.0), 0, 1e-7),
     }
     samples = interleaved(None, with_transform(ready), 3)  # type: ignore[arg-type]
-    assert order == ([1.0, 3.0, 2.0, 0.25] if transform else [1.0, 3.0, 2.0]) * 4  # once before the rounds
+    each = [1.0, 3.0, 2.0, 0.25] if transform else [1.0, 3.0, 2.0]
+    rounds = [order[first : first + len(each)] for first in range(0, len(order), len(each))]
+    assert rounds[0] == each  # once before the rounds
+    assert all(sorted(one) == sorted(each) for one in rounds) and len(rounds) == 4 and any(one != each for one in rounds)
     row = Row("conv1", str(CONV))
     row.spread = spreads(samples)
     _note(row, CONV, ready, LIMITS, "float32")

@@ -1,13 +1,15 @@
 """The GPU harness: times im2win, PyTorch, cuDNN's algorithms by name and TVM's default search against each other, in one process.
 
 Every subject gets the same values in its own layout. Every output is checked against one float64 reference before anything is timed. Rounds
-are interleaved. Two events time each call, after the level-2 cache was overwritten. TF32 is off unless the accuracy allows it. Workspaces
-are limited by the device's memory only.
+are interleaved, each in an order of its own, so that no subject always follows the same one: what ran before matters to kernels of a few
+microseconds. Two events time each call, after the level-2 cache was overwritten. TF32 is off unless the accuracy allows it. Workspaces are
+limited by the device's memory only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -222,8 +224,9 @@ def interleaved(bench: Bench, ready: Mapping[str, Subject], rounds: int, seconds
         counts[name] = rounds if first * rounds <= seconds else max(1, int(seconds / first))
         for _ in range(min(WARM_CALLS, counts[name]) - 1):
             subject.call()
+    order = random.Random(0)
     for turn in range(rounds):
-        for name, subject in ready.items():
+        for name in order.sample(list(ready), len(ready)):
             if turn < counts[name]:
-                samples[name].append(sample(bench, subject.call))
+                samples[name].append(sample(bench, ready[name].call))
     return samples
