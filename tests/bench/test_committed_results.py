@@ -28,8 +28,11 @@ STALE = {
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
+    f"{H200}/papers12-tf32-nhwc-float32-b128.json": "other kernels and choice",
     f"{H200}/resnet50-float32-b1.json": "other kernels and choice",
     f"{H200}/resnet50-float32-b32.json": "other kernels and choice",
+    f"{H200}/resnet50-nhwc-float16-b1.json": "other kernels and choice",
+    f"{H200}/resnet50-nhwc-float16-b32.json": "other kernels and choice",
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
@@ -40,7 +43,12 @@ STALE = {
     "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
+    "studies/nvidia-h200/untuned-drawn-cuda-1.json": "other kernels and choice",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
+    "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
+    "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
+    "studies/nvidia-h200/zoo-float32-b1.json": "other kernels and choice",
+    "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.
