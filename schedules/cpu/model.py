@@ -1,8 +1,8 @@
 """Analytic cost model of CPU tiles: it chooses the tile of an untuned layer, and the tuner begins with the tiles that it ranks first.
 
 It counts cycles of one core: the micro-kernel (bounds by FMA, load and latency), the write-back, staging, and the traffic of the caches.
-Constants are those of current x86 and Arm cores (two FMAs and two loads a cycle). Those of caches and write-back are fitted to tuning
-records. Estimates rank tiles; they do not predict times.
+Constants are those of current x86 and Arm cores (two FMAs and two loads a cycle, see `fma_units`). Those of caches and write-back are
+fitted to tuning records. Estimates rank tiles; they do not predict times.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.objective import cost
 
-LOADS = 2  # vector loads a cycle
+HALVES = ("znver4",)  # microarchitectures that load and multiply vectors of 512 bits in two halves
 L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
 RUN = 20.0  # cycles that a run of output rows costs at its start
 SPILL = 0.04  # share of a K step that each missing register costs
 AHEAD = 3  # registers with inputs that LLVM loads ahead
 PREDICATE = 1.5  # share of a K step that predicated reads cost
 ADDED = 1.5  # cycles of a vector of sums to which a chunk of channels is added
-TRANSPOSE = 10.0  # cycles of a vector of outputs for the buffer and the transpose
+WAKE = 4000.0  # cycles to wake the other threads and to wait for the last of them
+TRANSPOSE = 10.0  # cycles of a vector of 16 outputs for the buffer and the transpose
+OVERLAP = 0.9  # share of the products' time that hides how filters are read from the caches
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cycles of one core by cause, and bytes of workspace. `cost` ranks tiles, see `im2win.spec.objective`."""
+    """Cycles of one core by cause, and bytes of workspace. `cost` ranks tiles, see `im2win.spec.objective`.
+
+    steps: parallel steps that the threads share. passes: times that the threads are woken, when there are several steps.
+    """
 
     conv: Conv2d
     product: float
@@ -37,9 +42,10 @@ class Estimate:
     stage: float
     cache: float
     memory: float
-    imbalance: float
+    steps: int
     threads: int
     held: float
+    passes: int = 1
 
     @property
     def cost(self) -> float:
@@ -49,11 +55,22 @@ class Estimate:
     @property
     def total(self) -> float:
         """Cycles of the whole layer on all threads."""
-        return (self.product + self.write_back + self.stage + self.cache + self.memory) * self.imbalance / self.threads
+        work = self.product + self.write_back + self.stage + self.cache + self.memory
+        return work * self.imbalance / self.threads + (WAKE * self.passes if min(self.steps, self.threads) > 1 else 0.0)
+
+    @property
+    def imbalance(self) -> float:
+        """Steps of the thread that has most, over the average."""
+        return -(-self.steps // self.threads) * self.threads / self.steps
 
 
-def _step_cycles(tile: Tile, windows: int, step: int) -> float:
-    """Cycles of one K step of the register tile, with `windows` windows in its row."""
+def fma_units(machine: Machine, lanes: int) -> int:
+    """FMAs of vectors with so many float32 lanes that a core begins in a cycle; as many loads."""
+    return FMA_UNITS // 2 if machine.mcpu in HALVES and lanes > 8 else FMA_UNITS
+
+
+def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
+    """Cycles of one K step of the register tile, with `windows` windows in its row, on a core that begins so many FMAs a cycle."""
     if tile.axis == "channels":
         sums = tile.rows * windows * tile.vectors
         loads: float = tile.vectors + tile.rows * windows
@@ -63,7 +80,7 @@ def _step_cycles(tile: Tile, windows: int, step: int) -> float:
         # a vector of neighbouring windows mostly crosses a cache line; a strided one is loaded element by element
         loads = tile.rows * vectors * (2 if step == 1 else 2 * tile.lanes) + tile.cols
     overhead = 1.0 / tile.unroll
-    return max(sums / FMA_UNITS, loads / LOADS, FMA_LATENCY) + overhead
+    return max(sums / begun, loads / begun, FMA_LATENCY) + overhead
 
 
 def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
@@ -92,7 +109,7 @@ def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
     return max(need + long - machine.registers, 0)
 
 
-def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: int, step: int) -> Estimate:
+def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: float, step: int) -> Estimate:
     """The estimate for a legal tile of an algorithm.
 
     Args:
@@ -106,7 +123,8 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     lines = 1 if matrix else tile.row_block // tile.rows  # rows of register tiles in a block of output rows
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
-    sweep = lines * depth * (whole * _step_cycles(tile, width, step) + (_step_cycles(tile, rest, step) if rest else 0))
+    begun = fma_units(machine, tile.lanes)
+    sweep = lines * depth * (whole * _step_cycles(tile, width, step, begun) + (_step_cycles(tile, rest, step, begun) if rest else 0))
     sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
     read = 1.0  # share of the filters that a register tile reads, on average
     if not matrix and padding.skips(conv):
@@ -123,9 +141,9 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     tiles = lines * (whole + bool(rest))
     cache = 0.0
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
-        cache += max(0.0, tiles * filter_bytes / L2_BYTES - 0.9 * sweep)
+        cache += max(0.0, tiles * filter_bytes / L2_BYTES - OVERLAP * sweep)
     if filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
-        cache += max(0.0, tiles * filter_bytes / L3_BYTES - 0.9 * sweep)
+        cache += max(0.0, tiles * filter_bytes / L3_BYTES - OVERLAP * sweep)
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
     if input_bytes > 0.5 * machine.l1_bytes:
@@ -135,6 +153,8 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
 
     steps = passes * row_blocks
+    if where == "row_block":  # a pass stages the channels of its groups alone
+        staged *= max(tile.pass_blocks * conv.groups // blocks, 1) / conv.groups
     outputs = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
     if tile.chunks > 1:
         outputs += tile.row_block * out_w * tile.block
@@ -146,9 +166,10 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         stage=STAGED.get(where, 0.0) * staged * (steps if where == "row_block" else 1),
         cache=row_blocks * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,
-        imbalance=-(-steps // machine.threads) * machine.threads / steps,
+        steps=steps,
         threads=machine.threads,
         held=private + (conv.itemsize * staged if where == "root" else 0),
+        passes=2 if where == "root" else 1,
     )
 
 
@@ -164,6 +185,6 @@ def _vectors_out(conv: Conv2d, tile: Tile) -> float:
         return vectors * tile.rows  # every row of the tile is another stream of partly written cache lines
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
-        return vectors * (2.0 * tile.lanes if padded else TRANSPOSE)
+        return vectors * (2.0 * tile.lanes if padded else TRANSPOSE * tile.lanes / 16)
     return vectors * (tile.lanes if padded else 2.0)
 

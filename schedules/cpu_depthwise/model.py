@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from im2win.compute.depthwise import count
-from im2win.device.cpu import FMA_UNITS, Machine
-from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, LOADS, Estimate
+from im2win.device.cpu import Machine
+from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units
 from im2win.schedules.cpu_depthwise.legality import staged_bytes
 from im2win.schedules.cpu_depthwise.tile import DepthwiseTile, in_place
 from im2win.spec.conv2d import Conv2d
@@ -20,6 +20,7 @@ LOOP = 3.0  # cycles of a step of the loop over taps
 TILE = 8.0  # cycles of a register tile beside its products
 RUN = 0.4  # cycles of the channels of one input, which lie side by side: two cache lines at once are fetched as fast as one
 STEP, BUFFER = 60.0, 200.0  # cycles of a parallel step, and of the buffers of one that stages its input
+SHORT = 8.0  # cycles more for the channels of one input, however few a block has
 SHORT_RUN = 256.0  # bytes of a run of channels that takes twice its share of memory's time
 HIDDEN = 0.5  # share of the second-level cache's traffic that products hide
 
@@ -41,7 +42,7 @@ def estimate(conv: Conv2d, tile: DepthwiseTile, machine: Machine) -> Estimate:
         stage=runs * _stage(conv, tile),
         cache=runs * _cache(conv, tile, machine),
         memory=0.3 * 4 * moved / L3_BYTES * _scattered(conv, tile, machine),
-        imbalance=-(-steps // machine.threads) * machine.threads / steps,
+        steps=steps,
         threads=machine.threads,
         held=min(machine.threads, steps) * staged_bytes(conv, tile),
     )
@@ -62,18 +63,19 @@ def _filled_blocks(conv: Conv2d, tile: DepthwiseTile) -> float:
 
 def _tile_cycles(conv: Conv2d, tile: DepthwiseTile, windows: int, machine: Machine) -> float:
     """Cycles of a register tile with `windows` windows in its row."""
+    begun = fma_units(machine, tile.lanes)
     if tile.axis == "windows":
         (kernel, steps), vectors = conv.kernel, -(-windows // tile.lanes)
         inputs = vectors * _distinct(tile.rows, conv.stride[0], kernel, conv.dilation[0])
         sums = tile.rows * vectors
         # a vector of neighbouring windows mostly crosses a cache line, which takes both load units
-        step = max(kernel * sums / FMA_UNITS, inputs + kernel / LOADS)
+        step = max(kernel * sums / begun, (2 * inputs + kernel) / begun)
         missing = sums + min(inputs, sums + vectors) + 1 - machine.registers
     else:
         (steps, kernel), vectors = conv.kernel, tile.vectors
         inputs = vectors * _distinct(windows, conv.stride[1], kernel, conv.dilation[1])
         sums = windows * vectors
-        step = max(kernel * sums / FMA_UNITS, (inputs + kernel * vectors) / LOADS)
+        step = max(kernel * sums / begun, (inputs + kernel * vectors) / begun)
         step += RUN * inputs / vectors if in_place(conv, tile) else 0.0
         missing = sums + min(inputs, sums + vectors) + vectors - machine.registers
     return steps * (step * (1 + SPILL * max(missing, 0)) + LOOP) + TILE + 2.0 * sums
@@ -97,7 +99,7 @@ def _stage(conv: Conv2d, tile: DepthwiseTile) -> float:
         vectors = -(-width // tile.lanes)
         return rows * (4.0 + 2.0 * vectors, 8.0 + 2.5 * vectors, 12.0 + width)[min(conv.stride[1], 3) - 1]
     if conv.layout == "NHWC":  # channels of a multiplier are read one by one
-        return rows * width * 1.0 * tile.block
+        return rows * width * (tile.block + SHORT)
     return rows * (-(-conv.width // tile.lanes) * 6.0 * tile.lanes + 2.0 * width) * tile.vectors
 
 

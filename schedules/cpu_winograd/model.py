@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from im2win.compute import nest, winograd
-from im2win.device.cpu import FMA_LATENCY, FMA_UNITS, Machine
+from im2win.device.cpu import FMA_LATENCY, Machine
 from im2win.numerics.matvec_program import program
 from im2win.numerics.winograd_matrices import transform
-from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, LOADS, RUN, SPILL, TRANSPOSE, Estimate
+from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, OVERLAP, RUN, SPILL, TRANSPOSE, Estimate, fma_units
 from im2win.schedules.cpu_winograd.kernel import held_bytes
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
@@ -44,19 +44,20 @@ def _form(kernel: tuple[int, int], outputs: int) -> _Form:
     return _Form(down.size, across.size, *operations)
 
 
-def _work(operations: int, stores: int) -> float:
-    """Cycles of vector operations: two a cycle, beside one store a cycle."""
-    return max(operations / FMA_UNITS, float(stores))
+def _work(operations: int, stores: int, begun: int) -> float:
+    """Cycles of vector operations, beside half as many stores a cycle."""
+    return max(operations / begun, 2.0 * stores / begun)
 
 
 def _register_tile(tile: WinogradTile, cols: int, depth: int, machine: Machine) -> float:
     """Cycles of the product of one position for `cols` tiles of the row block."""
-    step = max(cols * tile.vectors / FMA_UNITS, (cols + tile.vectors) / LOADS, FMA_LATENCY) + 1.0 / tile.unroll
+    begun = fma_units(machine, tile.lanes)
+    step = max(cols * tile.vectors / begun, (cols + tile.vectors) / begun, FMA_LATENCY) + 1.0 / tile.unroll
     spilled = max(tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers, 0)
     return depth * step * (1 + SPILL * spilled) + cols * tile.vectors + FMA_LATENCY
 
 
-def _into(conv: Conv2d, tile: WinogradTile, form: _Form, row_block_cols: int) -> float:
+def _into(conv: Conv2d, tile: WinogradTile, form: _Form, row_block_cols: int, begun: int) -> float:
     """Cycles to transform a row block's input of one image, for one vector of channels."""
     rows = (tile.row_block - 1) * tile.outputs + form.rows
     width = (row_block_cols - 1) * tile.outputs + form.cols
@@ -65,15 +66,15 @@ def _into(conv: Conv2d, tile: WinogradTile, form: _Form, row_block_cols: int) ->
         transposing = 0.0 if whole else SCALAR * tile.depth
     else:
         transposing = TRANSPOSE_IN * tile.depth / 16 + 1 if whole and tile.depth >= 4 else SCALAR * tile.depth
-    down = tile.row_block * width * _work(form.into_rows, form.rows)
-    across = tile.row_block * row_block_cols * form.rows * _work(form.into_cols, form.cols)
+    down = tile.row_block * width * _work(form.into_rows, form.rows, begun)
+    across = tile.row_block * row_block_cols * form.rows * _work(form.into_cols, form.cols, begun)
     return rows * conv.width * transposing + rows * width * PAD + down + across
 
 
-def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int) -> float:
+def _out_of(conv: Conv2d, tile: WinogradTile, form: _Form, line: int, begun: int) -> float:
     """Cycles to transform a row block's products back and to write them, for one channel block."""
     operations = form.cols * form.back_rows + tile.outputs * form.back_cols
-    back = line * tile.vectors * (_work(operations, tile.outputs**2) + form.rows * form.cols / LOADS)
+    back = line * tile.vectors * (_work(operations, tile.outputs**2, begun) + form.rows * form.cols / begun)
     rows, width = tile.images * tile.row_block * tile.outputs, conv.output_size[1]
     whole = (conv.out_channels // conv.groups) % tile.block == 0
     if conv.layout == "NHWC":
@@ -125,11 +126,12 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
 
     panel, given = 4.0 * depth * tile.block, 4.0 * depth * line  # filters and inputs of a position
     again = whole + bool(rest) if panel > 0.75 * machine.l1_bytes else 1
-    cache = max(0.0, positions * (panel * again + given) / L2_BYTES - 0.9 * sweep)
+    streamed = positions * (panel * again + given) / L2_BYTES
     sums = 4.0 * positions * line * tile.block
     near = positions * (panel * tile.pass_blocks + given * groups) + sums
     if near > 0.6 * machine.l2_bytes:
-        cache += positions * panel / L3_BYTES
+        streamed += positions * panel / L3_BYTES
+    cache = max(0.0, streamed - OVERLAP * sweep)
     if positions * given * groups + sums > 0.6 * machine.l2_bytes:
         cache += (positions * given + sums) / L3_BYTES
     filters = 4.0 * math.prod(pack.shape(conv))
@@ -141,11 +143,11 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
     return Estimate(
         conv=conv,
         product=steps * tile.pass_blocks * sweep,
-        write_back=steps * tile.pass_blocks * _out_of(conv, tile, form, line),
-        stage=steps * vectors_in * tile.images * _into(conv, tile, form, tile_cols),
+        write_back=steps * tile.pass_blocks * _out_of(conv, tile, form, line, fma_units(machine, tile.lanes)),
+        stage=steps * vectors_in * tile.images * _into(conv, tile, form, tile_cols, fma_units(machine, tile.lanes)),
         cache=steps * tile.pass_blocks * cache,
         memory=memory,
-        imbalance=-(-steps // machine.threads) * machine.threads / steps,
+        steps=steps,
         threads=machine.threads,
         held=min(machine.threads, steps) * row_block_bytes(conv, tile) + held_bytes(conv, tile),
     )
