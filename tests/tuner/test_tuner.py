@@ -395,6 +395,14 @@ def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Ma
     assert session.best is not None and session.best[0] != lucky
 
 
+def test_a_busy_moment_of_the_search_loses_no_finals(tmp_path: Path, machine: Machine) -> None:
+    """Of candidates that were timed as slow, the two from which the model expects most are measured again."""
+    session, measured = _held(tmp_path, machine, [9e-3, *[7e-3] * 3, *[1e-3] * 4], [9e-3, 7e-3, 5e-4, 7e-3, *[1e-3] * 4])
+    unlucky = session.search.all[2]
+    assert [choice in measured.rounds[0] for choice in session.search.all[1:4]] == [True, True, False]
+    assert session.best is not None and session.best[0] == unlucky
+
+
 def test_finals_end(tmp_path: Path, machine: Machine) -> None:
     """Each round as slow as the next one's finalists are not."""
     _, measured = _held(tmp_path, machine, [1e-3] * 20, [2e-3] * 20)

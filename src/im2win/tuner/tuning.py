@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from im2win.tuner.session import PATIENCE, Progress, Session
 FINALISTS = 4  # candidates that are measured again with the default tile, in interleaved rounds, at the end,
 MOST_FINALISTS = 8  # and more, up to so many, that are not slower than the best by
 CLOSE = 1.06  # what noise makes of equal kernels
+DOUBTED = 2  # more candidates that are measured again: the analytic model ranks them above the best, and their times are above it by
+DOUBTFUL = 1.3  # more than the model is mostly wrong
 FINALS = 2  # most rounds of finals
 HOPELESS = 1.5  # sampling stops early for a candidate that is this many times slower than the best
 
@@ -39,7 +41,8 @@ def _finals(session: Session, measurement: Measurement) -> None:
     """Measures the best candidates and the default tile again in interleaved rounds: the least of many noisy times is often an outlier.
 
     A candidate that was timed in a quiet moment of the search may remain better than finalists that were timed in a busy one. Finals are
-    therefore repeated until the best candidate was in one, `FINALS` times at most.
+    therefore repeated until the best candidate was in one, `FINALS` times at most. One that was timed in a busy moment may have been given
+    up: those are among the finalists, too, from which the analytic model expects most.
     """
     if len(session.tried) == session.resumed:
         return
@@ -58,13 +61,16 @@ def _finals(session: Session, measurement: Measurement) -> None:
             return
 
 
-def _finalists(session: Session, seen: Collection[Any]) -> list[Choice]:
-    """The candidates of the next finals: the best so far, the best of the finals before, and the default tile, where they are right."""
+def _finalists(session: Session, seen: set[Any]) -> list[Choice]:
+    """The candidates of the next finals, where they are right: the best so far, the best of the finals before, the default, the doubted."""
     good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
     before = [choice for choice, _ in good if choice.key in seen][:1]
     default = [choice for choice, _ in good if choice.key == session.default.key]
     best = [choice for place, (choice, cost) in enumerate(good[:MOST_FINALISTS]) if place < FINALISTS or cost <= CLOSE * good[0][1]]
-    return list({choice.key: choice for choice in (*best, *before, *default)}.values())
+    known = seen | {choice.key for choice in default}
+    slow = [choice for choice, cost in good if cost > DOUBTFUL * good[0][1] and choice.key not in known]
+    doubted = sorted((choice for choice in slow if choice.cycles < good[0][0].cycles), key=lambda choice: choice.cycles)[:DOUBTED]
+    return list({choice.key: choice for choice in (*best, *before, *default, *doubted)}.values())
 
 
 def tune(
