@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from im2win.bench.zoo_networks import NETWORKS, vision
-from im2win.spec.captured_layers import SCHEMA
+from im2win.spec.captured_layers import SCHEMA, LayerFileError, read_layers
 from im2win.spec.conv2d import Conv2d
 
 SLOW_S = 9  # seconds after which a network is given up
@@ -103,10 +103,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=200)
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--forms", type=_forms, default="float32-NCHW-1", help="element type, layout and batch, with commas between forms")
+    parser.add_argument("--without", type=Path, action="append", default=[], help="a file whose layers are left out; may be repeated")
     parser.add_argument("--most", type=float, default=10.0, help="most GFLOP of a layer")
     options = parser.parse_args()
+    try:
+        known = {layer.conv for file in options.without for layer in read_layers(file)[0]}
+    except LayerFileError as reason:
+        parser.error(str(reason))
     signal.signal(signal.SIGALRM, _give_up)
-    source = drawn(random.Random(options.seed), options.forms, options.most * 1e9)
+    source = ((name, conv) for name, conv in drawn(random.Random(options.seed), options.forms, options.most * 1e9) if conv not in known)
     rows = ({"schema": SCHEMA, "conv": str(conv), "count": 1, "target": options.target, "network": name} for name, conv in source)
     lines = "".join(json.dumps(row) + "\n" for row in itertools.islice(rows, options.layers))
     options.file.write_text(lines, encoding="utf-8")  # at the end, so that a stopped draw leaves an older file as it was

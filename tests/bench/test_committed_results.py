@@ -23,6 +23,11 @@ INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "s
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
+    "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other choice",
+    "results/amd-epyc-znver5-2t/papers12-float32-b8.json": "other choice",
+    "results/amd-epyc-znver5-2t/resnet50-float32-b1.json": "other choice",
+    "results/intel-xeon-emeraldrapids-2t/papers12-float32-b1.json": "other choice",
+    "results/intel-xeon-emeraldrapids-2t/papers12-float32-b8.json": "other choice",
     "results/intel-xeon-emeraldrapids-2t/resnet50-float32-b1.json": "other kernels and choice",
     f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
@@ -38,12 +43,12 @@ STALE = {
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
     f"{AMD}/shared-process.json": "other kernels and choice",
     f"{AMD}/zoo-float32-b1.json": "other kernels and choice",
+    "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other choice",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other kernels and choice",
     "studies/nvidia-h200/op-overhead.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
-    "studies/nvidia-h200/untuned-drawn-cuda-1.json": "other kernels and choice",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
     "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
