@@ -1,4 +1,4 @@
-"""Confirms result files of `im2win bench` and of the zoo after a change of the source: today's kernels are those that were timed.
+"""Confirms result files of `im2win bench`, of the zoo and of untuned layers after a change of the source: the same kernels would be timed.
 
     python benchmarks/confirm.py                   # all of them
     python benchmarks/confirm.py benchmarks/results/nvidia-h200/papers12-float32-b128.json
@@ -19,25 +19,39 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, device_named, problems, zoo_confirmed, zoo_kept
+from im2win.bench.confirmation import (
+    accuracy_of,
+    checked,
+    chosen,
+    confirmed,
+    default_moved,
+    device_named,
+    problems,
+    untuned_confirmed,
+    zoo_confirmed,
+    zoo_kept,
+)  # fmt: skip
 from im2win.bench.results import Result, ResultError
 from im2win.common.files import replace_json
 
 HERE = Path(__file__).parent
-FILES = [*sorted(HERE.glob("results/*/*.json")), *sorted(HERE.glob("studies/*/zoo-*.json"))]
+FILES = [*sorted(HERE.glob("results/*/*.json")), *sorted(HERE.glob("studies/*/zoo-*.json")), *sorted(HERE.glob("studies/*/untuned-*.json"))]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads the command line and rewrites the files. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("files", nargs="*", type=Path, default=FILES, help="default: all results, and the zoo's")
+    parser.add_argument("files", nargs="*", type=Path, default=FILES, help="default: all results, the zoo's, and studies of untuned layers")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--drop", action="store_true", help="remove networks with other kernels from files of the zoo")
     options = parser.parse_args(arguments)
     refused = 0
     with ProcessPoolExecutor(options.processes) as pool:
         for path in options.files:
-            reasons = _confirm_zoo(path, pool, options.drop) if path.name.startswith("zoo-") else _confirm(path, pool)
+            if path.name.startswith("zoo-"):
+                reasons = _confirm_zoo(path, pool, options.drop)
+            else:
+                reasons = _confirm_untuned(path, pool) if path.name.startswith("untuned-") else _confirm(path, pool)
             refused += bool(reasons)
             print(f"{path}: {'; '.join(reasons[:3]) or 'made by kernels that are equal to those of today'}", flush=True)
     return 1 if refused else 0
@@ -69,6 +83,17 @@ def _confirm_zoo(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[str]
     if reasons and drop and study.get("kernels"):
         new = zoo_kept(study, kernels)
         reasons = [f"{len(study['rows']) - len(new['rows'])} of {len(study['rows'])} rows are dropped, {reasons[0]}"]
+    replace_json(path, new)
+    return reasons
+
+
+def _confirm_untuned(path: Path, pool: ProcessPoolExecutor) -> list[str]:
+    """As `_confirm`, for a study of untuned layers."""
+    study = json.loads(path.read_text(encoding="utf-8"))
+    device = device_named(study["device"])
+    if device is None:
+        return [f"{study['device']} is unknown"]
+    new, reasons = untuned_confirmed(study, list(pool.map(functools.partial(default_moved, device=device), study["rows"], chunksize=4)))
     replace_json(path, new)
     return reasons
 

@@ -11,7 +11,17 @@ from recorded import fill, ok
 from scripts import script
 
 from im2win.bench import confirmation
-from im2win.bench.confirmation import accuracy_of, checked, chosen, confirmed, problems, zoo_confirmed, zoo_kept
+from im2win.bench.confirmation import (
+    accuracy_of,
+    checked,
+    chosen,
+    confirmed,
+    default_moved,
+    problems,
+    untuned_confirmed,
+    zoo_confirmed,
+    zoo_kept,
+)
 from im2win.bench.results import Result, Row, Spread
 from im2win.bench.source import digests, stale
 from im2win.device.cpu import Machine
@@ -131,3 +141,16 @@ def test_networks_with_other_kernels_are_dropped_from_the_zoo() -> None:
     study = {"digests": BEFORE, "rows": rows, "kernels": {str(CONV): "cpu:1", str(other): "cpu:2"}}
     kept = zoo_kept(study, {str(CONV): "cpu:1", str(other): "cpu:3"})
     assert kept["rows"] == [rows[0], rows[2]] and kept["confirmed"] == TODAY and set(problems(kept)) == {str(CONV)}
+
+
+def test_a_study_of_untuned_layers_is_confirmed_where_default_tiles_stay(row: Row) -> None:
+    same = {"conv": str(CONV), "default": {"algorithm": row.algorithm, "tile": row.tile}}
+    other, failed = {"conv": str(CONV), "default": {"algorithm": "mec/tiled", "tile": row.tile}}, {"conv": str(CONV), "failed": "why"}
+    moved = [default_moved(one, HERE) for one in (same, other, failed)]
+    assert moved == ["", f"{CONV}: another default tile is chosen today", ""]
+    study = {"digests": {**TODAY, "choice": "other"}, "rows": [same]}
+    assert untuned_confirmed(study, [""]) == ({**study, "confirmed": TODAY}, [])
+    assert untuned_confirmed(study, moved) == (study, [moved[1]])
+    assert untuned_confirmed({**study, "digests": TODAY}, [""]) == ({**study, "digests": TODAY}, [])
+    unknown, reasons = untuned_confirmed({**study, "digests": BEFORE}, [""])
+    assert "does not say which kernels" in reasons[0] and "confirmed" not in unknown

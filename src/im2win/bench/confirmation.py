@@ -6,13 +6,14 @@ Where algorithm, tile and kernel are equal for every row, the times are those of
 `confirmed`. Nothing is measured, and the device is not needed. Where a layer's choice has become its default tile, which the same run timed
 beside it, the row takes those times.
 
-A file of the zoo lists the problems of its networks. It is confirmed where the kernels that are chosen for them are equal.
+A file of the zoo lists the problems of its networks. It is confirmed where the kernels that are chosen for them are equal. A study of
+untuned layers is confirmed where kernels are generated as they were, and the model ranks the same tiles first.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from im2win.bench.cpu import OURS, UNTUNED
@@ -163,6 +164,28 @@ def zoo_kept(study: Mapping[str, Any], kernels: Mapping[str, str]) -> dict[str, 
     networks = {row["network"] for row in study["rows"] if changed(row)}
     kept = {**study, "rows": [row for row in study["rows"] if row["network"] not in networks]}
     return zoo_confirmed(kept, {key: kernels[key] for key in problems(kept)})[0]
+
+
+def default_moved(row: Mapping[str, Any], device: Device) -> str:
+    """Why a row of a study of untuned layers timed another default tile than today's; "" if it did not, or if its session failed."""
+    if "default" not in row:
+        return ""
+    name, tile = default_tile(Conv2d.parse(row["conv"]), "auto", device)
+    timed = row["default"]["algorithm"], row["default"]["tile"]
+    return "" if timed == (name, tile.as_dict()) else f"{row['conv']}: another default tile is chosen today"
+
+
+def untuned_confirmed(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A study of untuned layers, confirmed if its default tiles and all kernels are those of today; else the reasons why it is not.
+
+    Args:
+        moved: by row, what `default_moved` returns.
+    """
+    made, today = study.get("confirmed") or study["digests"], digests(study["digests"][TARGET])
+    reasons = [reason for reason in moved if reason]
+    if made[KERNELS] != today[KERNELS]:
+        reasons.append("the file does not say which kernels were timed, and the source that made it was another")
+    return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons
 
 
 def confirmed(result: Result, rows: list[Checked]) -> Result:
