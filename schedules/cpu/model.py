@@ -25,7 +25,8 @@ PREDICATE = 1.5  # share of a K step that predicated reads cost
 ADDED = 1.5  # cycles of a vector of sums to which a chunk of channels is added
 WAKE = 4000.0  # cycles to wake the other threads and to wait for the last of them
 TRANSPOSE = 10.0  # cycles of a vector of 16 outputs for the buffer and the transpose
-OVERLAP = 0.9  # share of the products' time that hides how filters are read from the caches
+OVERLAP = 0.9  # share of the products' time that hides how filters are read from level-2 cache
+FAR_OVERLAP = 0.5  # the same for level-3 cache
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 
 
@@ -143,7 +144,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
         cache += max(0.0, tiles * filter_bytes / L2_BYTES - OVERLAP * sweep)
     if filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
-        cache += max(0.0, tiles * filter_bytes / L3_BYTES - OVERLAP * sweep)
+        cache += max(0.0, tiles * filter_bytes / L3_BYTES - FAR_OVERLAP * sweep)
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
     if input_bytes > 0.5 * machine.l1_bytes:
