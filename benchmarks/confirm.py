@@ -30,7 +30,7 @@ from im2win.bench.confirmation import (
     untuned_confirmed,
     zoo_confirmed,
     zoo_kept,
-)  # fmt: skip
+)
 from im2win.bench.results import Result, ResultError
 from im2win.common.files import replace_json
 
