@@ -18,6 +18,7 @@ from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, manifest_path
 from im2win.runtime.model_manifest import Bucket, ModelManifest, Port, weights_path
 from im2win.runtime.tensors import ArgumentError, empty, is_torch, view
+from im2win.runtime.tensors import Port as Argument
 
 ALIGNMENT = 64  # bytes; vector loads from a tensor's begin then cross no cache line
 Array = np.ndarray[Any, Any]
@@ -37,6 +38,7 @@ class Model:
         self._module = load_kernel(library)
         self._buckets = sorted(manifest.buckets, key=lambda bucket: bucket.batch)
         self._functions = {bucket.batch: self._module[bucket.function] for bucket in self._buckets}
+        self._whole = {bucket.batch: self._arguments(bucket.batch) for bucket in self._buckets}
         self._idle: collections.deque[Any] = collections.deque()
         self._weights = self._held(weights)
 
@@ -47,6 +49,11 @@ class Model:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         return tvm_ffi.from_dlpack(np.frombuffer(mapped, np.uint8))
+
+    def _arguments(self, batch: int) -> tuple[list[Argument], list[Argument]]:
+        """What checks the inputs and outputs of a call with exactly `batch` images."""
+        inputs = [Argument(port.name, port.at(batch), port.dtype) for port in self.inputs]
+        return inputs, [Argument(port.name, port.at(batch), port.dtype, writable=True) for port in self.outputs]
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -115,16 +122,19 @@ class Model:
 
     def _run(self, inputs: list[Array], given: Sequence[Any]) -> list[Array]:
         images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
-        pieces = self._pieces(images)
-        for port, value in zip(self.inputs, inputs, strict=True):
-            view(port.name, value, port.at(images), port.dtype)
-        results = [_array(port.name, value) for port, value in zip(self.outputs, given, strict=True)] if given else None
-        if results is None:
-            results = [empty(port.at(images), port.dtype) for port in self.outputs]
-        for port, value in zip(self.outputs, results, strict=True):
-            view(port.name, value, port.at(images), port.dtype, writable=True)
+        pieces = [] if images in self._whole else self._pieces(images)
+        taken, made = self._whole.get(images) or self._arguments(images)
+        tensors = [argument(value) for argument, value in zip(taken, inputs, strict=True)]
+        if given:
+            results = [_array(argument.name, value) for argument, value in zip(made, given, strict=True)]
+        else:
+            results = [empty(argument.shape, argument.dtype) for argument in made]
+        for argument, value in zip(made, results, strict=True):
+            tensors.append(argument(value))
             if any(np.may_share_memory(value, one) for one in inputs):
-                raise ArgumentError(f"`out` ({port.name}) must not overlap the inputs.")
+                raise ArgumentError(f"`out` ({argument.name}) must not overlap the inputs.")
+        if not pieces:
+            self._call(images, tensors)
         begin = 0
         for bucket, count in pieces:
             self._piece(bucket, inputs, results, begin, count)
@@ -171,20 +181,21 @@ class Model:
             (value[begin : begin + count] if port.batched else value) if full else empty(port.at(bucket.batch), port.dtype)
             for port, value in zip(self.outputs, results, strict=True)
         ]
+        self._call(bucket.batch, [view("", one, one.shape, str(one.dtype)) for one in (*taken, *made)])
+        if not full:
+            for value, part in zip(results, made, strict=True):
+                value[begin : begin + count] = part[:count]
+
+    def _call(self, batch: int, tensors: Sequence[Any]) -> None:
+        """Runs the function of a compiled batch on its inputs and outputs, in a workspace that no other call uses."""
         try:
             workspace = self._idle.pop()
         except IndexError:
             workspace = _workspace(max(one.workspace for one in self._buckets))
         try:
-            tensors = [
-                tvm_ffi.from_dlpack(one) if one.flags.writeable else view("", one, one.shape, str(one.dtype)) for one in (*taken, *made)
-            ]
-            self._functions[bucket.batch](self._weights, workspace, *tensors)
+            self._functions[batch](self._weights, workspace, *tensors)
         finally:
             self._idle.append(workspace)
-        if not full:
-            for value, part in zip(results, made, strict=True):
-                value[begin : begin + count] = part[:count]
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Writes the library to `path`, and its weights and manifest beside it. Returns the library's path.
