@@ -142,7 +142,8 @@ class Assembly:
             functions[f"pool_{number}"] = (half if narrow else kernels).pool(shape, made, pool)
             program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
         joins = layouts.joins()
-        functions |= add_fallback(source, parts, program, layouts, {name for join in joins for name in join.sources}, self.label)
+        joined = {name for join in joins for name in join.sources}
+        functions |= add_fallback(source, parts, program, layouts, joined, self.label, self.kernels.legalizations)
         functions |= layouts.functions
         renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
         program.calls = [

@@ -20,9 +20,10 @@ from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
-from im2win.frontends.models import loops
+from im2win.frontends.models import elementary, loops, rows
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
+from im2win.frontends.models.relax_fallback import Legalizations
 from im2win.records.folders import Logs, named_folders
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -58,9 +59,11 @@ class Kernels(Protocol):
 
     Attributes:
         alignment: bytes to which their tensors must be aligned.
+        legalizations: loops of single operators that TVM computes, where they are not TVM's.
     """
 
     alignment: int
+    legalizations: Legalizations
 
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
@@ -73,6 +76,7 @@ class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
 
     alignment = 1
+    legalizations = {**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS}
 
     def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
         self.machine, self._reporter = machine, reporter or Reporter("")

@@ -21,14 +21,19 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from im2win.frontends.models.rows import ROWS, SCHEDULED
+
 OPTIONS = {"fast-math-reassoc": True, "fast-math-contract": True}  # LLVM options, for these kernels only
 
 _STEPS = 4  # parallel steps for each thread, for load balance
+_ROWS = 8  # rows of a parallel step, at most
 _SMALL = 1 << 14  # elements below which waking the threads costs more than they save
 
 
 def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
     """The function with its loops scheduled. It is returned unchanged, correct but slow, where no rule applies."""
+    if dict(function.attrs or {}).get(SCHEDULED):
+        return function
     for rule in (_together, _one_by_one):
         sch = Schedule(tvm.IRModule({"main": function}), error_render_level="none")
         with contextlib.suppress(tvm.s_tir.ScheduleError, ValueError):  # a schedule primitive that does not apply, or no blocks
@@ -39,22 +44,34 @@ def schedule(function: tirx.PrimFunc, threads: int) -> tirx.PrimFunc:
 
 def _together(sch: Schedule, threads: int) -> None:
     """Applies the rule of this module to a function with one output."""
-    _inline(sch)
+    rows = int(dict(sch.mod["main"].attrs or {}).get(ROWS, 0))
+    _inline(sch, rows > 0)
     *producers, last = blocks_of(sch)
     if len(sch.get_output_blocks(sch.get_sblock("root"))) != 1:
         raise tvm.s_tir.ScheduleError("several outputs")
-    outer = _outer(sch, last, producers, threads)
+    outer = rows or _outer(sch, last, producers, threads)
     loops = sch.get_loops(last)
     work = max(_work(sch, block) for block in (*producers, last))
     step = None
     if outer:
-        step = sch.fuse(*loops[:outer]) if outer > 1 else loops[0]
+        loops = _several_rows(sch, loops[:rows]) if rows else loops[:outer]
+        step = sch.fuse(*loops) if len(loops) > 1 else loops[0]
         for block in reversed(producers):
             sch.compute_at(block, step, preserve_unit_loops=True)
         if work >= _SMALL:
             sch.parallel(step)
     for block in (*producers, last):
-        _inner(sch, block, step)
+        _inner(sch, block, step, rows)
+
+
+def _several_rows(sch: Schedule, loops: list[LoopRV]) -> list[LoopRV]:
+    """Moves some iterations of a loop over rows to the inside: the latencies of a row's sums and maxima then overlap with other rows'."""
+    divisors = [max(count for count in range(1, _ROWS + 1) if int(sch.get(loop).extent) % count == 0) for loop in loops]
+    place = divisors.index(max(divisors))
+    outer, inner = sch.split(loops[place], [None, divisors[place]])
+    left = [*loops[:place], outer, *loops[place + 1 :]]
+    sch.reorder(*left, inner)
+    return left
 
 
 def blocks_of(sch: Schedule) -> list[SBlockRV]:
@@ -67,8 +84,11 @@ def kinds_of(sch: Schedule, block: SBlockRV) -> str:
     return "".join("S" if one.iter_type == tirx.IterVar.DataPar else "R" for one in sch.get(block).iter_vars)
 
 
-def _inline(sch: Schedule) -> None:
-    """Inlines blocks that a reader computes as fast as it would load them: plain expressions, except paddings before a window."""
+def _inline(sch: Schedule, rows: bool) -> None:
+    """Inlines blocks that a reader computes as fast as it would load them: plain expressions, except paddings before a window.
+
+    With `rows`, a value that all elements of a row read is computed once.
+    """
     for block in blocks_of(sch)[:-1]:
         if "R" in kinds_of(sch, block):
             continue
@@ -76,6 +96,8 @@ def _inline(sch: Schedule) -> None:
         windows = any("R" in kinds_of(sch, reader) for reader in readers)
         if _calls(sch.get(block).body) and (len(readers) > 1 or windows):
             continue  # a padding, or an exponential with two readers
+        if rows and any(_work(sch, reader) > _work(sch, block) for reader in readers):
+            continue  # one value for a row
         try:
             sch.compute_inline(block)
         except tvm.s_tir.ScheduleError:
@@ -116,10 +138,11 @@ def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: in
     return count
 
 
-def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
+def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None, rows: int = 0) -> None:
     """Orders a block's loops under its parallel loop.
 
-    Reductions go outside the innermost spatial loop. Where no other loop is left, a block's reduction stays whole.
+    Reductions go outside the innermost spatial loop. Where no other loop is left, or `rows` loops over rows alone, a block's reduction stays
+    whole.
     """
     loops = sch.get_loops(block)
     if step is not None:
@@ -132,7 +155,7 @@ def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None) -> None:
         if _straight(sch, block, len(spatial)) and len(spatial) > 1:
             sch.fuse(*spatial)
         return
-    inner = next((loop for loop in reversed(spatial) if int(sch.get(loop).extent) > 1), None)
+    inner = next((loop for loop in reversed(spatial[rows:]) if int(sch.get(loop).extent) > 1), None)
     if inner is None:
         if len(sums) > 1 and _straight(sch, block, len(sums)):
             sums = [sch.fuse(*sums)]
