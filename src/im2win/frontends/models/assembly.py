@@ -126,6 +126,8 @@ class Assembly:
         if not narrow:
             for name in _read_and_made(source, parts):
                 self._declare(source, program, name)
+        for interleave in parts.interleaves:
+            program.declare(interleave.source, interleave.shape, "float32")
         layouts = (HalfLayouts if narrow else TensorLayouts)(source, parts, program)
         for one in layers:
             self._convolution(program, layouts, one)
@@ -139,11 +141,15 @@ class Assembly:
             program.calls.append(Call(f"response_{number}", (layouts.reads(response.source, last),), (layouts.makes(response.output),)))
         for number, pool in enumerate(parts.pools):
             shape, made, last = layouts.shape(pool.source), layouts.shape(pool.output), layouts.last(pool.output)
-            functions[f"pool_{number}"] = (half if narrow else kernels).pool(shape, made, pool)
+            functions[f"pool_{number}"] = (half if narrow else self.kernels).pool(shape, made, pool)
             program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
+        for number, interleave in enumerate(parts.interleaves):
+            made = layouts.shape(interleave.output)
+            functions[f"interleave_{number}"] = kernels.interleave(interleave.shape, made, interleave.phases)
+            program.calls.append(Call(f"interleave_{number}", (interleave.source,), (interleave.output,)))
         joins = layouts.joins()
         joined = {name for join in joins for name in join.sources}
-        functions |= add_fallback(source, parts, program, layouts, joined, self.label, self.kernels.legalizations)
+        functions |= add_fallback(source, parts, program, layouts, joined, self.label, self.kernels.lowered)
         functions |= layouts.functions
         renamed = {name: self.kernels.loops(f"b{batch}_{name}", function) for name, function in functions.items()}
         program.calls = [
@@ -209,6 +215,8 @@ def _read_and_made(source: Source, parts: Parts) -> list[str]:
         names += [response.source, response.output]
     for pool in parts.pools:
         names += [pool.source, pool.output]
+    sources = {one.source for one in parts.interleaves}
+    names = [name for name in names if name not in sources] + [one.output for one in parts.interleaves]
     for index in parts.rest:
         node = source.graph.nodes[index]
         names += [name for name in (*node.input, *node.output) if name and name not in source.constants]

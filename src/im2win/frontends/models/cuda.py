@@ -15,9 +15,10 @@ from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.common.tvm_hooks import registered
 from im2win.device.gpu import Gpu
-from im2win.frontends.models import gpu_loops
+from im2win.frontends.models import gpu_loops, kernels
 from im2win.frontends.models.host import Chosen, Made, same_name
-from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
+from im2win.frontends.models.parts import Pool
+from im2win.frontends.models.program import Arguments, Call, Program, Shape, tensors_of
 from im2win.registry import cuda_lowering
 from im2win.registry.schedules import schedule_of
 from im2win.runtime.model import ALIGNMENT
@@ -74,6 +75,14 @@ class CudaKernels:
                 program.calls.append(Call(symbol, (data, windows, *packed, *residual), (output,)))
 
         return Made(lambda w: pack.filter(conv, w), lambda bias: bias, call)
+
+    def lowered(self, module: Any) -> Any:
+        """The module: all its operators have TVM's loops."""
+        return module
+
+    def pool(self, shape: Shape, output: Shape, one: Pool) -> Any:
+        """The function that computes a pooling."""
+        return kernels.pool(shape, output, one)
 
     def loops(self, name: str, function: Any) -> str:
         """Schedules any other function. Returns its name in the library."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tvm
 import tvm_ffi
+from tvm import relax
 from tvm.support import cc
 
 from im2win.codegen import pool
@@ -20,10 +21,11 @@ from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
-from im2win.frontends.models import elementary, loops, rows
+from im2win.frontends.models import elementary, loops, pooling, rows
 from im2win.frontends.models.convolutions import Built, Job, build_all
-from im2win.frontends.models.program import Arguments, Call, Program, tensors_of
-from im2win.frontends.models.relax_fallback import Legalizations
+from im2win.frontends.models.parts import Pool
+from im2win.frontends.models.products import with_products
+from im2win.frontends.models.program import Arguments, Call, Program, Shape, tensors_of
 from im2win.records.folders import Logs, named_folders
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -55,18 +57,19 @@ class Kernels(Protocol):
     """All kernels of a model on one device.
 
     `choose` looks up algorithm and tile of convolutions, `convolution` and `loops` compile or schedule functions, `arguments` gives the
-    shape and dtype of a kernel's tensors, and `link` writes the library.
+    shape and dtype of a kernel's tensors, and `link` writes the library. `lowered` replaces operators of a Relax module whose loops are not
+    TVM's.
 
     Attributes:
         alignment: bytes to which their tensors must be aligned.
-        legalizations: loops of single operators that TVM computes, where they are not TVM's.
     """
 
     alignment: int
-    legalizations: Legalizations
 
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
+    def lowered(self, module: Any) -> Any: ...
+    def pool(self, shape: Shape, output: Shape, one: Pool) -> Any: ...
     def loops(self, name: str, function: Any) -> str: ...
     def arguments(self, kernel: str) -> Arguments: ...
     def link(self, path: Path, driver: Path) -> None: ...
@@ -76,8 +79,6 @@ class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
 
     alignment = 1
-    legalizations = {**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS}
-
     def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
         self.machine, self._reporter = machine, reporter or Reporter("")
         self._built: dict[Conv2d, Built] = {}
@@ -105,6 +106,14 @@ class CpuKernels:
             program.calls.append(Call(symbol, (data, *packed, *residual), (output,)))
 
         return Made(lambda w: pack.filter(conv, w), lambda bias: pack.bias(conv, bias), call)
+
+    def lowered(self, module: Any) -> Any:
+        """A Relax module in which operators that have loops of this package are replaced by them."""
+        return relax.transform.LegalizeOps({**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS})(with_products(module, self.machine))
+
+    def pool(self, shape: Shape, output: Shape, one: Pool) -> Any:
+        """The function that computes a pooling."""
+        return pooling.pool(shape, output, one)
 
     def loops(self, name: str, function: Any) -> str:
         """Schedules any other function. Returns its name in the library."""

@@ -13,6 +13,9 @@ from tvm.script import from_source
 
 from im2win.frontends.models.parts import Pool, Response
 from im2win.frontends.models.program import Shape
+from im2win.frontends.onnx.transposed import Phases
+
+INTERLEAVED = "im2win.interleaved"  # attribute of a function that writes so many rows of its input alternately to one row
 
 _COPY = """
 @T.prim_func(s_tir=True)
@@ -94,6 +97,21 @@ def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
         return best[n, c, m, x] / math.prod(counts[1:], start=counts[0])
 
     return te.create_prim_func([data, te.compute(output, mean, name="mean")]).with_attr("tirx.noalias", True)
+
+
+def interleave(shape: Shape, output: Shape, phases: Phases) -> tirx.PrimFunc:
+    """The larger image of phases that lie side by side as channels; see `Phases`. 1-D images have one row."""
+    planes = (output[0], output[1], *((1,) if len(output) == 3 else ()), *output[2:])
+    data = te.placeholder(shape, "float32", name="data")
+    (down, across), (top, left), channels = phases.stride, phases.begin, planes[1]
+
+    def element(n: Any, k: Any, y: Any, x: Any) -> Any:
+        row, column = y + top, x + left
+        phase = row % down * across + column % across
+        return data(n, phase * channels + k if phases.outer else k * (down * across) + phase, row // down, column // across)
+
+    function = te.create_prim_func([data, te.compute(planes, element, name="interleave")])
+    return function.with_attrs({"tirx.noalias": True, INTERLEAVED: across})
 
 
 def copy(shape: Shape, whole: Shape, axis: int, begin: int, dtype: str) -> tirx.PrimFunc:

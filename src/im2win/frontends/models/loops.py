@@ -21,6 +21,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from im2win.frontends.models.kernels import INTERLEAVED
 from im2win.frontends.models.rows import ROWS, SCHEDULED
 
 OPTIONS = {"fast-math-reassoc": True, "fast-math-contract": True}  # LLVM options, for these kernels only
@@ -62,6 +63,9 @@ def _together(sch: Schedule, threads: int) -> None:
             sch.parallel(step)
     for block in (*producers, last):
         _inner(sch, block, step, rows)
+    across = int(dict(sch.mod["main"].attrs or {}).get(INTERLEAVED, 1))
+    if across > 1 and int(sch.get(columns := sch.get_loops(last)[-1]).extent) % across == 0:
+        sch.unroll(sch.split(columns, [None, across])[1])  # LLVM then makes vectors of the outer loop and shuffles them together
 
 
 def _several_rows(sch: Schedule, loops: list[LoopRV]) -> list[LoopRV]:
@@ -141,8 +145,8 @@ def _outer(sch: Schedule, last: SBlockRV, producers: list[SBlockRV], threads: in
 def _inner(sch: Schedule, block: SBlockRV, step: LoopRV | None, rows: int = 0) -> None:
     """Orders a block's loops under its parallel loop.
 
-    Reductions go outside the innermost spatial loop. Where no other loop is left, or `rows` loops over rows alone, a block's reduction stays
-    whole.
+    Reductions go outside the innermost spatial loop. Where no other loop is left, or `rows` loops over rows alone, a block's reduction
+    stays whole.
     """
     loops = sch.get_loops(block)
     if step is not None:

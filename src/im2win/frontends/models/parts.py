@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from im2win.frontends.onnx.graph import attributes_of, name_of
 from im2win.frontends.onnx.layers import Fused, Skipped, fusions
+from im2win.frontends.onnx.transposed import OPERATOR, Phases, phase_filter, phases_of
 from im2win.spec.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -84,6 +86,20 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Interleave:
+    """A larger image from its phases, which lie side by side as channels: behind a transposed convolution, and DepthToSpace.
+
+    Attributes:
+        shape: of the source.
+    """
+
+    source: str
+    output: str
+    shape: tuple[int, ...]
+    phases: Phases
+
+
+@dataclass(frozen=True)
 class Parts:
     """The parts of a model.
 
@@ -97,6 +113,7 @@ class Parts:
     joins: tuple[Join, ...]
     responses: tuple[Response, ...]
     pools: tuple[Pool, ...]
+    interleaves: tuple[Interleave, ...]
     rest: tuple[int, ...]
     skipped: tuple[Skipped, ...]
 
@@ -108,6 +125,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
     skipped = [entry for _, entry in left]
     taken = {index for index, node in enumerate(graph.nodes) if node.op_type == "Constant"}
     convolutions: list[Convolution] = []
+    interleaves: list[Interleave] = []
     for index, one in sorted(found.items()):
         node = graph.nodes[index]
         if node.input[1] not in source.constants:
@@ -117,6 +135,9 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
             skipped.append(Skipped(name_of(node), f"its dtype {one.conv.dtype} is not float32"))
             continue
         convolutions.append(folded(source, node, one))
+        if node.op_type == OPERATOR:
+            phases = phases_of(node, source.constants[node.input[1]].shape)
+            interleaves.append(Interleave(convolutions[-1].output, one.tail.output, one.conv.output_shape, phases))
         taken |= {index, *one.tail.nodes, *one.ahead}
     views: list[View] = []
     joins: list[Join] = []
@@ -136,11 +157,26 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
             stated = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes_of(node)}
             responses.append(Response(node.input[0], node.output[0], **stated))
             taken.add(index)
+        elif lines and (interleave := _interleave(source, node)) is not None:
+            interleaves.append(interleave)
+            taken.add(index)
         elif (pool := _pool(source, node)) is not None:
             pools.append(pool)
             taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    return Parts(tuple(convolutions), tuple(views), tuple(joins), tuple(responses), tuple(pools), rest, tuple(skipped))
+    others = tuple(views), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves)
+    return Parts(tuple(convolutions), *others, rest, tuple(skipped))
+
+
+def _interleave(source: Source, node: NodeProto) -> Interleave | None:
+    """A DepthToSpace of float32 images; None for any other node."""
+    shape = source.graph.shapes.get(node.input[0]) if node.op_type == "DepthToSpace" else None
+    if shape is None or not all(isinstance(size, int) for size in shape) or source.graph.types.get(node.input[0]) != _FLOAT:
+        return None
+    stated = attributes_of(node)
+    size = stated["blocksize"]
+    phases = Phases((size, size), outer=stated.get("mode", b"DCR") == b"DCR")
+    return Interleave(node.input[0], node.output[0], tuple(int(one) for one in shape), phases)
 
 
 def _pool(source: Source, node: NodeProto) -> Pool | None:
@@ -165,11 +201,15 @@ def _pool(source: Source, node: NodeProto) -> Pool | None:
 
 
 def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
-    """The filters of a Conv, Gemm or MatMul with all scalings of its output folded in, in float64."""
+    """The filters of a Conv, ConvTranspose, Gemm or MatMul with all scalings of its output folded in, in float64."""
     weight = source.constants[node.input[1]].astype(np.float64)
+    phases = 1
+    if node.op_type == OPERATOR:
+        phases = math.prod(phases_of(node, weight.shape).stride)
+        weight = phase_filter(node, weight)
     bias = source.constants[node.input[2]].astype(np.float64) if len(node.input) > 2 and node.input[2] else None
-    channels = one.conv.out_channels
-    if node.op_type != "Conv":
+    channels = one.conv.out_channels // phases
+    if "Conv" not in node.op_type:
         attributes = attributes_of(node)
         weight = (weight if attributes.get("transB", 0) else weight.T) * attributes.get("alpha", 1.0)
         bias = None if bias is None else bias * attributes.get("beta", 1.0)
@@ -182,13 +222,14 @@ def folded(source: Source, node: NodeProto, one: Fused) -> Convolution:
         factor, term = scaling(source, behind, value, channels)
         scale, shift = scale * factor, shift * factor + term
         value = behind.output[0]
+    scale, shift = np.repeat(scale, phases), np.repeat(shift, phases)
     weight = (weight.reshape(one.conv.filter_shape) * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
     return Convolution(
         name_of(node),
         one.conv,
         one.data,
         one.tail.residual,
-        one.tail.output,
+        f"{one.tail.output}/phases" if node.op_type == OPERATOR else one.tail.output,
         weight,
         shift.astype(np.float32) if one.conv.bias else None,
     )

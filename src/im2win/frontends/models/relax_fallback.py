@@ -8,7 +8,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from im2win.frontends.models.source import Source
 
 Node = tuple[str, dict[str, Any]]  # operator and attributes
-Legalizations = Mapping[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]]  # by the operator's name
+Lowering = Callable[[tvm.IRModule], tvm.IRModule]
 
 
 def add_fallback(
-    source: Source, parts: Parts, program: Program, layouts: TensorLayouts, joined: set[str], label: str, legalizations: Legalizations
+    source: Source, parts: Parts, program: Program, layouts: TensorLayouts, joined: set[str], label: str, lower: Lowering
 ) -> dict[str, Any]:
     """Adds the calls of all nodes that TVM compiles to a program. Returns their loops by name, unscheduled.
 
     Args:
         layouts: how values are stored; all other parts are in the program already.
         joined: values of the program that concatenations read.
-        legalizations: loops of single operators, where they are not TVM's.
+        lower: replaces operators whose loops are not TVM's.
 
     Raises:
         ModelError: TVM cannot import an operator, or its output has no fixed shape.
@@ -54,7 +54,7 @@ def add_fallback(
     elsewhere.update(program.views.values())
     inputs = [layouts.read_by_rest(name) for name in sorted(read - made) if name not in source.constants]
     outputs = layouts.made_by_rest(sorted(made & {layouts.origin(name) for name in elsewhere}))
-    module = _lowered(_model(source, nodes, inputs, outputs, layouts), label, legalizations)
+    module = _lowered(_model(source, nodes, inputs, outputs, layouts), label, lower)
     return _calls(module, program, [one.name for one in inputs], [one.name for one in outputs])
 
 
@@ -143,7 +143,7 @@ def _affine(onnx: Any, source: Source, node: NodeProto, plain: Any, constants: d
     return [mul, onnx.helper.make_node("Add", [product, f"{product}t"], [output])]
 
 
-def _lowered(model: ModelProto, label: str, legalizations: Legalizations) -> tvm.IRModule:
+def _lowered(model: ModelProto, label: str, lower: Lowering) -> tvm.IRModule:
     """The model as loops: one function for each fused group, and `main`, which calls them."""
     from tvm.relax.frontend.onnx import from_onnx
 
@@ -152,7 +152,7 @@ def _lowered(model: ModelProto, label: str, legalizations: Legalizations) -> tvm
         with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")  # ONNX's checker warns about the partial graph
             module = from_onnx(model)
-            module = relax.transform.LegalizeOps(dict(legalizations))(module)
+            module = lower(module)
         return relax.get_pipeline("zero")(module)
     except Exception as error:  # the importer's converters raise any class
         reason = _reason(error, said.getvalue(), model)

@@ -18,7 +18,7 @@ from im2win.frontends.models.elementary import ARITHMETIC
 ROWS = "im2win.rows"  # attribute of a function: the number of outer axes of its output that are one loop over rows
 SCHEDULED = "tirx.is_scheduled"  # attribute of functions whose loops are as they should be
 LANES = 16
-_OPAQUE = 8  # relax's OpPatternKind of functions that are not fused
+OPAQUE = 8  # relax's OpPatternKind of functions that are not fused
 
 
 def _softmax(rows: int, count: int) -> tirx.PrimFunc:
@@ -30,7 +30,7 @@ def _softmax(rows: int, count: int) -> tirx.PrimFunc:
     blocks, end, old = (count - 1) // LANES, count - LANES, -count % LANES
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name("softmax")
-        T.func_attr({"tirx.noalias": True, SCHEDULED: True, "op_pattern": _OPAQUE})
+        T.func_attr({"tirx.noalias": True, SCHEDULED: True, "op_pattern": OPAQUE})
         data, out = (T.arg(name, T.buffer((rows, count), "float32")) for name in ("data", "out"))
         with T.parallel(rows) as row:
             top, total, last = (T.alloc_buffer((LANES,), "float32") for _ in range(3))

@@ -32,7 +32,7 @@ class Tail:
     output: str
 
 
-def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
+def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1, *, residuals: bool = True) -> Tail:
     """What can be fused after `value`, the output of a convolution or product. No other node may read the values in between.
 
     Scalings come first, then the addition of a tensor of the same shape (the residual), then an activation.
@@ -40,6 +40,7 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
     Args:
         claimed: indices of additions that another convolution fused; an addition that is fused here is added.
         axis: of the channels.
+        residuals: whether an addition may be fused.
     """
     fields: dict[str, Any] = {}
     scalings: list[int] = []
@@ -57,7 +58,7 @@ def tail(graph: Graph, value: str, claimed: set[int], axis: int = 1) -> Tail:
             break
         value = node.output[0]
     found = _only_reader(graph, value)
-    if found is not None and found[0] not in claimed and _adds(graph, found[1]):
+    if residuals and found is not None and found[0] not in claimed and _adds(graph, found[1]):
         index, node = found
         claimed.add(index)
         nodes.append(index)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from im2win.frontends.onnx import transposed
 from im2win.frontends.onnx.epilogues import Tail, padding_before, tail
 from im2win.frontends.onnx.graph import Graph, name_of
 from im2win.frontends.onnx.problems import Unsupported, nested, problem_of, product_of, scaled
@@ -83,8 +84,9 @@ def layers_of(
             Add of a tensor of the same shape (residual), an activation of `im2win.spec.activations.ACTIVATIONS`, as one operator or as
             several nodes, and a Pad with zeros before it. A node is fused only if no other node reads the value in between. Default: the
             plain convolution with its own bias.
-        products: include Gemm and MatMul with a fixed matrix, as 1x1 convolutions in NHWC: rows are the pixels of one image. With both
-            options these are the layers that `im2win.compile_model` looks up.
+        products: include Gemm and MatMul with a fixed matrix, as 1x1 convolutions in NHWC: rows are the pixels of one image; and
+            ConvTranspose, as the convolution of its phases (`im2win.frontends.onnx.transposed`). With both options these are the layers
+            that `im2win.compile_model` looks up.
 
     Raises:
         ModelError: the file is missing, not ONNX or truncated, shape inference fails, it has no convolution, or `batch` is not positive.
@@ -109,7 +111,7 @@ def _read(onnx: ModuleType, model: ModelProto, label: str, batch: int | None, ep
     layers: dict[int, Conv2d] = {}
     for index, one in found.items():
         try:
-            layers[index] = scaled(one.conv, fixed, batch, rows=graph.nodes[index].op_type != "Conv")
+            layers[index] = scaled(one.conv, fixed, batch, rows="Conv" not in graph.nodes[index].op_type)
         except (Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(graph.nodes[index]), str(error))))
     return ModelLayers(_counted(graph, layers), tuple(entry for _, entry in sorted(skipped, key=lambda pair: pair[0])))
@@ -123,8 +125,8 @@ def fusions(
     Args:
         batch: number of images where shape inference lost it.
         epilogues: include what can be fused with them.
-        products: include Gemm and MatMul.
-        lines: include 1-D convolutions.
+        products: include Gemm and MatMul, and transposed convolutions.
+        lines: include 1-D and transposed convolutions.
     """
     onnx = import_onnx()
     claimed: set[int] = set()
@@ -138,7 +140,11 @@ def fusions(
         if "Conv" not in node.op_type:
             continue
         try:
-            found[index] = _fused(graph, problem_of(onnx, graph, node, batch, lines), node, claimed if epilogues else None)
+            if products and lines and node.op_type == transposed.OPERATOR:
+                conv = transposed.problem_of(onnx, graph, node, batch)
+            else:
+                conv = problem_of(onnx, graph, node, batch, lines)
+            found[index] = _fused(graph, conv, node, claimed if epilogues else None)
         except (Unsupported, ConvError) as error:
             skipped.append((index, Skipped(name_of(node), str(error))))
     return found, skipped
@@ -148,7 +154,7 @@ def _fused(graph: Graph, conv: Conv2d, node: NodeProto, claimed: set[int] | None
     data, output = node.input[0], node.output[0]
     if claimed is None:
         return Fused(conv, Tail({}, (), None, frozenset(), output), data)
-    behind = tail(graph, output, claimed, axis)
+    behind = tail(graph, output, claimed, axis, residuals=node.op_type != transposed.OPERATOR)
     conv = conv.with_(**behind.fields)
     if node.op_type != "Conv" or (found := padding_before(graph, data)) is None:
         return Fused(conv, behind, data)

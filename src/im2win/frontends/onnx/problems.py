@@ -14,7 +14,7 @@ from im2win.spec.dtypes import ELEMENT_TYPES
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-_DTYPES = {row.onnx: name for name, row in ELEMENT_TYPES.items() if row.onnx}
+DTYPES = {row.onnx: name for name, row in ELEMENT_TYPES.items() if row.onnx}
 _AUTO_PAD: dict[str, Literal["same", "valid"] | None] = {"NOTSET": None, "VALID": "valid", "SAME_UPPER": "same", "SAME_LOWER": "same"}
 
 
@@ -43,11 +43,11 @@ def problem_of(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int, line
     data, weight = [*node.input, "", ""][:2]
     if not lines and len(graph.shapes.get(data) or ()) == 3:
         raise Unsupported("it is a 1-D convolution; only 2-D is supported in float16")
-    wanted = _shape(graph, "filter", weight)
+    wanted = extents(graph, "filter", weight)
     filters = tuple(size for size in wanted if isinstance(size, int))
     if len(filters) != 4:
         raise Unsupported(f"its filter has the shape {_show(wanted)}; it must be fixed")
-    images, channels, height, width = _shape(graph, "input", data)
+    images, channels, height, width = extents(graph, "input", data)
     if not isinstance(height, int) or not isinstance(width, int):
         raise Unsupported(f"its input has the shape [{images}, {channels}, {height}, {width}]; height and width must be fixed")
     attributes = attributes_of(node)
@@ -55,13 +55,13 @@ def problem_of(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int, line
     if isinstance(channels, int) and channels != filters[1] * groups:
         raise Unsupported(f"its input has {channels} channels and its filter takes {filters[1]} in each of {groups} groups")
     if len(graph.shapes.get(data) or ()) == 3:
-        attributes = _of_rows(attributes)
+        attributes = of_rows(attributes)
     kernel = tuple(attributes.get("kernel_shape", filters[2:]))
     if kernel != filters[2:]:
         raise Unsupported(f"its kernel_shape {list(kernel)} is not that of its filter {list(filters)}")
     dtype = onnx.TensorProto.DataType.Name(graph.types.get(data) or graph.types.get(weight, 0))
-    if dtype not in _DTYPES:
-        raise Unsupported(f"dtype {dtype.lower()} is not supported; only {' and '.join(_DTYPES.values())} are")
+    if dtype not in DTYPES:
+        raise Unsupported(f"dtype {dtype.lower()} is not supported; only {' and '.join(DTYPES.values())} are")
     mode = attributes.get("auto_pad", b"NOTSET").decode()
     if mode not in _AUTO_PAD:
         raise Unsupported(f"its auto_pad {mode!r} is none of {', '.join(_AUTO_PAD)}")
@@ -77,14 +77,14 @@ def problem_of(onnx: ModuleType, graph: Graph, node: NodeProto, batch: int, line
         padding=padding,
         dilation=attributes.get("dilations", 1),
         groups=groups,
-        dtype=_DTYPES[dtype],
+        dtype=DTYPES[dtype],
         bias=len(node.input) > 2 and bool(node.input[2]),
     )
     top, left, bottom, right = conv.padding
     return conv.with_(padding=(bottom, right, top, left)) if mode == "SAME_LOWER" else conv
 
 
-def _shape(graph: Graph, role: str, name: str) -> Shape:
+def extents(graph: Graph, role: str, name: str) -> Shape:
     """The four extents of a tensor; those of a 1-D convolution have one row."""
     shape = graph.shapes.get(name)
     if shape is None:
@@ -94,7 +94,7 @@ def _shape(graph: Graph, role: str, name: str) -> Shape:
     return (*shape[:2], 1, shape[2]) if len(shape) == 3 else shape
 
 
-def _of_rows(attributes: dict[str, Any]) -> dict[str, Any]:
+def of_rows(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a 1-D convolution for images of one row."""
     besides = {"kernel_shape": (1,), "strides": (1,), "dilations": (1,)}
     found = {name: (*besides[name], *value) if name in besides else value for name, value in attributes.items()}
@@ -127,7 +127,7 @@ def product_of(onnx: ModuleType, graph: Graph, node: NodeProto) -> Conv2d | None
     if rows is None or matrix is None or output is None or len(matrix) != 2 or len(rows) < 2 or not graph.fixed(node.input[1]):
         return None
     sizes = [size for size in (*rows, *matrix) if isinstance(size, int)]
-    dtype = _DTYPES.get(onnx.TensorProto.DataType.Name(graph.types.get(node.input[0], 0)))
+    dtype = DTYPES.get(onnx.TensorProto.DataType.Name(graph.types.get(node.input[0], 0)))
     if len(sizes) != len(rows) + 2 or attributes.get("transA", 0) or dtype is None:
         return None
     inner, columns = reversed(sizes[-2:]) if attributes.get("transB", 0) else sizes[-2:]
