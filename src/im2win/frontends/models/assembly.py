@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from im2win.frontends.models import driver, half, kernels
+from im2win.frontends.models import driver, half, kernels, resizing
 from im2win.frontends.models.host import Chosen, Kernels
 from im2win.frontends.models.memory import Plan, plan
 from im2win.frontends.models.parts import Convolution, Join, Parts, take_apart
@@ -83,7 +83,7 @@ class Assembly:
             ModelError: see `compile_model`.
         """
         self._ports(source, batch)
-        parts = take_apart(source, batch, lines=self.dtype != HALF)
+        parts = take_apart(source, batch, lines=self.dtype != HALF, resizes=self.kernels.resizes)
         layers: Sequence[Convolution] = parts.convolutions
         if self.dtype == HALF:
             parts, layers = without_views(source, parts), in_half(layers)
@@ -147,6 +147,10 @@ class Assembly:
             made = layouts.shape(interleave.output)
             functions[f"interleave_{number}"] = kernels.interleave(interleave.shape, made, interleave.phases)
             program.calls.append(Call(f"interleave_{number}", (interleave.source,), (interleave.output,)))
+        for number, resize in enumerate(parts.resizes):
+            functions[f"resize_{number}"] = resizing.resize(layouts.shape(resize.source), layouts.shape(resize.output), resize)
+            tables = [program.constant(f"{resize.output}/table{place}", table) for place, table in enumerate(resizing.tables(resize))]
+            program.calls.append(Call(f"resize_{number}", (resize.source, *tables), (resize.output,)))
         joins = layouts.joins()
         joined = {name for join in joins for name in join.sources}
         functions |= add_fallback(source, parts, program, layouts, joined, self.label, self.kernels.lowered)
@@ -217,6 +221,8 @@ def _read_and_made(source: Source, parts: Parts) -> list[str]:
         names += [pool.source, pool.output]
     sources = {one.source for one in parts.interleaves}
     names = [name for name in names if name not in sources] + [one.output for one in parts.interleaves]
+    for resize in parts.resizes:
+        names += [resize.source, resize.output]
     for index in parts.rest:
         node = source.graph.nodes[index]
         names += [name for name in (*node.input, *node.output) if name and name not in source.constants]

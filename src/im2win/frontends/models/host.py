@@ -62,9 +62,11 @@ class Kernels(Protocol):
 
     Attributes:
         alignment: bytes to which their tensors must be aligned.
+        resizes: whether `resizing.resize` runs on the device.
     """
 
     alignment: int
+    resizes: bool
 
     def choose(self, convs: Sequence[Conv2d], logs: Logs, accuracy: Accuracy) -> dict[Conv2d, Chosen]: ...
     def convolution(self, conv: Conv2d, chosen: Chosen) -> Made: ...
@@ -78,7 +80,7 @@ class Kernels(Protocol):
 class CpuKernels:
     """Kernels for a CPU; see `Kernels`."""
 
-    alignment = 1
+    alignment, resizes = 1, True
     def __init__(self, machine: Machine, reporter: Reporter | None = None) -> None:
         self.machine, self._reporter = machine, reporter or Reporter("")
         self._built: dict[Conv2d, Built] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from im2win.frontends.models.resizing import Resize, resize_of
 from im2win.frontends.onnx.graph import attributes_of, name_of
 from im2win.frontends.onnx.layers import Fused, Skipped, fusions
 from im2win.frontends.onnx.transposed import OPERATOR, Phases, phase_filter, phases_of
@@ -114,12 +115,18 @@ class Parts:
     responses: tuple[Response, ...]
     pools: tuple[Pool, ...]
     interleaves: tuple[Interleave, ...]
+    resizes: tuple[Resize, ...]
     rest: tuple[int, ...]
     skipped: tuple[Skipped, ...]
 
 
-def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
-    """Splits a model into parts. Every node is in exactly one part. Without `lines`, TVM compiles 1-D convolutions."""
+def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True) -> Parts:
+    """Splits a model into parts. Every node is in exactly one part.
+
+    Args:
+        lines: without it TVM compiles 1-D and transposed convolutions, and DepthToSpace.
+        resizes: without it TVM compiles Resize.
+    """
     graph = source.graph
     found, left = fusions(graph, batch, lines=lines)
     skipped = [entry for _, entry in left]
@@ -143,6 +150,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
     joins: list[Join] = []
     responses: list[Response] = []
     pools: list[Pool] = []
+    sizes: list[Resize] = []
     for index, node in enumerate(graph.nodes):
         if index in taken or node.domain not in ("", "ai.onnx"):
             continue
@@ -157,6 +165,9 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
             stated = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes_of(node)}
             responses.append(Response(node.input[0], node.output[0], **stated))
             taken.add(index)
+        elif resizes and (resize := resize_of(source, node)) is not None:
+            sizes.append(resize)
+            taken.add(index)
         elif lines and (interleave := _interleave(source, node)) is not None:
             interleaves.append(interleave)
             taken.add(index)
@@ -164,7 +175,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True) -> Parts:
             pools.append(pool)
             taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    others = tuple(views), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves)
+    others = tuple(views), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes)
     return Parts(tuple(convolutions), *others, rest, tuple(skipped))
 
 
