@@ -21,6 +21,7 @@ from im2win.frontends.onnx.layers import import_onnx
 from im2win.runtime.load import load_model
 from im2win.runtime.manifest import manifest_path
 from im2win.runtime.model_manifest import ModelManifest
+from im2win.runtime.tensors import aligned
 from im2win.spec.activations import of_onnx, torch_function
 from im2win.spec.conv2d import Conv2d
 
@@ -70,7 +71,7 @@ def images(path: Path, seed: int) -> dict[str, Array]:
     manifest = ModelManifest.read(manifest_path(path))
     random = np.random.default_rng(seed)
     batch = max(bucket.batch for bucket in manifest.buckets)
-    return {port.name: random.normal(size=port.at(batch)).astype(port.dtype) for port in manifest.inputs}
+    return {port.name: aligned(random.normal(size=port.at(batch)).astype(port.dtype)) for port in manifest.inputs}
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Ours:
         model = load_model(self.library)
         inputs = list(images(self.library, self.seed).values())
         first = model(*inputs)
-        out = tuple(np.full_like(one, np.nan) for one in (first if isinstance(first, tuple) else (first,)))
+        out = tuple(aligned(np.full_like(one, np.nan)) for one in (first if isinstance(first, tuple) else (first,)))
         return Trial(partial(model, *inputs, out=out), lambda: _flat(out))
 
 

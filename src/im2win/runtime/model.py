@@ -39,6 +39,7 @@ class Model:
         self._buckets = sorted(manifest.buckets, key=lambda bucket: bucket.batch)
         self._functions = {bucket.batch: self._module[bucket.function] for bucket in self._buckets}
         self._whole = {bucket.batch: self._arguments(bucket.batch) for bucket in self._buckets}
+        self._holds = [port.batched for port in manifest.inputs]
         self._idle: collections.deque[Any] = collections.deque()
         self._weights = self._held(weights)
 
@@ -121,10 +122,16 @@ class Model:
         return dict(zip((port.name for port in self.outputs), results if isinstance(results, tuple) else (results,), strict=True))
 
     def _run(self, inputs: list[Array], given: Sequence[Any]) -> list[Array]:
-        images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
+        images = self._first(inputs)
+        if images not in self._whole:
+            images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
         pieces = [] if images in self._whole else self._pieces(images)
         taken, made = self._whole.get(images) or self._arguments(images)
-        tensors = [argument(value) for argument, value in zip(taken, inputs, strict=True)]
+        try:
+            tensors = [argument(value) for argument, value in zip(taken, inputs, strict=True)]
+        except ArgumentError:
+            self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
+            raise
         if given:
             results = [_array(argument.name, value) for argument, value in zip(made, given, strict=True)]
         else:
@@ -140,6 +147,10 @@ class Model:
             self._piece(bucket, inputs, results, begin, count)
             begin += count
         return results
+
+    def _first(self, inputs: Sequence[Array]) -> int:
+        """The number of images in the first input that holds any; 0 where there is none."""
+        return next((value.shape[0] for value, holds in zip(inputs, self._holds, strict=True) if holds and value.shape), 0)
 
     def _images(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """The number of images in inputs of these shapes."""

@@ -21,7 +21,7 @@ from im2win.codegen.llvm import ToolchainError, any_alignment, llvm_target
 from im2win.common.progress import Reporter
 from im2win.common.quantities import counted
 from im2win.device.cpu import Machine
-from im2win.frontends.models import elementary, loops, pooling, rows
+from im2win.frontends.models import elementary, loops, pooling, rows, transposes
 from im2win.frontends.models.convolutions import Built, Job, build_all
 from im2win.frontends.models.parts import Pool
 from im2win.frontends.models.products import with_products
@@ -111,7 +111,8 @@ class CpuKernels:
 
     def lowered(self, module: Any) -> Any:
         """A Relax module in which operators that have loops of this package are replaced by them."""
-        return relax.transform.LegalizeOps({**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS})(with_products(module, self.machine))
+        legalizations = {**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS, **transposes.LEGALIZATIONS}
+        return relax.transform.LegalizeOps(legalizations)(with_products(module, self.machine))
 
     def pool(self, shape: Shape, output: Shape, one: Pool) -> Any:
         """The function that computes a pooling."""
