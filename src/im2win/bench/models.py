@@ -87,7 +87,7 @@ class Ours:
         inputs = list(images(self.library, self.seed).values())
         first = model(*inputs)
         out = tuple(aligned(np.full_like(one, np.nan)) for one in (first if isinstance(first, tuple) else (first,)))
-        return Trial(partial(model, *inputs, out=out), lambda: _flat(out))
+        return Trial(model.bind(*inputs, out=out), lambda: _flat(out))
 
 
 @dataclass(frozen=True)

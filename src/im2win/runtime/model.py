@@ -87,14 +87,34 @@ class Model:
         """
         self._counted(inputs)
         results = self._run([_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)], self._given(out))
-        if out is not None:
-            return out
+        return self._as_given(inputs, results) if out is None else out
+
+    def _as_given(self, inputs: Sequence[Any], results: Sequence[Array]) -> Any:
+        """Results in the form in which a call returns them."""
         made: list[Any] = list(results)
         if is_torch(inputs[0] if inputs else None):
             import torch
 
             made = [torch.from_numpy(array) for array in results]
         return made[0] if len(made) == 1 else tuple(made)
+
+    def bind(self, *inputs: Any, out: Any = None) -> Bound:
+        """The model with its inputs and outputs fixed, for calls in a loop: they are checked now, and no more in the calls.
+
+        Args:
+            inputs: CPU tensors as for a call, as many images as one of `batches`. A call reads what they hold then.
+            out: tensors to write to; new ones if None.
+
+        Raises:
+            ArgumentError: as for a call, or the number of images is none of `batches`.
+        """
+        self._counted(inputs)
+        arrays = [_array(port.name, value) for port, value in zip(self.inputs, inputs, strict=True)]
+        images, tensors, results = self._checked(arrays, self._given(out))
+        if images not in self._whole:
+            raise ArgumentError(f"{images} images must be one of the batches {self.batches} to be bound.")
+        made = self._as_given(inputs, results) if out is None else out
+        return Bound(self._functions[images], (self._weights, self._workspace(), *tensors), (arrays, results), made)
 
     def _counted(self, inputs: Sequence[Any]) -> None:
         """Checks the number of inputs."""
@@ -122,10 +142,22 @@ class Model:
         return dict(zip((port.name for port in self.outputs), results if isinstance(results, tuple) else (results,), strict=True))
 
     def _run(self, inputs: list[Array], given: Sequence[Any]) -> list[Array]:
+        images, tensors, results = self._checked(inputs, given)
+        if images in self._whole:
+            self._call(images, tensors)
+            return results
+        begin = 0
+        for bucket, count in self._pieces(images):
+            self._piece(bucket, inputs, results, begin, count)
+            begin += count
+        return results
+
+    def _checked(self, inputs: list[Array], given: Sequence[Any]) -> tuple[int, list[Any], list[Array]]:
+        """The number of images, all tensors as kernel arguments, and the outputs, new ones where none are given."""
         images = self._first(inputs)
         if images not in self._whole:
             images = self._images({port.name: value.shape for port, value in zip(self.inputs, inputs, strict=True)})
-        pieces = [] if images in self._whole else self._pieces(images)
+            self._pieces(images)
         taken, made = self._whole.get(images) or self._arguments(images)
         try:
             tensors = [argument(value) for argument, value in zip(taken, inputs, strict=True)]
@@ -140,13 +172,7 @@ class Model:
             tensors.append(argument(value))
             if any(np.may_share_memory(value, one) for one in inputs):
                 raise ArgumentError(f"`out` ({argument.name}) must not overlap the inputs.")
-        if not pieces:
-            self._call(images, tensors)
-        begin = 0
-        for bucket, count in pieces:
-            self._piece(bucket, inputs, results, begin, count)
-            begin += count
-        return results
+        return images, tensors, results
 
     def _first(self, inputs: Sequence[Array]) -> int:
         """The number of images in the first input that holds any; 0 where there is none."""
@@ -197,12 +223,16 @@ class Model:
             for value, part in zip(results, made, strict=True):
                 value[begin : begin + count] = part[:count]
 
+    def _workspace(self) -> Any:
+        """A workspace that no call uses."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _workspace(max(one.workspace for one in self._buckets))
+
     def _call(self, batch: int, tensors: Sequence[Any]) -> None:
         """Runs the function of a compiled batch on its inputs and outputs, in a workspace that no other call uses."""
-        try:
-            workspace = self._idle.pop()
-        except IndexError:
-            workspace = _workspace(max(one.workspace for one in self._buckets))
+        workspace = self._workspace()
         try:
             self._functions[batch](self._weights, workspace, *tensors)
         finally:
@@ -227,6 +257,18 @@ class Model:
         except OSError as error:
             raise ArtefactError(f"`path` (={str(target)!r}) must be a file that can be written: {error.strerror or error}.") from None
         return target
+
+
+class Bound:
+    """A model with its inputs and outputs fixed; see `Model.bind`. It is called by one thread at a time."""
+
+    def __init__(self, function: Any, arguments: tuple[Any, ...], held: Any, outputs: Any) -> None:
+        self._function, self._arguments, self._held, self.outputs = function, arguments, held, outputs
+
+    def __call__(self) -> Any:
+        """Computes the outputs, and returns them in the form in which a call of the model does."""
+        self._function(*self._arguments)
+        return self.outputs
 
 
 def write_manifest(manifest: ModelManifest, library: Path) -> ModelManifest:

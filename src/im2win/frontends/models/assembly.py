@@ -83,7 +83,7 @@ class Assembly:
             ModelError: see `compile_model`.
         """
         self._ports(source, batch)
-        parts = take_apart(source, batch, lines=self.dtype != HALF, resizes=self.kernels.resizes)
+        parts = take_apart(source, batch, lines=self.dtype != HALF, resizes=self.kernels.resizes, alignment=self.kernels.alignment)
         layers: Sequence[Convolution] = parts.convolutions
         if self.dtype == HALF:
             parts, layers = without_views(source, parts), in_half(layers)
@@ -133,6 +133,8 @@ class Assembly:
             self._convolution(program, layouts, one)
         for view in parts.views:
             program.views[layouts.makes(view.output)] = layouts.reads(view.source)
+        for cut in parts.cuts:
+            program.cuts[cut.output] = cut.source, cut.begin * np.dtype(program.dtypes[cut.source]).itemsize
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
             shape, last = layouts.shape(response.source), layouts.last(response.output)
@@ -213,6 +215,8 @@ def _read_and_made(source: Source, parts: Parts) -> list[str]:
         names += [one.data, one.output, *([one.residual] if one.residual else [])]
     for view in parts.views:
         names += [view.source, view.output]
+    for cut in parts.cuts:
+        names += [cut.source, cut.output]
     for join in parts.joins:
         names += [*join.sources, join.output]
     for response in parts.responses:

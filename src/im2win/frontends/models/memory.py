@@ -1,6 +1,7 @@
 """Plans a model's memory: constants lie in the file, inputs and outputs with the caller, and all other values share one workspace.
 
-Values that can be computed in place are not copied. A view shares memory with its source. A concatenation along the first axis that has
+Values that can be computed in place are not copied. A view shares memory with its source, and so does a slice
+whose elements lie side by side. A concatenation along the first axis that has
 more than one element (in NCHW at batch 1: channels) is computed directly by its sources.
 """
 
@@ -39,8 +40,8 @@ class _Values:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.inside: dict[str, tuple[str, int]] = {output: (source, 0) for output, source in program.views.items()}
-        self.sources: dict[str, list[str]] = {output: [source] for output, source in program.views.items()}
+        self.inside: dict[str, tuple[str, int]] = {**{output: (source, 0) for output, source in program.views.items()}, **program.cuts}
+        self.sources: dict[str, list[str]] = {output: [source] for output, (source, _) in self.inside.items()}
 
     def root(self, name: str) -> tuple[str, int]:
         """The value that holds another one, and the offset in bytes inside it."""

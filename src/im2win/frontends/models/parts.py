@@ -10,7 +10,7 @@ import numpy as np
 
 from im2win.frontends.models.resizing import Resize, resize_of
 from im2win.frontends.onnx.graph import attributes_of, name_of
-from im2win.frontends.onnx.layers import Fused, Skipped, fusions
+from im2win.frontends.onnx.layers import Fused, Skipped, fusions, import_onnx
 from im2win.frontends.onnx.transposed import OPERATOR, Phases, phase_filter, phases_of
 from im2win.spec.conv2d import Conv2d
 
@@ -46,6 +46,15 @@ class View:
 
     source: str
     output: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Elements that lie side by side in a tensor, from element `begin` on: an output of Split or Slice."""
+
+    source: str
+    output: str
+    begin: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ class Parts:
 
     convolutions: tuple[Convolution, ...]
     views: tuple[View, ...]
+    cuts: tuple[Cut, ...]
     joins: tuple[Join, ...]
     responses: tuple[Response, ...]
     pools: tuple[Pool, ...]
@@ -120,12 +130,13 @@ class Parts:
     skipped: tuple[Skipped, ...]
 
 
-def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True) -> Parts:
+def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool = True, alignment: int = 1) -> Parts:
     """Splits a model into parts. Every node is in exactly one part.
 
     Args:
-        lines: without it TVM compiles 1-D and transposed convolutions, and DepthToSpace.
+        lines: without it TVM compiles 1-D and transposed convolutions, DepthToSpace, Split and Slice.
         resizes: without it TVM compiles Resize.
+        alignment: bytes to which tensors must be aligned.
     """
     graph = source.graph
     found, left = fusions(graph, batch, lines=lines)
@@ -147,6 +158,7 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
             interleaves.append(Interleave(convolutions[-1].output, one.tail.output, one.conv.output_shape, phases))
         taken |= {index, *one.tail.nodes, *one.ahead}
     views: list[View] = []
+    cuts: list[Cut] = []
     joins: list[Join] = []
     responses: list[Response] = []
     pools: list[Pool] = []
@@ -156,6 +168,9 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
             continue
         if node.op_type in _VIEWS:
             views.append(View(node.input[0], node.output[0]))
+            taken.add(index)
+        elif lines and (parts := _cuts(source, node, alignment)):
+            cuts += parts
             taken.add(index)
         elif node.op_type == "Concat":
             axis = attributes_of(node)["axis"] % len(graph.shapes[node.output[0]])
@@ -175,8 +190,41 @@ def take_apart(source: Source, batch: int, *, lines: bool = True, resizes: bool 
             pools.append(pool)
             taken.add(index)
     rest = tuple(index for index in range(len(graph.nodes)) if index not in taken)
-    others = tuple(views), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes)
+    others = tuple(views), tuple(cuts), tuple(joins), tuple(responses), tuple(pools), tuple(interleaves), tuple(sizes)
     return Parts(tuple(convolutions), *others, rest, tuple(skipped))
+
+
+def _cuts(source: Source, node: NodeProto, alignment: int) -> list[Cut]:
+    """The outputs of a Split or Slice if they are whole ranges of its input; else none."""
+    if node.op_type not in ("Split", "Slice") or node.input[0] in source.constants or any(not name for name in node.output):
+        return []
+    shape = [int(size) for size in source.graph.shapes.get(node.input[0]) or () if isinstance(size, int)]
+    starts = dict.fromkeys(range(len(shape)), 0)
+    cuts: list[Cut] = []
+    if node.op_type == "Slice":
+        first, _, axes, steps = (source.constants.get(name) for name in [*node.input[1:], "", "", ""][:4])
+        if first is None or (len(node.input) > 3 and node.input[3] and axes is None) or (steps is not None and (steps != 1).any()):
+            return []
+        for place, start in zip(range(first.size) if axes is None else axes, first, strict=True):
+            size = shape[place]
+            starts[int(place) % len(shape)] = min(max(int(start) + (size if start < 0 else 0), 0), size)
+    axis = int(attributes_of(node).get("axis", 0)) % max(len(shape), 1)
+    for output in node.output:
+        made = [int(size) for size in source.graph.shapes.get(output) or () if isinstance(size, int)]
+        if len(made) != len(shape) or not shape:
+            return []
+        split = next((place for place, size in enumerate(made) if size > 1), len(shape) - 1)
+        begin = sum(starts[place] * math.prod(shape[place + 1 :]) for place in starts)
+        if made[split + 1 :] != shape[split + 1 :] or begin * _item(source, node.input[0]) % alignment:
+            return []
+        cuts.append(Cut(node.input[0], output, begin))
+        starts[axis] += made[axis]
+    return cuts
+
+
+def _item(source: Source, name: str) -> int:
+    """Bytes of an element."""
+    return int(import_onnx().helper.tensor_dtype_to_np_dtype(source.graph.types[name]).itemsize)
 
 
 def _interleave(source: Source, node: NodeProto) -> Interleave | None:

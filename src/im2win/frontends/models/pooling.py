@@ -1,7 +1,7 @@
 """Pooling on CPUs, one output row at a time.
 
-A row of windows is first reduced over its rows, element by element, into a line in the first-level cache, which holds the padding on the left
-and right as well; then over its columns. Both loops run along columns, in vectors.
+A row of windows is first reduced over its rows, element by element, into a line in the first-level cache, which holds the padding on the
+left and right as well; then over its columns. Both loops run along columns, in vectors.
 
     for plane, in parallel:
         for m:  line[k] = max over u of I[m*s + u - top, k];  O[m, x] = max over v of line[x*s + v]

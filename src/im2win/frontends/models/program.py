@@ -39,6 +39,7 @@ class Program:
         shapes, dtypes: of every value.
         constants: values that lie in the file.
         views: output -> source with the same elements.
+        cuts: output -> source that holds its elements side by side, and the first one's offset in bytes.
     """
 
     inputs: tuple[str, ...]
@@ -47,6 +48,7 @@ class Program:
     dtypes: dict[str, str] = field(default_factory=dict)
     constants: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     views: dict[str, str] = field(default_factory=dict)
+    cuts: dict[str, tuple[str, int]] = field(default_factory=dict)
     calls: list[Call | Copy] = field(default_factory=list)
 
     def declare(self, name: str, shape: Shape, dtype: str) -> None:

@@ -52,6 +52,7 @@ def add_fallback(
     for call in program.calls:
         elsewhere.update(call.inputs if isinstance(call, Call) else (call.source,))
     elsewhere.update(program.views.values())
+    elsewhere.update(name for name, _ in program.cuts.values())
     inputs = [layouts.read_by_rest(name) for name in sorted(read - made) if name not in source.constants]
     outputs = layouts.made_by_rest(sorted(made & {layouts.origin(name) for name in elsewhere}))
     module = _lowered(_model(source, nodes, inputs, outputs, layouts), label, lower)

@@ -5,8 +5,8 @@ only to interpolate between two input rows, into a line in the first-level cache
 
     line[k] = I[y0, k] + (I[y0 + 1, k] - I[y0, k]) * wy        O[m, x] = line[x0] + (line[x0 + 1] - line[x0]) * wx
 
-Where an image grows by a whole factor, x0 and wx repeat with every input column. They are then constants of a loop over input columns, which
-LLVM vectorises. Otherwise they are read from tables.
+Where an image grows by a whole factor, x0 and wx repeat with every input column. They are then constants of a loop over input columns,
+which LLVM vectorises. Otherwise they are read from tables.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def resize_of(source: Source, node: NodeProto) -> Resize | None:
 
 
 def _half_pixel(x: Numbers, scale: Any, size: int, made: int) -> Numbers:
-    return (x + np.float32(0.5)) / scale - np.float32(0.5)
+    return np.asarray((x + np.float32(0.5)) / scale - np.float32(0.5))
 
 
 def _corners(x: Numbers, scale: Any, size: int, made: int) -> Numbers:

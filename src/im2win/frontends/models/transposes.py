@@ -1,7 +1,7 @@
 """Transpositions of matrices on CPUs with the shuffles of `schedules.cpu.transpose`: between channels first and channels last, for one.
 
-TVM's loops read or write one element at a time. Here a square of vectors is transposed in registers. Where squares do not divide the matrix,
-the last one overlaps the one before it, and both write the same there.
+TVM's loops read or write one element at a time. Here a square of vectors is transposed in registers. Where squares do not divide the
+matrix, the last one overlaps the one before it, and both write the same there.
 """
 
 from __future__ import annotations
