@@ -28,6 +28,8 @@ TRANSPOSE = 10.0  # cycles of a vector of 16 outputs for the buffer and the tran
 OVERLAP = 0.9  # share of the products' time that hides how filters are read from level-2 cache
 FAR_OVERLAP = 0.5  # the same for level-3 cache
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
+PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
+_SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
     else:
         vectors = -(-windows // tile.lanes)
         sums = tile.rows * vectors * tile.cols
-        # a vector of neighbouring windows mostly crosses a cache line; a strided one is loaded element by element
-        loads = tile.rows * vectors * (2 if step == 1 else 2 * tile.lanes) + tile.cols
+        # a vector of neighbouring windows mostly crosses a cache line; of strided ones LLVM loads what lies between, too, and shuffles
+        loads = tile.rows * vectors * 2 * (step if step <= _SHUFFLED else tile.lanes) + tile.cols
     overhead = 1.0 / tile.unroll
     return max(sums / begun, loads / begun, FMA_LATENCY) + overhead
 
@@ -156,6 +158,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     steps = passes * row_blocks
     if where == "row_block":  # a pass stages the channels of its groups alone
         staged *= max(tile.pass_blocks * conv.groups // blocks, 1) / conv.groups
+    parted = where == "row_block" and step == 1 and conv.stride[1] > 1
     outputs = tile.row_block * out_w * tile.block if tile.axis == "channels" and conv.layout == "NCHW" else 0
     if tile.chunks > 1:
         outputs += tile.row_block * out_w * tile.block
@@ -164,7 +167,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         conv=conv,
         product=row_blocks * blocks * sweep,
         write_back=_write_back(conv, tile) + (tile.chunks - 1) * ADDED * math.prod(conv.output_shape) / tile.lanes,
-        stage=STAGED.get(where, 0.0) * staged * (steps if where == "row_block" else 1),
+        stage=(PARTED if parted else STAGED.get(where, 0.0)) * staged * (steps if where == "row_block" else 1),
         cache=row_blocks * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,
         steps=steps,

@@ -10,7 +10,7 @@ import numpy as np
 
 from im2win.runtime.cuda import keep_device
 from im2win.runtime.libraries import cuda_runtime_library
-from im2win.runtime.model import ALIGNMENT, Model, Pieces
+from im2win.runtime.model import ALIGNMENT, Bound, Model, Pieces
 from im2win.runtime.model_manifest import Bucket, ModelManifest
 from im2win.runtime.tensors import ArgumentError, is_torch
 
@@ -38,6 +38,10 @@ class CudaModel(Model):
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """The model's outputs for inputs in the model's order. All tensors are CUDA tensors of PyTorch on one device; see `Model`."""
+        return self.bind(*inputs, out=out)()
+
+    def bind(self, *inputs: Any, out: Any = None) -> Bound:
+        """The model with its inputs and outputs fixed, for any number of images; see `Model.bind`."""
         import torch
 
         self._counted(inputs)
@@ -53,8 +57,8 @@ class CudaModel(Model):
         ]
         for port, value in zip((*self.inputs, *self.outputs), (*inputs, *results), strict=True):
             _check(port.name, value, port.at(images), port.dtype, device)
-        self._in_pieces(pieces, list(inputs), results, device)
-        return out if out is not None else results[0] if len(results) == 1 else tuple(results)
+        made = out if out is not None else results[0] if len(results) == 1 else tuple(results)
+        return Bound(self._in_pieces, (pieces, list(inputs), results, device), None, made)
 
     def _in_pieces(self, pieces: Pieces, inputs: Sequence[Any], results: Sequence[Any], device: int) -> None:
         """Runs the images in pieces, each by the function of a compiled batch."""
