@@ -19,7 +19,7 @@ from im2win.bench import cpu as bench
 from im2win.bench import harness as harness
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_of_library
-from im2win.bench.peers.cpu import Array, OnnxRuntime, Torch, TvmDefault, peers
+from im2win.bench.peers.cpu import Array, OnnxRuntime, OpenVino, Torch, TvmDefault, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import Result
 from im2win.bench.source import digests
@@ -95,9 +95,9 @@ def test_reference_epilogue_order() -> None:
 
 
 @pytest.mark.parametrize("key", REGIMES)
-@pytest.mark.parametrize("peer", [Torch(), Torch(channels_last=True), OnnxRuntime()], ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", [Torch(), Torch(channels_last=True), OnnxRuntime(), OpenVino()], ids=lambda peer: peer.name)
 def test_peer_computes_the_layer(key: str, peer: Subject) -> None:
-    pytest.importorskip("torch" if isinstance(peer, Torch) else "onnxruntime")
+    pytest.importorskip("torch" if isinstance(peer, Torch) else peer.name)
     conv = Conv2d.parse(key)
     tensors = Tensors.random(conv, seed=3)
     trial = peer.prepare(conv, tensors, 1)
@@ -132,7 +132,7 @@ def test_tvm_peer_sums_float16_in_float32() -> None:
     assert error(output.numpy(), rounded.expected(conv)) <= 2**-11
 
 
-@pytest.mark.parametrize("peer", [Torch(), OnnxRuntime()], ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", [Torch(), OnnxRuntime(), OpenVino()], ids=lambda peer: peer.name)
 def test_peer_refuses_other_types(peer: Subject) -> None:
     conv = SMALL.with_(dtype="float16")
     with pytest.raises(PeerError, match="`dtype` \\(='float16'\\) must be float32"):

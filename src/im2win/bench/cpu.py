@@ -263,7 +263,7 @@ def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ce
 def versions() -> dict[str, str]:
     """Versions of Python, the system and every installed library that takes part."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
-    for package in ("im2win", "apache-tvm", "numpy", "torch", "onnxruntime"):
+    for package in ("im2win", "apache-tvm", "numpy", "torch", "onnxruntime", "openvino"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

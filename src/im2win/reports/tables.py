@@ -36,6 +36,7 @@ TITLES = {
     "torch_nchw": "PyTorch NCHW",
     "torch_nhwc": "PyTorch channels-last",
     "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
     "cudnn": "cuDNN by name",
     "tvm": "TVM MetaSchedule",
 }
@@ -46,11 +47,12 @@ _COLOURS = {
     "torch_nchw": "#E69F00",
     "torch_nhwc": "#D55E00",
     "onnxruntime": "#009E73",
+    "openvino": "#F0E442",
     "cudnn": "#009E73",
     "tvm": "#CC79A7",
 }
 CUDNN = "cudnn_"  # cuDNN's algorithms called by name
-_SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "cuda", "cudnn")
+_SHOWN_VERSIONS = ("apache-tvm", "torch", "onnxruntime", "openvino", "cuda", "cudnn")
 UNTUNED, MEMORY, TRANSFORM = "untuned ratio", "peak memory", "ours: transform ms"
 WORKSPACE, PEER_WORKSPACE = "ours: workspace MiB", "best peer's workspace MiB"
 # Columns that appear only if a result has values for them.

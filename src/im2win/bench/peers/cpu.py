@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial, from_nchw, to_nchw
 from im2win.device.cpu import Machine
 from im2win.frontends.onnx.activations import onnx_nodes
+from im2win.runtime.tensors import aligned
 from im2win.spec.activations import torch_function
 from im2win.spec.conv2d import Conv2d
 
@@ -99,6 +100,39 @@ class OnnxRuntime:
         return Trial(partial(session.run_with_iobinding, binding), lambda: from_nchw(output.numpy(), conv))
 
 
+@dataclass(frozen=True)
+class OpenVino:
+    """OpenVINO on the ONNX graph of `OnnxRuntime`, tuned for latency, in float32, with input and output bound ahead of time.
+
+    Without the hint it would compute in bfloat16 where the CPU has instructions for that.
+    """
+
+    name: str = "openvino"
+
+    def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        _need_float32(conv, self.name)
+        try:
+            import onnx  # noqa: F401
+            import openvino
+        except ImportError as error:
+            raise PeerError(f"{self.name}: onnx and openvino are needed; pip install 'im2win[bench]'.") from error
+        core = openvino.Core()
+        hints = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+        request = core.compile_model(core.read_model(_onnx_model(conv, tensors)), "CPU", hints).create_infer_request()
+        arrays = [tensors.data] if tensors.residual is None else [tensors.data, tensors.residual]
+        held = [aligned(np.ascontiguousarray(to_nchw(array, conv))) for array in arrays]
+        for place, array in enumerate(held):
+            request.set_input_tensor(place, openvino.Tensor(array, shared_memory=True))
+        output = aligned(np.full((conv.batch, conv.out_channels, *conv.output_size), np.nan, "float32"))
+        request.set_output_tensor(openvino.Tensor(output, shared_memory=True))
+
+        def call(held: object = held) -> None:  # the request does not keep its inputs alive; its `infer` makes a dictionary of the outputs
+            request.start_async()
+            request.wait()
+
+        return Trial(call, lambda: from_nchw(output, conv))
+
+
 def _onnx_model(conv: Conv2d, tensors: Tensors) -> bytes:
     """The layer with its epilogue as a serialized ONNX graph (Conv, Add, and the nodes of the table of activations)."""
     from onnx import TensorProto, helper, numpy_helper
@@ -170,6 +204,7 @@ PEERS: dict[str, tuple[Callable[[], Subject], ...]] = {
     "torch_nchw": (Torch,),
     "torch_nhwc": (partial(Torch, channels_last=True),),
     "onnxruntime": (OnnxRuntime,),
+    "openvino": (OpenVino,),
     "tvm": (TvmDefault,),
 }
 

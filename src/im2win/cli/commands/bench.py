@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from im2win.spec.suites import Layer
 
 PEERS = "torch,onnxruntime"
-AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, tvm; or none."
+AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, openvino, tvm; or none."
 
 
 def bench(
