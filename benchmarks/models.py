@@ -3,8 +3,9 @@
     python benchmarks/models.py --json benchmarks/studies/DEVICE/models-b1.json [--batch 1] [MODEL.onnx | NAME ...]
 
 Without models all nine graphs that the package onnx carries (AlexNet, DenseNet-121, Inception v1 and v2, ResNet-50, ShuffleNet, SqueezeNet,
-VGG-19, ZFNet-512) take part, with random weights in place of their constant ones. Each is compiled for the batch, and timed as
-`benchmarks/README.md` says: a process for each subject, interleaved rounds, outputs checked against ONNX Runtime's.
+VGG-19, ZFNet-512) take part, with random weights in place of their constant ones, and five networks as PyTorch's exporter writes them.
+Each is compiled for the batch, and timed as `benchmarks/README.md` says: a process for each subject, interleaved rounds, outputs checked
+against ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -27,15 +28,34 @@ from im2win.studies.entries import SCHEMA
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
 
 
+EXPORTED = ("mobilenetv3_large_100", "efficientnet_b0", "convnext_tiny", "deit_tiny_patch16_224", "unet")
+
+
 def source_of(model: str, folder: Path) -> Path:
-    """The file of a model: as it is, or of one of the nine graphs with random weights, written to `folder`."""
-    if model not in LIGHT:
+    """The file of a model: as it is, or of one of the nine graphs with random weights or a network of PyTorch's, written to `folder`."""
+    if model not in (*LIGHT, *EXPORTED):
         return Path(model)
+    path = folder / f"{model}.onnx"
+    if model in EXPORTED:
+        _export(model, path)
+        return path
     import onnx
 
-    path = folder / f"{model}.onnx"
     onnx.save(with_random_weights(Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{model}.onnx"), path)
     return path
+
+
+def _export(name: str, path: Path) -> None:
+    import torch
+
+    from im2win.bench import zoo_networks
+
+    if name in zoo_networks.NETWORKS:
+        module, images = zoo_networks.calibrated(name), zoo_networks.images(name, 1)
+    else:
+        torch.manual_seed(zoo_networks.SEED)
+        module, images = zoo_networks.vision("timm").create_model(name, pretrained=False).eval(), zoo_networks.images("resnet50", 1)
+    torch.onnx.export(module, (images,), path, dynamo=True, external_data=False, verbose=False)
 
 
 def inside_onnxruntime(source: Path, folder: Path, options: argparse.Namespace) -> Any:
@@ -51,7 +71,7 @@ def inside_onnxruntime(source: Path, folder: Path, options: argparse.Namespace) 
 def main() -> None:
     """Reads the command line, times every model, writes the result after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("models", nargs="*", default=list(LIGHT), metavar="MODEL")
+    parser.add_argument("models", nargs="*", default=[*LIGHT, *EXPORTED], metavar="MODEL")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="tuning records looked up before those that ship with the package")
     parser.add_argument("--against", default=",".join(PEERS))
@@ -62,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     machine = Machine.host(options.threads)
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    facts = {**facts, "digests": digests("cpu")}
+    facts = {**facts, "digests": digests("cpu", models=True)}
     result: dict[str, Any] = {"study": MODELS, "schema": SCHEMA, **facts, "batch": options.batch, "models": []}
     for model in options.models:
         with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:

@@ -13,6 +13,7 @@ from pathlib import Path
 from im2win.registry import sources
 
 TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
+MODELS = "models"  # the same of files that time whole models
 
 _SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
 
@@ -23,9 +24,13 @@ def source_digest() -> str:
     return _digest(_files(sources.ROOT))
 
 
-def digests(target: str) -> dict[str, str]:
-    """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them."""
-    return {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.look_up_digest(target)}
+def digests(target: str, models: bool = False) -> dict[str, str]:
+    """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them.
+
+    With `models` also that of what compiles everything else in a model.
+    """
+    made = {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.look_up_digest(target)}
+    return {**made, MODELS: sources.model_digest()} if models else made
 
 
 def stale(found: Mapping[str, str]) -> str | None:
@@ -36,8 +41,8 @@ def stale(found: Mapping[str, str]) -> str | None:
     """
     if not found:
         return "no digest"
-    today = digests(found[TARGET])
-    changed = [name for name in (KERNELS, CHOICE) if found.get(name) != today[name]]
+    today = digests(found[TARGET], models=MODELS in found)
+    changed = [name for name in (KERNELS, CHOICE, MODELS) if found.get(name) != today.get(name)]
     return f"other {' and '.join(changed)}" if changed else None
 
 

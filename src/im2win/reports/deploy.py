@@ -9,7 +9,8 @@ from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
 
-MODELS, PYTORCH, OVERHEAD, SHARED = "models", "pytorch-models", "op-overhead", "shared-process"  # the studies' names in their files
+# the studies' names in their files
+MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
 ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}
@@ -57,6 +58,21 @@ def _models(study: Study) -> str:
         if reason
     ]
     return "\n\n".join([table, *(["Failed: " + "; ".join(failures)] if failures else [])])
+
+
+def operators_table(studies: Sequence[Study]) -> str:
+    """Single operators: im2win, ONNX Runtime, and the latter's time over im2win's, for every device."""
+    return "\n\n".join(f"{_operators(study)}\n\n{_caption(study)}" for study in studies)
+
+
+def _operators(study: Study) -> str:
+    rows, ratios = [], []
+    for row in study["models"]:
+        inputs = ", ".join("x".join(map(str, shape)) for shape in row["inputs"].values())
+        rows.append([row["model"], inputs, ms(row["ours_ms"]), ms(row["peers"].get("onnxruntime")), number(row["ratio"], 2)])
+        ratios += [row["ratio"]] if row["ratio"] else []
+    rows.append(["geometric mean", "", "", "", number(geometric_mean(ratios), 2)])
+    return markdown.table(["operator", "inputs", "im2win ms", "ONNX Runtime ms", "ratio"], rows, words=2)
 
 
 def pytorch_table(studies: Sequence[Study]) -> str:

@@ -26,6 +26,7 @@ TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
     SLIDING: sliding_report.table,
     WINOGRAD_TC: fused_report.table,
     deploy_report.MODELS: deploy_report.models_table,
+    deploy_report.OPERATORS: deploy_report.operators_table,
     deploy_report.PYTORCH: deploy_report.pytorch_table,
     deploy_report.OVERHEAD: deploy_report.overhead_table,
     deploy_report.SHARED: deploy_report.shared_table,
