@@ -154,7 +154,8 @@ def main() -> None:
         parser.error(f"`NAME` (={unknown[0]!r}) must be one of {', '.join(GRAPHS)}.")
     machine = Machine.host(options.threads)
     facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    result: dict[str, Any] = {"study": OPERATORS, "schema": SCHEMA, **facts, "digests": digests("cpu", models=True), "batch": 1, "models": []}
+    facts = {**facts, "digests": digests("cpu", models=True)}
+    result: dict[str, Any] = {"study": OPERATORS, "schema": SCHEMA, **facts, "batch": 1, "models": []}
     for name in options.names:
         with tempfile.TemporaryDirectory(prefix="im2win-operators-") as folder:
             source, library = Path(folder) / "operator.onnx", Path(folder) / "operator.so"

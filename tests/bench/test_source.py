@@ -14,6 +14,7 @@ from scripts import script
 import im2win
 from im2win.bench import source
 from im2win.registry import sources
+from im2win.reports.deploy import operators_table
 from im2win.studies.entries import SCHEMA
 
 FILES = ("registry/ranking.py", "schedules/cpu/model.py", "schedules/cuda/space/plain.py", "schedules/cuda/loop.py", "bench/cpu.py")
@@ -123,4 +124,29 @@ def test_the_study_of_models_holds_them(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "argv", ["models.py", "--json", str(path), "m.onnx"])
     module.main()
     written = json.loads(path.read_text())
-    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu") and written["models"] == [{"model": "m"}]
+    assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu", models=True)
+    assert written["models"] == [{"model": "m"}]
+
+
+def test_a_study_of_models_is_stale_with_what_compiles_them() -> None:
+    made = source.digests("cpu", models=True)
+    assert source.stale(made) is None and source.stale({**made, "models": "other"}) == "other models"
+    assert source.stale(source.digests("cpu")) is None
+
+
+def test_the_study_of_operators_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx")
+    module, path = script("benchmarks/operators.py"), tmp_path / "operators.json"
+    for graph in module.GRAPHS.values():
+        made = module.model(*graph)
+        assert all(dim.dim_value > 0 for dim in made.graph.output[0].type.tensor_type.shape.dim)
+    row = SimpleNamespace(ours_ms=1.0, ratio=2.0, peers={"onnxruntime": 2.0}, failed=None)
+    row.as_dict = lambda: {"model": "Add", "ours_ms": 1.0, "peers": row.peers, "ratio": 2.0}
+    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: None)
+    monkeypatch.setattr(module, "measure", lambda *_, **__: row)
+    monkeypatch.setattr(sys, "argv", ["operators.py", "--json", str(path), "Add"])
+    module.main()
+    written = json.loads(path.read_text())
+    assert written["digests"] == source.digests("cpu", models=True)
+    assert written["models"] == [{**row.as_dict(), "inputs": {"x": [1, 256, 56, 56], "z": [1, 256, 56, 56]}}]
+    assert "| Add | 1x256x56x56, 1x256x56x56 | 1.000 | 2.000 | 2.00 |" in operators_table([written])
