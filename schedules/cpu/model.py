@@ -29,6 +29,8 @@ OVERLAP = 0.9  # share of the products' time that hides how filters are read fro
 FAR_OVERLAP = 0.5  # the same for level-3 cache
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
+CROWDED = 2.0  # cycles of a vector of outputs where a step writes more planes than the level-1 cache's sets hold lines of
+_WAY = 4096  # bytes of a way of that cache: lines at this distance lie in one set
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
 
@@ -166,7 +168,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     return Estimate(
         conv=conv,
         product=row_blocks * blocks * sweep,
-        write_back=_write_back(conv, tile) + (tile.chunks - 1) * ADDED * math.prod(conv.output_shape) / tile.lanes,
+        write_back=_write_back(conv, tile, machine) + (tile.chunks - 1) * ADDED * math.prod(conv.output_shape) / tile.lanes,
         stage=(PARTED if parted else STAGED.get(where, 0.0)) * staged * (steps if where == "row_block" else 1),
         cache=row_blocks * blocks * cache,
         memory=0.3 * 4 * moved / L3_BYTES,
@@ -177,18 +179,24 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     )
 
 
-def _write_back(conv: Conv2d, tile: Tile) -> float:
+def _write_back(conv: Conv2d, tile: Tile, machine: Machine) -> float:
     """Cycles of the write-back, and of the start of each channel's run of rows: a new page, and nothing prefetched."""
     runs = conv.batch * conv.out_channels * (conv.output_size[0] // tile.row_block)
-    return _vectors_out(conv, tile) + RUN * runs
+    return _vectors_out(conv, tile, machine) + RUN * runs
 
 
-def _vectors_out(conv: Conv2d, tile: Tile) -> float:
+def _vectors_out(conv: Conv2d, tile: Tile, machine: Machine) -> float:
     vectors = math.prod(conv.output_size) * conv.batch * conv.out_channels / tile.lanes
     if tile.axis == "windows":
-        return vectors * tile.rows  # every row of the tile is another stream of partly written cache lines
+        # every row of the tile is another stream of partly written cache lines
+        return vectors * (tile.rows + (CROWDED if _crowded(conv, tile, machine) else 0.0))
     padded = (conv.out_channels // conv.groups) % tile.block
     if conv.layout == "NCHW":
         return vectors * (2.0 * tile.lanes if padded else TRANSPOSE * tile.lanes / 16)
     return vectors * (tile.lanes if padded else 2.0)
 
+
+def _crowded(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
+    """Whether the planes that a parallel step writes are more than the level-1 cache holds lines of, at the few sets that they share."""
+    sets = _WAY // math.gcd(conv.itemsize * math.prod(conv.output_size), _WAY)
+    return conv.layout == "NCHW" and tile.pass_blocks * tile.block > sets * machine.l1_bytes // _WAY
