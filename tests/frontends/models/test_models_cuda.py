@@ -55,6 +55,21 @@ def test_concatenations(batch: int) -> None:
     check(dense(batch))
 
 
+def test_phases_slices_and_sizes() -> None:
+    """A transposed convolution, DepthToSpace, a slice that shares memory, and one that would not be aligned."""
+    nodes = [
+        node("ConvTranspose", "x w b", "a", strides=[2, 2], pads=[1] * 4),
+        node("Relu", "a", "c"),
+        node("DepthToSpace", "c", "d", blocksize=2),
+        node("Split", "d n", "e f", axis=1),
+        node("Add", "e f", "y"),
+        node("Slice", "d one two axis", "z"),
+    ]
+    constants = {"w": integers(4, 8, 4, 4, most=1), "b": integers(8), "n": np.array([1, 1]), "one": np.array([1]), "two": np.array([2])}
+    assembly = check(graph(nodes, {"x": (1, 4, 3, 5)}, {**constants, "axis": np.array([1])}, "y z"))
+    assert [layer.conv for layer in assembly.layers.values()] == ["n1-c4x3x5-k32x2x2-p1-bias-relu"]
+
+
 def test_pooling_and_normalisation() -> None:
     nodes = [
         node("AveragePool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
 from model_graphs import check, compiled, graph, helper, integers, keys, node, onnx, peer
 
 import im2win
+from im2win.codegen.llvm import any_alignment, llvm_target
 from im2win.device.cpu import Machine
-from im2win.frontends.models import elementary, pooling, products, transposes
+from im2win.frontends.models import elementary, loops, pooling, products, transposes
 from im2win.frontends.models.resizing import Axis
 from im2win.frontends.onnx.layers import layers_of
 from im2win.runtime.tensors import ArgumentError
@@ -122,6 +126,12 @@ def test_layer_normalisation(shape: tuple[int, ...], axis: int) -> None:
     close(model, {"x": 1000 + normal(*shape)}, rtol=1e-3, atol=1e-3)
 
 
+def test_group_normalisation() -> None:
+    """ONNX infers no shape for its output."""
+    nodes = [node("GroupNormalization", "x s b", "a", num_groups=3), node("Relu", "a", "y")]
+    close(graph(nodes, {"x": (2, 6, 5, 7)}, {"s": normal(6), "b": normal(6)}, opset=21), {"x": normal(2, 6, 5, 7)}, rtol=1e-4, atol=1e-4)
+
+
 # --- products --------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +149,25 @@ def test_products_of_computed_matrices(rows: int, columns: int, depth: int, tran
 def test_products_that_tvm_computes(left: tuple[int, ...], right: tuple[int, ...]) -> None:
     """One row, few columns, or factors of different counts."""
     check(graph([node("MatMul", "x z", "y")], {"x": left, "z": right}, {}))
+
+
+def run(function: Any, machine: Machine, *arrays: np.ndarray) -> None:
+    """Compiles a scheduled function for a machine and calls it."""
+    target = tvm.target.Target({**llvm_target(machine).export(), **loops.OPTIONS})
+    module = any_alignment(tvm.IRModule({"run": function.with_attr("global_symbol", "run")}), 1)
+    tvm.compile(module, target)["run"](*(tvm_ffi.from_dlpack(array) for array in arrays))
+
+
+@pytest.mark.parametrize(("lanes", "registers"), [(8, 16), (4, 32)])
+def test_narrower_vectors(lanes: int, registers: int) -> None:
+    """As AVX2 and NEON have them; the instructions are this machine's."""
+    machine = replace(Machine.host(), lanes=lanes, registers=registers)
+    left, right, out = integers(2, 13, 20), integers(2, 20, 21), np.full((2, 13, 21), NAN, np.float32)
+    run(products.product(2, 13, 21, 20, False, machine), machine, left, right, out)
+    assert (out == left @ right).all()
+    turned = np.full((2, 21, 20), NAN, np.float32)
+    run(transposes.transpose(2, 20, 21, lanes), machine, right, turned)
+    assert (turned == right.swapaxes(1, 2)).all()
 
 
 def test_a_transpose_with_other_readers_remains() -> None:

@@ -111,7 +111,7 @@ class CpuKernels:
 
     def lowered(self, module: Any) -> Any:
         """A Relax module in which operators that have loops of this package are replaced by them."""
-        legalizations = {**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS, **transposes.LEGALIZATIONS}
+        legalizations = {**elementary.LEGALIZATIONS, **rows.LEGALIZATIONS, **transposes.legalizations(self.machine)}
         return relax.transform.LegalizeOps(legalizations)(with_products(module, self.machine))
 
     def pool(self, shape: Shape, output: Shape, one: Pool) -> Any:

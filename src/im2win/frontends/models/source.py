@@ -130,12 +130,49 @@ def _inferred(onnx: ModuleType, model: ModelProto, label: str, batch: int | None
     fixed = set_batch(copy.graph, batch) or next((shape[0] for shape in leading), None)
     if batch is not None and fixed is not None and fixed != batch:
         _rescale(onnx, copy.graph, fixed, batch)
+    _write_out(onnx, copy)
     try:
         inferred = infer(onnx, copy, strict=True)
     except Exception as error:  # ONNX's C++ code and protobuf raise their own classes
         where = "" if batch is None else f" at batch {batch}"
         raise ModelError(f"`source` (={label}) must pass ONNX shape inference{where}; it fails: {error}") from error
     return inferred
+
+
+def _write_out(onnx: ModuleType, model: ModelProto) -> None:
+    """Writes GroupNormalization as exporters for older operator sets do, with the operators that have rules for shapes and fast loops.
+
+    Before operator set 21 its scales are those of groups; such a node stays.
+    """
+    opset = next((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), 1)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "GroupNormalization" or node.domain not in ("", "ai.onnx") or opset < 21 or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        stated, name = attributes_of(node), f"{node.output[0]}/group_norm"
+        groups, channels = stated["num_groups"], weights[node.input[1]].dims[0]
+        small = {"epsilon": stated.get("epsilon", 1e-5)}
+        constants = {
+            "groups": np.array([0, groups, -1]), "one": np.ones(groups, np.float32), "zero": np.zeros(groups, np.float32),
+            "channels": np.array([0, channels, -1]), "column": np.array([channels, 1]),
+        }  # fmt: skip
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(array, f"{name}/{key}") for key, array in constants.items())
+        steps = [
+            ("Reshape", [node.input[0], f"{name}/groups"], "parted", {}),
+            ("InstanceNormalization", [f"{name}/{read}" for read in ("parted", "one", "zero")], "normal", small),
+            ("Reshape", [f"{name}/normal", f"{name}/channels"], "joined", {}),
+            ("Reshape", [node.input[1], f"{name}/column"], "scale", {}),
+            ("Reshape", [node.input[2], f"{name}/column"], "bias", {}),
+            ("Mul", [f"{name}/joined", f"{name}/scale"], "scaled", {}),
+            ("Add", [f"{name}/scaled", f"{name}/bias"], "added", {}),
+            ("Shape", [node.input[0]], "whole", {}),
+        ]
+        nodes += [onnx.helper.make_node(operator, inputs, [f"{name}/{made}"], **more) for operator, inputs, made, more in steps]
+        nodes.append(onnx.helper.make_node("Reshape", [f"{name}/added", f"{name}/whole"], [node.output[0]], name=node.name))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
 
 
 def _rescale(onnx: ModuleType, graph: GraphProto, fixed: int, batch: int) -> None:

@@ -6,6 +6,7 @@ matrix, the last one overlaps the one before it, and both write the same there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +15,11 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from im2win.device.cpu import Machine
 from im2win.frontends.models.rows import OPAQUE, SCHEDULED
 from im2win.schedules.cpu.transpose import bound, butterfly
 
-_LANES = (16, 8, 4)  # sides of a square
+_LEAST = 4  # vectors of a square that is worth its shuffles
 
 
 def matrix_of(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int, int] | None:
@@ -55,7 +57,7 @@ def transpose(count: int, rows: int, columns: int, lanes: int) -> tirx.PrimFunc:
     return function.with_body(tirx.For(item, 0, count * strips, tirx.ForKind.PARALLEL, inner))
 
 
-def permute_dims(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _permute_dims(machine: Machine, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """`relax.permute_dims` of float32 where it transposes matrices that are large enough; other calls as they are."""
     (tensor,) = call.args
     shape = [int(extent) for extent in tensor.ty.shape]
@@ -63,10 +65,14 @@ def permute_dims(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     matrix = matrix_of(shape, axes)
     if matrix is None or str(tensor.ty.dtype) != "float32":
         return call
-    lanes = next((lanes for lanes in _LANES if lanes <= min(matrix[1:])), None)
-    if lanes is None:
+    lanes = machine.lanes
+    while lanes > min(matrix[1:]):
+        lanes //= 2
+    if lanes < _LEAST:
         return call
     return relax.call_tir(builder.add_func(transpose(*matrix, lanes), "transpose"), [tensor], call.ty)
 
 
-LEGALIZATIONS = {"relax.permute_dims": permute_dims}
+def legalizations(machine: Machine) -> dict[str, Any]:
+    """For `relax.transform.LegalizeOps`."""
+    return {"relax.permute_dims": functools.partial(_permute_dims, machine)}

@@ -16,6 +16,7 @@ from im2win.frontends.onnx.graph import attributes_of, foldable, subgraphs
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
+_KEEPING = ("GroupNormalization",)  # operators whose output has the type and shape of the first input
 _FEW = 64  # elements of a tensor that holds a shape or part of one
 _ROUNDS = 64
 _LARGE = ("ConstantOfShape", "Expand", "Tile", "EyeLike")  # operators whose outputs may be large
@@ -33,9 +34,12 @@ def infer(onnx: ModuleType, model: ModelProto, *, strict: bool) -> ModelProto:
     """
     inferred: ModelProto = onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     for _ in range(_ROUNDS):
-        if not _unknown(inferred) or not _compute(onnx, inferred):
+        if not _unknown(inferred):
             break
-        del inferred.graph.value_info[:]
+        if not _keep(inferred):
+            if not _compute(onnx, inferred):
+                break
+            del inferred.graph.value_info[:]
         inferred = onnx.shape_inference.infer_shapes(inferred, strict_mode=strict, data_prop=True)
     return inferred
 
@@ -45,6 +49,25 @@ def _unknown(model: ModelProto) -> bool:
     values = {value.name: value.type.tensor_type for value in (*model.graph.value_info, *model.graph.output)}
     known = {name for name, one in values.items() if one.HasField("shape") and all(dim.dim_value > 0 for dim in one.shape.dim)}
     return any(name and name not in known for node in model.graph.node for name in node.output)
+
+
+def _keep(model: ModelProto) -> bool:
+    """States the outputs of operators that keep their input's type and shape, where ONNX has no rule for them.
+
+    Returns whether there was one.
+    """
+    values = {value.name: value for value in (*model.graph.input, *model.graph.value_info, *model.graph.output)}
+    stated = False
+    for node in model.graph.node:
+        data = values.get(node.input[0]) if node.op_type in _KEEPING and node.domain in ("", "ai.onnx") else None
+        made = values.get(node.output[0])
+        if data is not None and data.type.tensor_type.HasField("shape") and not (made and made.type.tensor_type.HasField("shape")):
+            target = next((value for value in model.graph.output if value.name == node.output[0]), None)
+            target = target or model.graph.value_info.add(name=node.output[0])
+            target.type.CopyFrom(data.type)
+            values[node.output[0]] = target
+            stated = True
+    return stated
 
 
 def _compute(onnx: ModuleType, model: ModelProto) -> bool:
