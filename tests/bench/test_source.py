@@ -82,6 +82,17 @@ def test_what_looks_records_up_makes_results_stale_and_no_proof(package: Path) -
     assert sources.look_up_digest.__wrapped__("cpu") != before and choice_now("cpu") == chosen
 
 
+def test_the_thread_pool_counts_on_cpus_alone(package: Path) -> None:
+    pool = package / "codegen" / "pool" / "launch.c"
+    pool.parent.mkdir(parents=True)
+    pool.write_text("int parts = 32; /* of a loop */\n", encoding="utf-8")
+    before = sources.runtime_digest.__wrapped__("cpu")
+    pool.write_text("int parts = 32; /* for each thread */\n", encoding="utf-8")
+    assert before and sources.runtime_digest.__wrapped__("cpu") == before
+    pool.write_text("int parts = 16;\n", encoding="utf-8")
+    assert sources.runtime_digest.__wrapped__("cpu") != before and not sources.runtime_digest.__wrapped__("cuda")
+
+
 @pytest.mark.parametrize("target", sources.TARGETS)
 def test_stale_names_what_changed(target: str) -> None:
     today = source.digests(target)

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from im2win.bench.cpu import OURS, UNTUNED
 from im2win.bench.results import Result, Row
-from im2win.bench.source import KERNELS, TARGET, digests, stale
+from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
 from im2win.builder.build import looked_up
 from im2win.device.gpu import H200, KNOWN, Gpu
 from im2win.records.emission import EmissionError, emitted
@@ -59,7 +59,10 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     """
     if row.failed is not None or not row.tile:
         return Checked(row, f"{row.layer}: its kernel is not known")
-    conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == digests(made[TARGET])[KERNELS]
+    today = digests(made[TARGET])
+    if made.get(RUNTIME) != today.get(RUNTIME):
+        return Checked(row, f"{row.layer}: other code ran its kernel's loops")
+    conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == today[KERNELS]
     algorithm, tile, tier = looked_up(conv, device, accuracy=accuracy)
     row = _with_default(row, (algorithm, tile.as_dict()), tier, device)
     found = _compared(row.layer, conv, (row.algorithm, row.tile), (algorithm, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
@@ -147,6 +150,8 @@ def zoo_confirmed(study: Mapping[str, Any], kernels: Mapping[str, str]) -> tuple
         return {**study, "kernels": dict(kernels)}, []
     if not study.get("kernels"):
         return dict(study), ["the file does not say which kernels were timed, and the source that made it was another"]
+    if (study.get("confirmed") or study["digests"]).get(RUNTIME) != digests(study["digests"][TARGET]).get(RUNTIME):
+        return dict(study), ["other code ran its kernels' loops"]
     reasons = [f"{key}: another kernel is chosen today" for key, kernel in kernels.items() if study["kernels"].get(key) != kernel]
     return dict(study) if reasons else {**study, "confirmed": digests(study["digests"][TARGET])}, reasons
 
@@ -183,6 +188,8 @@ def untuned_confirmed(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[d
     """
     made, today = study.get("confirmed") or study["digests"], digests(study["digests"][TARGET])
     reasons = [reason for reason in moved if reason]
+    if made.get(RUNTIME) != today.get(RUNTIME):
+        reasons.append("other code ran its kernels' loops")
     if made[KERNELS] != today[KERNELS]:
         reasons.append("the file does not say which kernels were timed, and the source that made it was another")
     return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons

@@ -13,6 +13,7 @@ from pathlib import Path
 from im2win.registry import sources
 
 TARGET, SOURCE, KERNELS, CHOICE = "target", "source", "kernels", "choice"  # what a result file's `digests` hold
+RUNTIME = "runtime"  # the same where threads of this package run the kernels
 MODELS = "models"  # the same of files that time whole models
 
 _SUFFIXES = (".py", ".hpp", ".cpp", ".h", ".c")
@@ -25,11 +26,12 @@ def source_digest() -> str:
 
 
 def digests(target: str, models: bool = False) -> dict[str, str]:
-    """What a result file carries: the target, digests of the whole source, of what generates its kernels, and of what chooses them.
+    """What a result file carries: the target, digests of the whole source, of what generates its kernels, what chooses and what runs them.
 
     With `models` also that of what compiles everything else in a model.
     """
     made = {TARGET: target, SOURCE: source_digest(), KERNELS: sources.code_digest(target), CHOICE: sources.look_up_digest(target)}
+    made |= {RUNTIME: runtime} if (runtime := sources.runtime_digest(target)) else {}
     return {**made, MODELS: sources.model_digest()} if models else made
 
 
@@ -42,7 +44,7 @@ def stale(found: Mapping[str, str]) -> str | None:
     if not found:
         return "no digest"
     today = digests(found[TARGET], models=MODELS in found)
-    changed = [name for name in (KERNELS, CHOICE, MODELS) if found.get(name) != today.get(name)]
+    changed = [name for name in (KERNELS, CHOICE, RUNTIME, MODELS) if found.get(name) != today.get(name)]
     return f"other {' and '.join(changed)}" if changed else None
 
 

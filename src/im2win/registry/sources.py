@@ -37,6 +37,7 @@ _GENERATORS = {
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _LOOK_UP = ("records/judge.py", "records/lookup.py", "records/tiers.py")
+_RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops, and is no part of them
 _MODELS = ("frontends/models/*.py", "frontends/onnx/*.py")  # compile what is no convolution
 _NOT_RUN = ("ctx", "kind", "type_comment")  # fields of a syntax tree that say nothing more, or nothing at all
 
@@ -77,6 +78,13 @@ def choice_digest(target: str) -> str:
 def look_up_digest(target: str) -> str:
     """Digest of what the files execute that choose algorithms and tiles: among shipped records, and where none has earned its place."""
     return _executed([*choice_files(target), *_found(_LOOK_UP)])
+
+
+@functools.cache
+def runtime_digest(target: str) -> str:
+    """Digest of what runs a target's kernels, and takes part in their times; "" if nothing of this package does."""
+    paths = sorted(path for pattern in _RUNTIME[target] for path in ROOT.glob(pattern))
+    return _executed(paths) if paths else ""
 
 
 @functools.cache

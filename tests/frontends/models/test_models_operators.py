@@ -18,7 +18,7 @@ from im2win.codegen.llvm import any_alignment, llvm_target
 from im2win.device.cpu import Machine
 from im2win.frontends.models import elementary, loops, pooling, products, transposes
 from im2win.frontends.models.resizing import Axis
-from im2win.frontends.onnx.layers import layers_of
+from im2win.frontends.onnx.layers import ModelError, layers_of
 from im2win.runtime.tensors import ArgumentError
 
 NAN, INF = math.nan, math.inf
@@ -283,6 +283,19 @@ def test_slices_that_lie_side_by_side_share_memory() -> None:
         "one": np.array([1]), "end": np.array([3]), "last": np.array([3]),
     }  # fmt: skip
     check(graph(nodes, {"x": (1, 6, 3, 5)}, constants, outputs="y z u", opset=13))
+
+
+def test_a_slice_with_computed_steps_is_no_view() -> None:
+    """Its output may be declared with the size that steps of 1 do not give."""
+    model = graph([node("Slice", "x from to axis steps", "s"), node("Relu", "s", "y")], {"x": (8, 4)}, {
+        "from": np.array([0]), "to": np.array([6]), "axis": np.array([0]),
+    })  # fmt: skip
+    model.graph.input.append(helper.make_tensor_value_info("steps", onnx.TensorProto.INT64, [1]))
+    del model.graph.value_info[:]
+    model.graph.value_info.append(helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [3, 4]))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3, 4]))
+    with pytest.raises(ModelError, match="only operators with loops of fixed size"):
+        compiled(model)
 
 
 def test_slices_of_inputs_and_constants() -> None:

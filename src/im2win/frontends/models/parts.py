@@ -203,7 +203,8 @@ def _cuts(source: Source, node: NodeProto, alignment: int) -> list[Cut]:
     cuts: list[Cut] = []
     if node.op_type == "Slice":
         first, _, axes, steps = (source.constants.get(name) for name in [*node.input[1:], "", "", ""][:4])
-        if first is None or (len(node.input) > 3 and node.input[3] and axes is None) or (steps is not None and (steps != 1).any()):
+        computed = any(name and name not in source.constants for name in node.input[3:])  # axes or steps
+        if first is None or computed or (steps is not None and (steps != 1).any()):
             return []
         for place, start in zip(range(first.size) if axes is None else axes, first, strict=True):
             size = shape[place]
