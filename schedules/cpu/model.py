@@ -30,6 +30,7 @@ FAR_OVERLAP = 0.5  # the same for level-3 cache
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
 CROWDED = 2.0  # cycles of a vector of outputs where a step writes more planes than the level-1 cache's sets hold lines of
+SHUFFLE = 5.0  # loads that cost as much as a vector of strided inputs, for each element between windows
 _WAY = 4096  # bytes of a way of that cache: lines at this distance lie in one set
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
@@ -83,7 +84,8 @@ def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
         vectors = -(-windows // tile.lanes)
         sums = tile.rows * vectors * tile.cols
         # a vector of neighbouring windows mostly crosses a cache line; of strided ones LLVM loads what lies between, too, and shuffles
-        loads = tile.rows * vectors * 2 * (step if step <= _SHUFFLED else tile.lanes) + tile.cols
+        one = 2.0 if step == 1 else SHUFFLE * step if step <= _SHUFFLED else 2.0 * tile.lanes
+        loads = tile.rows * vectors * one + tile.cols
     overhead = 1.0 / tile.unroll
     return max(sums / begun, loads / begun, FMA_LATENCY) + overhead
 
@@ -143,6 +145,8 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
     filter_bytes = 4.0 * depth * tile.block * read
     input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.row_block - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
+    if where == "root":
+        input_bytes = 4.0 * staged / conv.groups / row_blocks
     tiles = lines * (whole + bool(rest))
     cache = 0.0
     if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
