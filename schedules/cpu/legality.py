@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu.tile import AXES, ORDERS, VECTORS, Tile
+from im2win.schedules.cpu.tile import AXES, INPUTS, ORDERS, PADDING, VECTORS, Tile
+from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 
 COUNTS = ("vectors", "rows", "cols", "row_block", "pass_blocks", "unroll", "chunks")
@@ -20,11 +22,20 @@ def violations(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool) -> l
     return list(_fields(tile)) or list(_fits(conv, tile, machine, matrix))
 
 
+def unrolls_columns(conv: Conv2d, tile: Tile) -> bool:
+    """Whether the kernel's columns are the unrolled steps of the sum; `matrix` aside."""
+    return tile.order == "cuv" and tile.unroll > 1 and conv.kernel[1] > 1
+
+
 def _fields(tile: Tile) -> Iterator[str]:
     if tile.axis not in AXES:
         yield f"`axis` (={tile.axis}) must be one of {', '.join(AXES)}"
     if tile.order not in ORDERS:
         yield f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"
+    if tile.padding not in PADDING:
+        yield f"`padding` (={tile.padding}) must be one of {', '.join(PADDING)}"
+    if tile.inputs not in INPUTS:
+        yield f"`inputs` (={tile.inputs}) must be one of {', '.join(INPUTS)}"
     if tile.lanes not in VECTORS:
         yield f"`lanes` (={tile.lanes}) must be one of {VECTORS}"
     for name in COUNTS:
@@ -60,6 +71,12 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> Iterator[
         yield f"`chunks` (={tile.chunks}) must be 1: only vectors of channels of windows with rows add up chunks of channels"
     if (conv.in_channels // conv.groups) % tile.chunks:
         yield f"`chunks` (={tile.chunks}) must divide a group's input channels (={conv.in_channels // conv.groups})"
+    if tile.padding == "skipped" and (matrix or not (along_channels and tile.cols == out_w and unrolls_columns(conv, tile))):
+        yield "`padding` must be multiplied: only vectors of channels of whole output rows with unrolled kernel columns skip it"
+    if tile.padding == "skipped" and padding.skips(conv):
+        yield "`padding` must be multiplied: kernels of a layer with so many taps in the padding skip it whatever the tile is"
+    if tile.inputs == "reloaded" and (matrix or math.prod(conv.kernel) == 1):
+        yield "`inputs` must be shared: only taps of windows with rows read inputs more than once"
     # a group's last block may only be padded if it is the layer's last block
     if channels % block and not (conv.groups == 1 and along_channels):
         yield f"the block (={block}) must divide a group's channels (={channels})"

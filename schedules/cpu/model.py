@@ -18,19 +18,25 @@ from im2win.spec.objective import cost
 
 HALVES = ("znver4",)  # microarchitectures that load and multiply vectors of 512 bits in two halves
 L2_BYTES, L3_BYTES = 48.0, 20.0  # bytes a cycle that a core gets from its level-2 and from the level-3 cache
+FILTER_BYTES = 2.5  # bytes a cycle, for each lane of a vector, of filters that every register tile reads from level-2 cache
+INPUT_SHARE = 0.6  # share of the cache lines with a register tile's inputs that are read beside them
+LINE = 60  # bytes that they take beyond a run of inputs
 RUN = 20.0  # cycles that a run of output rows costs at its start
-SPILL = 0.04  # share of a K step that each missing register costs
+SPILL = 0.04  # share of a K step that each missing register costs, of 32
+SHORT_SPILL = 4.5  # cycles of a K step that it costs with fewer registers: short steps do not hide that sums pass through memory
+LOADED_AGAIN = 0.022  # share of that for a shared input without a register: it is loaded again, while no sum waits for it
+ROW = 0.5  # cycles of each further row of inputs that a K step reads, shared by the columns of the kernel
 AHEAD = 3  # registers with inputs that LLVM loads ahead
 PREDICATE = 1.5  # share of a K step that predicated reads cost
 ADDED = 1.5  # cycles of a vector of sums to which a chunk of channels is added
 WAKE = 4000.0  # cycles to wake the other threads and to wait for the last of them
 TRANSPOSE = 10.0  # cycles of a vector of 16 outputs for the buffer and the transpose
-OVERLAP = 0.9  # share of the products' time that hides how filters are read from level-2 cache
-FAR_OVERLAP = 0.5  # the same for level-3 cache
+SHARPNESS = 6.0  # of the maximum of the products' time and that of the filters' way from a cache
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
 CROWDED = 2.0  # cycles of a vector of outputs where a step writes more planes than the level-1 cache's sets hold lines of
 SHUFFLE = 5.0  # loads that cost as much as a vector of strided inputs, for each element between windows
+MANY = 32  # vector registers; machines with fewer have sixteen
 _WAY = 4096  # bytes of a way of that cache: lines at this distance lie in one set
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
@@ -90,30 +96,69 @@ def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
     return max(sums / begun, loads / begun, FMA_LATENCY) + overhead
 
 
-def _spilled(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> int:
+def _spill_cycles(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool, cycles: float) -> float:
+    """Cycles that missing registers add to a K step of so many cycles."""
+    many = machine.registers >= MANY
+    if tile.axis == "windows":
+        # LLVM loads a K step's inputs and filters before it multiplies; as measured, each missing register costs more than a shared input
+        missing: float = max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
+    else:
+        missing = (_missing_of_many if many else _missing_of_few)(conv, tile, machine.registers, matrix)
+    return missing * (SPILL * cycles if many else SHORT_SPILL)
+
+
+def _missing_of_many(conv: Conv2d, tile: Tile, registers: int, matrix: bool) -> float:
     """Registers that LLVM needs beyond those there are.
 
     Where an unrolled kernel axis reads overlapping inputs, LLVM loads each input once and keeps all of them in registers. It unrolls loops
     of up to three steps by itself.
     """
-    if tile.axis == "windows":
-        # LLVM loads a K step's inputs and filters before it multiplies; as measured, each missing register costs more than a shared input
-        return max(tile.accumulators + tile.rows * tile.vectors + tile.cols - machine.registers, 0) * 3
-    spare = tile.accumulators + tile.vectors + 1 + AHEAD - machine.registers
-    if matrix:
-        return max(spare, 0)
-    taps = conv.kernel[1] if tile.order == "cuv" else conv.kernel[0]
-    if tile.unroll == 1 and taps > 3:
-        return max(spare, 0)
-    if tile.order == "cuv":
-        shared = taps > conv.stride[1]
-        held = tile.rows * ((tile.cols - 1) * conv.stride[1] + taps)
-    else:
-        shared = tile.rows > 1 and taps > conv.stride[0]
-        held = tile.cols * ((tile.rows - 1) * conv.stride[0] + taps)
-    need = tile.accumulators + tile.vectors + (held if shared else 1 + AHEAD)
+    need = tile.accumulators + tile.vectors + 1
+    if tile.inputs == "reloaded":
+        return max(need - registers, 0)
+    taps, down = _unrolled(conv, tile)
+    if matrix or (tile.unroll == 1 and taps > 3):
+        return max(need + AHEAD - registers, 0)
+    shared = taps > conv.stride[0] and tile.rows > 1 if down else taps > conv.stride[1]
     long = 4 if tile.unroll > 1 and taps > 5 else 0  # long unrolled bodies: LLVM's scheduler moves loads far ahead
-    return max(need + long - machine.registers, 0)
+    return max(need + (_shared(conv, tile) - 1 if shared else AHEAD) + long - registers, 0)
+
+
+def _missing_of_few(conv: Conv2d, tile: Tile, registers: int, matrix: bool) -> float:
+    """The same with sixteen registers. Shared inputs for which none is left are loaded again, which costs less than a sum without one."""
+    need = tile.accumulators + tile.vectors + 1 + (AHEAD if tile.vectors == 1 else 0)  # a load that a single product needs comes early
+    taps, _ = _unrolled(conv, tile)
+    again = 0
+    if not (matrix or tile.inputs == "reloaded" or math.prod(conv.kernel) == 1 or (tile.unroll == 1 and taps > 3)):
+        again = max(tile.accumulators + tile.vectors + _shared(conv, tile) + AHEAD - registers, 0)
+    return max(need - registers, 0) + LOADED_AGAIN * again
+
+
+def _unrolled(conv: Conv2d, tile: Tile) -> tuple[int, bool]:
+    """Taps of the innermost kernel axis, and whether that is the rows'."""
+    down = tile.order == "cvu"
+    return conv.kernel[0 if down else 1], down
+
+
+def _shared(conv: Conv2d, tile: Tile) -> int:
+    """Inputs that the taps of the innermost kernel axis read for all windows of a register tile."""
+    taps, down = _unrolled(conv, tile)
+    along, across, step = (tile.rows, tile.cols, conv.stride[0]) if down else (tile.cols, tile.rows, conv.stride[1])
+    return across * ((along - 1) * step + taps)
+
+
+def _input_bytes(conv: Conv2d, tile: Tile, windows: int, matrix: bool) -> float:
+    """Bytes of the cache lines that hold the inputs of a register tile with so many windows in its row."""
+    channels, (rows, cols) = conv.in_channels // conv.groups, conv.kernel
+    if matrix:
+        return channels * rows * cols * (4.0 * windows + LINE)
+    run = (windows - 1) * conv.stride[1] + conv.window[1]
+    return channels * ((tile.rows - 1) * conv.stride[0] + rows) * (4.0 * run + LINE)
+
+
+def _longer(one: float, other: float) -> float:
+    """The longer of two times that overlap, and a little more where they are about as long."""
+    return float((one**SHARPNESS + other**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where: str, staged: float, step: int) -> Estimate:
@@ -131,8 +176,15 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
     begun = fma_units(machine, tile.lanes)
-    sweep = lines * depth * (whole * _step_cycles(tile, width, step, begun) + (_step_cycles(tile, rest, step, begun) if rest else 0))
-    sweep *= 1 + SPILL * _spilled(conv, tile, machine, matrix)
+
+    def step_cycles(windows: int) -> float:
+        if not windows:
+            return 0.0
+        cycles = _step_cycles(tile, windows, step, begun)
+        cycles += ROW * (tile.rows - 1) / conv.kernel[1] if tile.axis == "channels" else 0.0
+        return cycles + _spill_cycles(conv, tile, machine, matrix, cycles)
+
+    sweep = lines * depth * (whole * step_cycles(width) + step_cycles(rest))
     read = 1.0  # share of the filters that a register tile reads, on average
     if not matrix and padding.skips(conv):
         columns = padding.multiplied(conv, 1, width)
@@ -140,6 +192,9 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         sweep *= read
         if where == "inline":
             sweep *= 1 + PREDICATE * (1 - padding.whole(conv, 0, tile.rows) * padding.whole(conv, 1, width))
+    elif tile.padding == "skipped":
+        read = padding.multiplied(conv, 0, tile.rows)
+        sweep *= read * padding.multiplied(conv, 1, 1)
     row_blocks = conv.batch * out_h // tile.row_block
     passes = blocks // tile.pass_blocks
 
@@ -148,11 +203,14 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     if where == "root":
         input_bytes = 4.0 * staged / conv.groups / row_blocks
     tiles = lines * (whole + bool(rest))
-    cache = 0.0
-    if filter_bytes > 0.75 * machine.l1_bytes:  # every tile streams them from level-2 cache, overlapping with FMAs
-        cache += max(0.0, tiles * filter_bytes / L2_BYTES - OVERLAP * sweep)
+    streamed = tiles * filter_bytes  # every tile reads them, of a chunk that does not stay in a nearer cache
+    slowed = sweep
+    if filter_bytes / tile.chunks > 0.75 * machine.l1_bytes:
+        inputs = tiles * INPUT_SHARE * read * _input_bytes(conv, tile, width, matrix)
+        slowed = _longer(slowed, (streamed + inputs) / (FILTER_BYTES * machine.lanes))
     if filter_bytes / tile.chunks > 0.75 * machine.l2_bytes:
-        cache += max(0.0, tiles * filter_bytes / L3_BYTES - FAR_OVERLAP * sweep)
+        slowed = _longer(slowed, streamed / L3_BYTES)
+    cache = slowed - sweep
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
     if input_bytes > 0.5 * machine.l1_bytes:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu.legality import violations
+from im2win.schedules.cpu.legality import unrolls_columns, violations
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
 from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 
 MAX_ROW_BLOCK = 16  # output rows; more were never faster and stage more
 MAX_PASS = 16  # channel blocks
+WORTH_SKIPPING = 0.95  # most of the multiplications that are not by zero, for tiles that skip the others
 
 
 def divisors(number: int, most: int) -> list[int]:
@@ -48,13 +50,22 @@ def _sums(conv: Conv2d) -> list[tuple[str, int]]:
 
 
 def _chunks(conv: Conv2d, machine: Machine, block: int) -> list[int]:
-    """One, and where a block's filters take half of the level-2 cache, so many that those of a chunk take an eighth of it."""
+    """Numbers of chunks: one, and so many that a chunk's filters take half of the level-1 cache, or an eighth of the level-2 cache.
+
+    The first where a block's filters exceed the level-1 cache, the second where they take half of the level-2 cache.
+    """
     filter_bytes = conv.itemsize * math.prod(conv.filter_shape[1:]) * block
-    if filter_bytes < machine.l2_bytes // 2 and not padding.skips(conv):
-        return [1]
+    rooms = [machine.l1_bytes // 2] if filter_bytes > machine.l1_bytes else []
+    if filter_bytes >= machine.l2_bytes // 2 or padding.skips(conv):
+        rooms.append(machine.l2_bytes // 8)
     channels = conv.in_channels // conv.groups
-    fitting = (chunks for chunks in divisors(channels, channels) if filter_bytes // chunks <= machine.l2_bytes // 8)
-    return sorted({1, next(fitting, 1)})
+    counts = divisors(channels, channels)
+    return sorted({1, *(next((chunks for chunks in counts if filter_bytes // chunks <= room), 1) for room in rooms)})
+
+
+def _much_padding(conv: Conv2d) -> bool:
+    """Whether tiles that skip taps in the padding are worth a trial; layers with even more skip them with every tile."""
+    return padding.needed(conv) <= WORTH_SKIPPING and not padding.skips(conv)
 
 
 def _channel_tiles(conv: Conv2d, machine: Machine, matrix: bool) -> Iterator[tuple[int, int, int, int, int]]:
@@ -100,9 +111,14 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
         if (conv.out_channels // conv.groups) % block and conv.batch * conv.output_size[0] > 1:
             passes = [blocks]  # in several passes, the smaller last block would be peeled off the parallel loop and run on one thread
         for pass_blocks in passes:
-            tiles += [
+            made = [
                 Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll, chunks)
                 for order, unroll in _sums(conv)
                 for chunks in (_chunks(conv, machine, block) if axis == "channels" and not matrix else (1,))
             ]
+            if axis == "channels" and not matrix and cols == conv.output_size[1] and _much_padding(conv):
+                made += [replace(tile, padding="skipped") for tile in made if unrolls_columns(conv, tile)]
+            if axis == "channels" and not matrix:
+                made += [replace(tile, inputs="reloaded") for tile in made if unrolls_columns(conv, tile)]
+            tiles += made
     return tuple(tile for tile in tiles if not violations(conv, tile, machine, matrix=matrix))

@@ -11,6 +11,8 @@ from im2win.schedules.plain import PlainTile
 
 ORDERS = ("cuv", "cvu")
 AXES = ("channels", "windows")
+PADDING = ("multiplied", "skipped")
+INPUTS = ("shared", "reloaded")
 VECTORS = (1, 2, 4, 8, 16)  # possible numbers of float32 lanes of a vector
 
 
@@ -68,13 +70,19 @@ class Tile(RegisterTile):
     unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
     chunks: of input channels. The filters of one stay in level-2 cache while the register tile sweeps over the block of output rows, whose
         sums are kept beside the product.
+    padding: whether taps that fall into the padding are "multiplied" or "skipped". To skip them, a register tile holds whole output rows:
+        kernel columns are left out window by window without a branch, and kernel rows by one branch of the whole tile.
+    inputs: whether inputs that several K steps read are kept in registers ("shared", if the compiler sees it) or loaded by every step
+        ("reloaded").
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("chunks",)
+    LATER: ClassVar[tuple[str, ...]] = ("chunks", "padding", "inputs")
 
     order: str
     unroll: int
     chunks: int = 1
+    padding: str = "multiplied"
+    inputs: str = "shared"
 
     @derived
     def pack(self) -> FilterPack:
@@ -83,4 +91,7 @@ class Tile(RegisterTile):
 
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
-        return {**super().features(), "cvu": self.order == "cvu", "unroll": self.unroll, "chunks": self.chunks}
+        return {
+            **super().features(), "cvu": self.order == "cvu", "unroll": self.unroll, "chunks": self.chunks,
+            "skipped": self.padding == "skipped", "reloaded": self.inputs == "reloaded",
+        }  # fmt: skip

@@ -14,7 +14,7 @@ from im2win.compute import nest, winograd
 from im2win.device.cpu import FMA_LATENCY, Machine
 from im2win.numerics.matvec_program import program
 from im2win.numerics.winograd_matrices import transform
-from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, OVERLAP, RUN, SPILL, TRANSPOSE, Estimate, fma_units
+from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, RUN, SPILL, TRANSPOSE, Estimate, fma_units
 from im2win.schedules.cpu_winograd.kernel import held_bytes
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
@@ -22,6 +22,7 @@ from im2win.spec.conv2d import Conv2d
 TRANSPOSE_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shuffles, a load and a store
 SCALAR = 1.5  # cycles of an element that is copied without shuffles
 PAD = 2.0  # cycles of a vector that is copied to the padded row block: load, store, and the test of the padding
+OVERLAP = 0.9  # share of the products' time that hides how filters and inputs are read from the caches
 MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
 
 

@@ -7,12 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tvm
 from ops import host, run, sampled_tiles, tiled
 from oracle import assert_equal, exact_tensors, oracle
+from tvm.ir.instrument import pass_instrument
 
+from im2win.codegen.llvm import llvm_target
 from im2win.registry.cpu_lowering import lower
 from im2win.registry.ranking import ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
+from im2win.schedules.cpu.loop_peeling import CONFIG
+from im2win.schedules.cpu.registers import LAST_PASS, PIPELINE
+from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.padding import MOST_NEEDED, multiplied, needed, skips, whole
 
@@ -80,6 +86,96 @@ def test_layers_with_few_such_taps_keep_a_product_without_branches() -> None:
     assert _conditions(dilated, "direct/tiled") == 3  # row, column, and all of the tile inside
     assert _conditions(dilated, "im2win/fused") == 2  # zeros are in the im2win tensor
     assert _conditions(plain, "direct/tiled") == _conditions(plain, "im2win/fused") == 0
+
+
+ROWS = {
+    "n1-c8x7x7-k40x3x3-p1-bias-relu": "a small map",
+    "n2-c6x7x7-k32x3x3-p1-g2-NHWC-add": "both layouts, groups",
+    "n1-c4x17x21-k16x5x5-s2-p2-bias": "strides",
+    "n1-c4x10x11-k16x3x3-p1.0.2.1": "four sides",
+    "n1-c5x11x11-k12x4x3-p1x2": "more columns than the input has",
+    "n1-c4x14x14-k33x3x3-p0x1": "columns alone, channels left over",
+    "n1-c4x12x12-k16x5x3-p2x0": "rows alone",
+    "n1-c4x1x12-k16x1x5-p0x2": "a single row",
+}
+
+
+def _of_rows(conv: Conv2d, algorithm: str) -> Any:
+    """A tile that skips the padding: of whole output rows, with unrolled kernel columns."""
+    row = schedule_of(algorithm)
+    lanes = min(8, 1 << max((conv.out_channels // conv.groups).bit_length() - 1, 2))
+    tile = Tile("channels", lanes, 1, 1, conv.output_size[1], 1, 1, "cuv", 4, padding="skipped")
+    assert row.scheduler.violations(conv, tile, host()) == []
+    return tile
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("key", ROWS, ids=ROWS.values())
+def test_rows_of_outputs_are_exact_without_the_padding(key: str, algorithm: str) -> None:
+    conv = Conv2d.parse(key)
+    assert not skips(conv)
+    tensors = exact_tensors(conv)
+    expected = oracle(conv, **tensors)
+    tile = _of_rows(conv, algorithm)
+    short = replace(tile, pass_blocks=tile.pack.blocks(conv))
+    tall = replace(short, row_block=conv.output_size[0])
+    for one in [short, tall, replace(short, chunks=conv.in_channels // conv.groups), replace(tall, rows=conv.output_size[0])]:
+        if not schedule_of(algorithm).scheduler.violations(conv, one, host()):
+            assert_equal(conv, run(tiled(conv, algorithm, one), tensors), expected)
+
+
+@pass_instrument
+class _Lowered:
+    """Takes the text of the lowered kernel."""
+
+    text = ""
+
+    def run_after_pass(self, module: Any, info: Any) -> None:
+        if info.name == LAST_PASS:
+            self.text = module.script()
+
+
+def _products(key: str, padding: str) -> tuple[int, int]:
+    """Products of a kernel row in the lowered kernel, one vector each, and all its branches."""
+    conv, seen = Conv2d.parse(key), _Lowered()
+    module = lower(conv, schedule_of("direct/tiled"), replace(_of_rows(conv, "direct/tiled"), padding=padding), host())
+    with tvm.transform.PassContext(config=CONFIG, instruments=[seen]):
+        tvm.compile(module, llvm_target(host()), tir_pipeline=PIPELINE)
+    lines = [line.strip() for line in seen.text.splitlines()]
+    return sum("filter" in line and "*" in line and "conv_local" in line for line in lines), sum(line.startswith("if ") for line in lines)
+
+
+def test_columns_in_the_padding_are_left_out_without_a_branch() -> None:
+    all_of_them, before = _products("n1-c64x7x7-k64x3x3-p1", "multiplied")
+    inside, after = _products("n1-c64x7x7-k64x3x3-p1", "skipped")
+    assert (all_of_them, inside) == (3 * 7, 3 * 7 - 2) and after == before + 1
+
+
+def test_what_refuses_to_skip_the_padding() -> None:
+    conv = Conv2d.parse("n1-c8x7x7-k32x3x3-p1")
+    tile = _of_rows(conv, "direct/tiled")
+
+    def rules(algorithm: str, **changes: Any) -> list[str]:
+        broken: list[str] = schedule_of(algorithm).scheduler.violations(conv, replace(tile, **changes), host())
+        return broken
+
+    assert rules("direct/tiled", padding="none") == ["`padding` (=none) must be one of multiplied, skipped"]
+    for changes in ({"cols": 4}, {"unroll": 1}, {"order": "cvu"}):
+        assert "`padding` must be multiplied" in rules("direct/tiled", **changes)[0]
+    assert "`padding` must be multiplied" in rules("im2col/tiled")[0]
+    dilated = Conv2d.parse("n1-c8x14x14-k32x3x3-p12-d12")
+    whole = replace(tile, cols=14)
+    assert "whatever the tile is" in schedule_of("direct/tiled").scheduler.violations(dilated, whole, host())[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"), [("n1-c64x7x7-k64x3x3-p1", True), ("n1-c64x56x56-k64x3x3-p1", False), ("n1-c8x9x9-k8x3x3-p6-d6", False)]
+)
+def test_the_space_offers_tiles_that_skip_where_there_is_much_padding(key: str, offered: bool) -> None:
+    conv = Conv2d.parse(key)
+    tiles = [tile for _, tile in ranked_tiles(conv, SCHEDULES["direct/tiled"], host())]
+    assert any(tile.padding == "skipped" for tile in tiles) == offered
+    assert all("padding" not in tile.as_dict() or tile.padding == "skipped" for tile in tiles)
 
 
 def test_what_refuses_chunks() -> None:

@@ -1,0 +1,75 @@
+"""K steps that load their inputs themselves: exact in every form, without a call or a symbol left, and refused where nothing is shared."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ops import host, run, tiled
+from oracle import assert_equal, exact_tensors, oracle
+
+from im2win.registry.cpu_lowering import lower
+from im2win.registry.ranking import ranked_tiles
+from im2win.registry.schedules import schedule_of
+from im2win.spec.conv2d import Conv2d
+
+LAYERS = {
+    "n1-c8x9x13-k40x3x3-p1-bias-relu": "channels left over",
+    "n2-c6x11x7-k32x3x3-p1-g2-NHWC-add": "both layouts, groups",
+    "n1-c4x17x19-k16x5x5-s2-p2-bias": "strides",
+    "n1-c4x12x9-k16x4x1-p2x0": "a column of taps",
+    "n1-c4x9x12-k16x1x7-p0x3": "a row of taps",
+    "n1-c8x14x14-k16x3x3-p6-d6": "much padding",
+}
+ALGORITHMS = ("direct/tiled", "im2win/stored", "im2win/fused", "mec/tiled", "mcfa/tiled")
+
+
+def _tiles(conv: Conv2d, algorithm: str) -> list[Any]:
+    """The best tile of each axis, with inputs reloaded."""
+    ranked = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host())]
+    first = {tile.axis: tile for tile in reversed(ranked)}
+    return [replace(tile, padding="multiplied", inputs="reloaded") for tile in first.values()]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("key", LAYERS, ids=LAYERS.values())
+def test_exact(key: str, algorithm: str) -> None:
+    conv = Conv2d.parse(key)
+    tensors = exact_tensors(conv)
+    expected = oracle(conv, **tensors)
+    for tile in _tiles(conv, algorithm):
+        if schedule_of(algorithm).scheduler.violations(conv, tile, host()):
+            continue
+        for one in {tile, replace(tile, order="cvu", unroll=4), replace(tile, unroll=1)}:
+            assert_equal(conv, run(tiled(conv, algorithm, one), tensors), expected)
+
+
+def test_every_step_begins_with_a_fence_that_is_no_instruction(tmp_path: Path) -> None:
+    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
+    tile = next(tile for tile in _tiles(conv, "direct/tiled") if tile.axis == "channels")
+    assert lower(conv, schedule_of("direct/tiled"), tile, host()).script().count("im2win_fence") == 1
+    library = tiled(conv, "direct/tiled", tile).export(tmp_path / "kernel.so")
+    assert "im2win_fence" not in subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
+
+
+def test_what_refuses_to_reload() -> None:
+    tile = _tiles(Conv2d.parse("n1-c12x14x14-k64x3x3-p1"), "direct/tiled")[0]
+
+    def rules(key: str, algorithm: str, **changes: Any) -> list[str]:
+        broken: list[str] = schedule_of(algorithm).scheduler.violations(Conv2d.parse(key), replace(tile, **changes), host())
+        return broken
+
+    assert rules("n1-c12x14x14-k64x3x3-p1", "direct/tiled") == []
+    assert rules("n1-c12x14x14-k64x3x3-p1", "direct/tiled", inputs="kept") == ["`inputs` (=kept) must be one of shared, reloaded"]
+    assert "`inputs` must be shared" in str(rules("n1-c12x14x14-k64x3x3-p1", "im2col/tiled"))
+    assert "`inputs` must be shared" in str(rules("n1-c12x14x14-k64x1x1", "direct/tiled"))
+
+
+def test_the_space_offers_both() -> None:
+    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
+    tiles = [tile for _, tile in ranked_tiles(conv, schedule_of("direct/tiled"), host())]
+    assert {tile.inputs for tile in tiles} == {"shared", "reloaded"}
+    assert all("inputs" not in tile.as_dict() or tile.inputs == "reloaded" for tile in tiles)
