@@ -260,7 +260,7 @@ def test_tile(change: dict[str, Any], message: str) -> None:
         ({**TILE, "cols": "4"}, "`cols` (='4') must be of type int"),
         ({**TILE, "cols": True}, "`cols` (=True) must be of type int"),
         ({**TILE, "axis": 1}, "`axis` (=1) must be of type str"),
-        ({**TILE, "depth": 1}, "must be ['axis', 'chunks', 'cols', 'lanes'"),
+        ({**TILE, "depth": 1}, "must be ['axis', 'chunks', 'cols', 'inputs', 'lanes'"),
         ({}, "fields [] must be ['axis'"),
     ],
     ids=["text for a number", "bool for a number", "number for text", "unknown field", "no fields"],
