@@ -13,6 +13,8 @@ REGIMES = (
     ("n1-c3x23x27-k32x7x7-s2-p3", "a first layer: few channels, large kernel"),
     ("n1-c3x23x27-k32x7x7-s2-p3-NHWC", "a first layer, channels last: planes are gathered from neighbours"),
     ("n1-c3x14x15-k24x5x5-p2-float16-NHWC", "a first layer, three halves a pixel: no copy is wide enough"),
+    ("n1-c3x16x24-k16x8x8-s8-float16-NHWC", "patches: rows of 24 neighbouring halves, copied 16 bytes at a time across pixels"),
+    ("n2-c3x12x20-k24x4x4-s4-NHWC", "patches of rows of 12 floats: 16 bytes a copy, the last slab is half full"),
     ("n3-c19x7x11-k23x3x3-p1", "primes: no tile divides channels or windows"),
     ("n3-c19x7x11-k23x3x3-p1-NHWC", "primes, channels last: every store is a single output"),
     ("n1-c35x8x9-k18x3x3-p1-float16", "an odd channel count in halves: windows are fetched, the last slab ends inside a word"),

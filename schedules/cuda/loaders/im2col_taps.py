@@ -34,14 +34,16 @@ def unit_elements(conv: Conv2d, order: str, plan: WindowSource) -> int:
 @functools.lru_cache(maxsize=1024)
 def _reads(conv: Conv2d, order: str, plan: WindowSource) -> tuple[int, bool, bool]:
     """(`unit_elements`, whether the sum's neighbouring elements are contiguous, whether taps may lie outside the source)."""
-    strides = plan.strides(conv)
+    strides, channels = plan.strides(conv), conv.in_channels // conv.groups
     along = strides.c == 1 and order == "uvc"
+    rows = along and strides.v == channels and not strides.padded  # the taps of a row are contiguous, so a unit may hold several
+    contiguous = channels * (conv.kernel[1] if rows else 1)
+    steps = (strides.n, strides.m, strides.x, strides.u, strides.origin, *(() if rows else (strides.v,)))
     for size in (CHUNK, 8, WORD):
         unit = size // conv.itemsize
         if unit == 1:
             return 1, along, strides.padded
-        aligned = all(s % unit == 0 for s in (strides.n, strides.m, strides.x, strides.u, strides.v, strides.origin))
-        if along and aligned and (conv.in_channels // conv.groups) % unit == 0:
+        if along and all(step % unit == 0 for step in (*steps, contiguous)):
             return unit, along, strides.padded
     return 0, along, strides.padded
 

@@ -3,8 +3,7 @@
 A thread block is a prologue, steps and an epilogue. The time of a step is the largest of three: the instructions of its warps on their
 schedulers; the latency of one warp's chain, where too few warps hide it; the latency of its copies, where these run too few steps ahead.
 Beside the multiprocessors, level-2 cache and memory give lower bounds. Constants are fitted to measurements on an NVIDIA H200.
-On 90 float32 layers recorded there, the recorded tile that the models rank first costs 1.10 times as much as the best, and 1.65 times
-at most.
+On 249 layers recorded there, the recorded tile that the models rank first costs 1.06 times as much as the best, and 1.56 times at most.
 """
 
 from __future__ import annotations
@@ -25,22 +24,25 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
-PRODUCT_CYCLES = {"f16": 20.4, "s8": 9.7, "tf32": 9.7, "tf32x3": 4.7}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
+PRODUCT_CYCLES = {"f16": 14.8, "s8": 9.7, "tf32": 9.7, "tf32x3": 11.4}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
 FMA_CYCLES = 1.3  # of a scheduler, for a multiplication and addition of each lane
 GROUP_CYCLES = 0.44  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
-STEP_LATENCY = 94  # cycles from a barrier through shared memory to the first accumulators and back
-COPY_LATENCY = 1520  # cycles from the issue of a copy to its completion, with all multiprocessors busy; enough steps ahead hide it
-BLOCK_LATENCY = 2600  # cycles of prologue and epilogue that other blocks of the multiprocessor hide
-LAST_LATENCY = 4800  # cycles of the last blocks, which run together and hide nothing of each other
-SPLIT_ISSUES = 38  # instructions of a warp that splits 16 bytes in each of its threads into two TF32 parts
-COPY_ISSUES = 14  # instructions of an asynchronous copy with its address
-FETCH_ISSUES = 13  # instructions of an element that is copied through registers
-PATCH_ISSUES = 44  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
+STEP_LATENCY = 57  # cycles from a barrier through shared memory to the first accumulators and back
+COPY_LATENCY = 2070  # cycles from the issue of a copy to its completion, with all multiprocessors busy; enough steps ahead hide it
+BLOCK_LATENCY = 3490  # cycles of prologue and epilogue that other blocks of the multiprocessor hide
+LAST_LATENCY = 2330  # cycles of the last blocks, which run together and hide nothing of each other
+GROUP_LATENCY = 4010  # more cycles of a launch whose warpgroups multiply
+SPLIT_LATENCY = 2230  # the same where they multiply parts of float32 elements
+FETCH_LATENCY = 630  # cycles until elements that are copied through registers have arrived
+SPLIT_ISSUES = 22  # instructions of a warp that splits 16 bytes in each of its threads into two TF32 parts
+COPY_ISSUES = 10  # instructions of an asynchronous copy with its address
+FETCH_ISSUES = 19  # instructions of an element that is copied through registers
+PATCH_ISSUES = 86  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
-LAUNCH_S = 2.3e-6  # seconds from the end of a kernel to the work of the next
+LAUNCH_S = 2.2e-6  # seconds from the end of a kernel to the work of the next
 SECTOR = 32  # bytes that level-2 cache transfers at least
-WASTE_SHARE = 0.5  # share that is not hidden, of sectors of which few bytes are used
-CACHE_SHARE = 0.22  # share of a block's copies that misses level-1 cache or does not overlap
+WASTE_SHARE = 0.38  # share that is not hidden, of sectors of which few bytes are used
+CACHE_SHARE = 0.1  # share of a block's copies that misses level-1 cache or does not overlap
 
 
 @dataclass(frozen=True)
@@ -147,18 +149,18 @@ def _registers(conv: Conv2d, tile: MultistageTile) -> int:
     return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
-def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float]:
-    """(instructions with which a thread copies its share of a block's windows, bytes that the block copies)."""
+def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float, bool]:
+    """(instructions with which a thread copies its share of a block's windows, bytes that the block copies, whether through registers)."""
     if not tile.halo:
         unit = im2col_taps.unit_elements(conv, tile.order, plan)
         elements = tile.block_n * tile.block_k * steps
         each = elements / max(unit, 1) / tile.threads
-        return each * (COPY_ISSUES if unit else FETCH_ISSUES), float(elements * conv.itemsize)
+        return each * (COPY_ISSUES if unit else FETCH_ISSUES), float(elements * conv.itemsize), not unit
     channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
     elements = Geometry.of(conv, tile, plan).pixels * channels
     unit = most if conv.layout == "NHWC" and channels % most == 0 else 1
     issues = COPY_ISSUES if unit * conv.itemsize >= 4 else FETCH_ISSUES
-    return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize)
+    return elements / unit * (issues + PATCH_ISSUES) / tile.threads, float(elements * conv.itemsize), issues == FETCH_ISSUES
 
 
 @functools.lru_cache(maxsize=1024)
@@ -207,6 +209,13 @@ def _step_issues(conv: Conv2d, tile: MultistageTile) -> tuple[float, float]:
     return count * PRODUCT_CYCLES[tile.product], 2 * loads + 40
 
 
+def _launch_latency(tile: MultistageTile) -> int:
+    """Cycles of a launch that only warpgroups need."""
+    if not tile.warpgroup:
+        return 0
+    return SPLIT_LATENCY if tile.arithmetic.parts == 2 else GROUP_LATENCY
+
+
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
     """The estimate for a legal tile."""
     work, whole = _work(conv, tile), conv
@@ -216,17 +225,19 @@ def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -
     blocks = work.channel_blocks * operand_of(tile).blocks(traffic.part, tile)
     at_once = max(1, min(gpu.registers // work.registers, gpu.shared // (shared + 1024), gpu.threads // tile.threads, 24))
     warps = tile.threads // 32
-    copies, copied = _copies(conv, tile, plan, steps)
+    copies, copied, fetched = _copies(conv, tile, plan, steps)
     busy, others = work.busy, work.others + (copies / steps + work.filter_issues)
     cycles = busy + others
     together = min(at_once, max(1, -(-blocks // gpu.multiprocessors)))  # blocks of a multiprocessor: few blocks do not fill one
     per_scheduler = together * warps / SCHEDULERS
     latency = STEP_LATENCY * (0.5 if tile.product == "fma" else 1)
     step = max(per_scheduler * cycles, cycles + latency, COPY_LATENCY / tile.ahead)
+    if fetched:
+        step = max(step, cycles + latency + FETCH_LATENCY)
     block = steps * step + max(per_scheduler * work.stores, work.stores) + BLOCK_LATENCY / together
     waves = blocks / (gpu.multiprocessors * at_once)
     rounds = parts * (math.ceil(waves) if waves < 4 else waves + 0.5)
-    alone = LAST_LATENCY * (1 - 1 / together) * parts
+    alone = parts * (LAST_LATENCY * (1 - 1 / together) + _launch_latency(tile))
     sectors = whole.output_bytes * (2.0 if work.run * whole.out_itemsize < 8 else 1.2)
     waste = _pixel_waste(conv) if tile.halo else _sector_waste(conv, tile.order, plan)
     passed = CACHE_SHARE * (work.filters + copied) + (WASTE_SHARE * copied * waste if waste > 1 else 0)
