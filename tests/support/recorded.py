@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import tvm
+
+from im2win.device.cpu import Machine
+from im2win.records.emission import emitted
 from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import Device, backend_for
-from im2win.registry.ranking import default_of
+from im2win.registry.ranking import default_of, default_tile
 from im2win.registry.schedules import candidates
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -61,3 +65,17 @@ def beside_default(
     algorithm, schedule = split(found[0])
     samples = tuple(slower * seconds for seconds in record.samples_s)
     return [record, replace(record, algorithm=algorithm, schedule=schedule, tile=found[1].as_dict(), samples_s=samples)]
+
+
+def fastest(key: str, method: str, accuracy: Accuracy = "float32") -> list[Record]:
+    """Valid records of this CPU by which a method's default tile is faster than the layer's, so that the look-up takes it."""
+    conv, machine = Conv2d.parse(key), Machine.host()
+    backend = backend_for(machine)
+    timed = {default_tile(conv, name, machine, accuracy): seconds for name, seconds in (("auto", 1.0), (method, 1e-6))}
+    return [
+        ok(
+            seconds, conv, algorithm=name, tile=tile.as_dict(), fingerprint=emitted(conv, name, tile.as_dict(), "cpu"),
+            device=backend.name, threads=backend.threads, tvm=tvm.__version__,
+        )
+        for (name, tile), seconds in timed.items()
+    ]  # fmt: skip

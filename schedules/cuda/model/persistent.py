@@ -1,7 +1,7 @@
 """Cost model of persistent kernels; the tuner begins with the tiles that it ranks first.
 
-Constants are fitted to times on an NVIDIA H200. Rows of a tile that are narrower than the map, channels first, are short runs of bytes in
-memory: sectors are read and written in part.
+The cycles of the beginning and of rearranging, and `NARROW`, are fitted to times on an NVIDIA H200, as is what is imported from
+`schedules.cuda.model.multistage`. The other constants, and how the parts are combined, are estimated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALL_COLUMNS = 12  # cost of reading the filters of a product, in columns
 BEGIN_CYCLES = 5200  # cycles until the first step is in shared memory
 STORE_CYCLES = 14  # cycles of a warp's scheduler for storing an output of each thread
 COPY_LATENCY = 1050  # cycles from the issue of a copy to its completion
-NARROW = 2.35  # times that the output passes through memory once more, where rows of a tile are a sector wide and parts of a line
+NARROW = 2.35  # times of writing the output that runs of a sector cost; those of two sectors cost a quarter
 TAKE_CYCLES = 163  # cycles to rearrange 16 bytes in each of 32 threads
 
 

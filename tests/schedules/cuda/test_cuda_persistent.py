@@ -182,3 +182,14 @@ def test_filters_are_packed_as_products_read_them() -> None:
     packed = tile(64, 3, 5, 1, 2, 1).pack(conv).filter(conv, w).reshape(2, 2, 9, 4, 64, 8)
     assert (packed[0, 0, 4, 1, 3] == w[6, 8:16, 1, 1]).all() and (packed[0, 0, 4, 1, 11] == w[7, 8:16, 1, 1]).all()
     assert (packed[0, 1, 0, 0, 0] == w[0, 32:40, 0, 0]).all() and not packed[0, 1, 0, 1:].any() and not packed[1, :, :, :, 16:].any()
+
+
+def test_short_runs_of_bytes_cost() -> None:
+    """Channels first, a tile narrower than the map is stored in a run of bytes for each of its rows; 32 bytes are a sector."""
+    backend, conv = backend_for(H200), Conv2d.parse("n32-c64x56x56-k256x1x1-float16")
+
+    def seconds(layout: str, rows: int, cols: int) -> float:
+        return backend.cost(replace(conv, layout=layout), ROW, tile(256, rows, cols, 1, 2, 2))
+
+    assert seconds("NCHW", 1, 56) < 0.7 * seconds("NCHW", 4, 8), "whole rows of the map"
+    assert seconds("NHWC", 4, 8) < 0.7 * seconds("NCHW", 4, 8), "all channels of a pixel are one run"

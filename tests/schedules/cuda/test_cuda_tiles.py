@@ -22,8 +22,10 @@ from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.arithmetic import PRODUCTS
 from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
+from im2win.schedules.cuda.loaders.im2col_taps import unit_elements
 from im2win.schedules.cuda.space.multistage import FEW_CHANNELS, products
 from im2win.schedules.cuda.tiles.multistage import ORDERS, MultistageTile
+from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 from im2win.spec.dtypes import DTYPES
 from im2win.spec.suites import SUITES
@@ -307,3 +309,26 @@ def test_rows_and_columns_are_permutations(run: int) -> None:
         for lane in range(8):
             held = [rows[tile][lane + 8 * half] for tile in range(tiles_of_run) for half in range(2)]
             assert held == list(range(held[0], held[0] + run)) and held[0] % run == 0
+
+
+# --- how wide copies are
+
+
+@pytest.mark.parametrize(
+    ("key", "order", "elements"),
+    [
+        ("n1-c3x32x32-k16x16x16-s16-float16-NHWC", "uvc", 8),  # a row of 48 neighbouring halves
+        ("n1-c3x32x32-k16x4x4-s4-float16-NHWC", "uvc", 4),  # of 12
+        ("n1-c3x32x32-k16x4x4-s4-NHWC", "uvc", 4),  # of 12 floats
+        ("n1-c3x32x32-k16x4x4-s4-int8-NHWC", "uvc", 4),
+        ("n1-c3x32x32-k16x16x16-s16-float16-NHWC", "cuv", 0),  # the taps of a channel are 3 halves apart
+        ("n1-c3x32x32-k16x4x4-s4-p1-float16-NHWC", "uvc", 0),  # a tap may lie in the padding and its neighbour not
+        ("n1-c3x32x32-k16x4x4-s4-d2-float16-NHWC", "uvc", 0),  # taps are not neighbours
+        ("n1-c3x32x32-k16x4x4-s3-float16-NHWC", "uvc", 0),  # windows begin 9 halves apart
+        ("n1-c6x32x32-k16x4x4-s4-g2-float16-NHWC", "uvc", 0),  # between the taps of a group lie those of the other
+        ("n1-c8x32x32-k16x3x3-p1-float16-NHWC", "uvc", 8),  # the channels of a tap
+        ("n1-c3x32x32-k16x16x16-s16-float16", "uvc", 0),
+    ],
+)
+def test_copies_are_as_wide_as_neighbours_and_strides_allow(key: str, order: str, elements: int) -> None:
+    assert unit_elements(Conv2d.parse(key), order, WindowSource()) == elements
