@@ -35,10 +35,10 @@ def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
     return te.compute(transform_shape(conv), element, name=IM2COL)
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
-    return nest.multiply(conv, pack, inputs, transform(conv, pack, inputs["data"]), row_block)
+    return nest.multiply(conv, pack, inputs, transform(conv, pack, inputs["data"]), row_block, chunks)
 
 
 def transform_bytes(conv: Conv2d) -> int:

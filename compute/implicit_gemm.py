@@ -14,9 +14,9 @@ from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
 
-def define(conv: Conv2d, pack: FilterPack, row_block: int = 1) -> list[te.Tensor]:
-    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`."""
-    return im2col.define(conv, pack, row_block)
+def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
+    return im2col.define(conv, pack, row_block, chunks)
 
 
 def transform_bytes(conv: Conv2d) -> int:

@@ -95,29 +95,40 @@ def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], opera
         taken = operand(n, jo // per_group, first + c, m, x, u, v) * inputs["filter"][jo, _tap(conv, pack, first + c, u, v), ji]
         return te.sum(taken, axis=taps)
 
-    if chunks == 1:
-        product = te.compute(shape, lambda n, jo, m, x, ji: summed(0, n, jo, m, x, ji), name=CONV)
-    else:
-        parts = te.compute((chunks, *shape), lambda q, n, jo, m, x, ji: summed(q * depth, n, jo, m, x, ji), name=CONV)
-        q = te.reduce_axis((0, chunks), "q")
-        product = te.compute(shape, lambda n, jo, m, x, ji: te.sum(parts[q, n, jo, m, x, ji], axis=q), name=SUMS)
-    return _finish(conv, pack, inputs, product, lambda m, x: (m, x))
+    return _finish(conv, pack, inputs, _in_chunks(shape, chunks, depth, summed), lambda m, x: (m, x))
 
 
-def multiply(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, row_block: int) -> list[te.Tensor]:
+def multiply(
+    conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], matrix: te.Tensor, row_block: int, chunks: int = 1
+) -> list[te.Tensor]:
     """The product of filters by a matrix [N, groups, K, Ho*Wo] of windows; returns the kernel's arguments.
 
     Windows are processed in lines of `row_block` output rows (a divisor of Ho), so that a register tile may cross the end of an output row.
+    chunks: see `convolve`.
     """
     out_h, out_w = conv.output_size
-    per_group, line = pack.blocks_per_group(conv), row_block * out_w
-    k = te.reduce_axis((0, pack.shape(conv)[1]), "k")
-    product = te.compute(
-        (conv.batch, pack.blocks(conv), out_h // row_block, line, pack.block),
-        lambda n, jo, m, p, ji: te.sum(matrix[n, jo // per_group, k, m * line + p] * inputs["filter"][jo, k, ji], axis=[k]),
-        name=CONV,
-    )
+    per_group, line, depth = pack.blocks_per_group(conv), row_block * out_w, pack.shape(conv)[1] // chunks
+    k = te.reduce_axis((0, depth), "k")
+    shape = conv.batch, pack.blocks(conv), out_h // row_block, line, pack.block
+
+    def summed(first: Expr, n: Expr, jo: Expr, m: Expr, p: Expr, ji: Expr) -> Expr:
+        taken = matrix[n, jo // per_group, first + k, m * line + p] * inputs["filter"][jo, first + k, ji]
+        return te.sum(taken, axis=[k])
+
+    product = _in_chunks(shape, chunks, depth, summed)
     return _finish(conv, pack, inputs, product, lambda m, x: (m // row_block, m % row_block * out_w + x))
+
+
+def _in_chunks(shape: tuple[int, ...], chunks: int, depth: int, summed: Callable[..., Expr]) -> te.Tensor:
+    """The product CONV, or with several chunks the sum SUMS of their products.
+
+    summed: (first step of a chunk, indices of the product) -> the sum of that chunk's `depth` steps.
+    """
+    if chunks == 1:
+        return te.compute(shape, lambda n, jo, m, x, ji: summed(0, n, jo, m, x, ji), name=CONV)
+    parts = te.compute((chunks, *shape), lambda q, n, jo, m, x, ji: summed(q * depth, n, jo, m, x, ji), name=CONV)
+    q = te.reduce_axis((0, chunks), "q")
+    return te.compute(shape, lambda n, jo, m, x, ji: te.sum(parts[q, n, jo, m, x, ji], axis=q), name=SUMS)
 
 
 def _finish(

@@ -67,8 +67,8 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> Iterator[
         yield f"`rows` (={tile.rows}) must divide `row_block` (={tile.row_block})"
     if blocks % tile.pass_blocks:
         yield f"`pass_blocks` (={tile.pass_blocks}) must divide the channel blocks (={blocks})"
-    if tile.chunks > 1 and (matrix or not along_channels):
-        yield f"`chunks` (={tile.chunks}) must be 1: only vectors of channels of windows with rows add up chunks of channels"
+    if tile.chunks > 1 and ((matrix and not conv.pointwise) or not along_channels):
+        yield f"`chunks` (={tile.chunks}) must be 1: only vectors of channels of windows with rows, or of 1x1, add up chunks of channels"
     if (conv.in_channels // conv.groups) % tile.chunks:
         yield f"`chunks` (={tile.chunks}) must divide a group's input channels (={conv.in_channels // conv.groups})"
     if tile.padding == "skipped" and (matrix or not (along_channels and tile.cols == out_w and unrolls_columns(conv, tile))):

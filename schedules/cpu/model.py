@@ -213,9 +213,11 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     cache = slowed - sweep
     if filter_bytes * tile.pass_blocks > 0.6 * machine.l2_bytes:
         cache += filter_bytes / L3_BYTES
-    if input_bytes > 0.5 * machine.l1_bytes:
+    # a chunk of a matrix that stays in level-1 cache with its inputs is read beside the products of the one before
+    beside = matrix and tile.chunks > 1 and (filter_bytes + input_bytes) / tile.chunks <= 0.75 * machine.l1_bytes
+    if input_bytes > 0.5 * machine.l1_bytes and not beside:
         cache += input_bytes / L2_BYTES
-    if input_bytes > 0.6 * machine.l2_bytes:
+    if input_bytes > 0.6 * machine.l2_bytes and not beside:
         cache += input_bytes / L3_BYTES
     moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
 

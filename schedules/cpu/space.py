@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.legality import unrolls_columns, violations
+from im2win.schedules.cpu.model import MANY
 from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
 from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
@@ -63,6 +64,25 @@ def _chunks(conv: Conv2d, machine: Machine, block: int) -> list[int]:
     return sorted({1, *(next((chunks for chunks in counts if filter_bytes // chunks <= room), 1) for room in rooms)})
 
 
+def _line_chunks(conv: Conv2d, machine: Machine, shape: tuple[int, int], line: int) -> list[int]:
+    """The same for a matrix that is the input itself: a chunk's filters and its inputs of a line fill 3/4 of the level-1 cache.
+
+    Offered where a block's filters fill that cache, on machines with few registers: where there are many, a register tile holds a whole row
+    of a small map. Each chunk begins every register tile anew, so that tiles need more sums than the latency of FMAs takes, and at least as
+    many windows as vectors.
+
+    Args:
+        shape: vectors and windows of a register tile.
+    """
+    vectors, cols = shape
+    block, channels = machine.lanes * vectors, conv.in_channels // conv.groups
+    short = vectors * cols * machine.lanes <= machine.outputs_in_flight[0]
+    if not conv.pointwise or machine.registers >= MANY or conv.itemsize * channels * block < machine.l1_bytes or short or cols < vectors:
+        return [1]
+    most = machine.l1_bytes * 3 // 4 // (conv.itemsize * (block + line))
+    return [1, next((chunks for chunks in divisors(channels, channels) if channels // chunks <= most), channels)]
+
+
 def _much_padding(conv: Conv2d) -> bool:
     """Whether tiles that skip taps in the padding are worth a trial; layers with even more skip them with every tile."""
     return padding.needed(conv) <= WORTH_SKIPPING and not padding.skips(conv)
@@ -110,11 +130,15 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
         passes = sorted({*divisors(blocks, MAX_PASS), blocks})
         if (conv.out_channels // conv.groups) % block and conv.batch * conv.output_size[0] > 1:
             passes = [blocks]  # in several passes, the smaller last block would be peeled off the parallel loop and run on one thread
+        counts = [1]
+        if axis == "channels":
+            line = row_block * conv.output_size[1]
+            counts = _line_chunks(conv, machine, (vectors, cols), line) if matrix else _chunks(conv, machine, block)
         for pass_blocks in passes:
             made = [
                 Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll, chunks)
                 for order, unroll in _sums(conv)
-                for chunks in (_chunks(conv, machine, block) if axis == "channels" and not matrix else (1,))
+                for chunks in counts
             ]
             if axis == "channels" and not matrix and cols == conv.output_size[1] and _much_padding(conv):
                 made += [replace(tile, padding="skipped") for tile in made if unrolls_columns(conv, tile)]

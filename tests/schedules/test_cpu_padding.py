@@ -14,7 +14,7 @@ from tvm.ir.instrument import pass_instrument
 
 from im2win.codegen.llvm import llvm_target
 from im2win.registry.cpu_lowering import lower
-from im2win.registry.ranking import ranked_tiles
+from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.schedules.cpu.loop_peeling import CONFIG
 from im2win.schedules.cpu.registers import LAST_PASS, PIPELINE
@@ -54,6 +54,20 @@ def test_chunks_of_channels_are_exact_without_padding_too(key: str) -> None:
     expected = oracle(conv, **tensors)
     for algorithm, chunks in itertools.product(("direct/tiled", "im2win/fused"), (2, 4)):
         tile = next(tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host()) if tile.axis == "channels")
+        assert_equal(conv, run(tiled(conv, algorithm, replace(tile, chunks=chunks)), tensors), expected)
+
+
+@pytest.mark.parametrize("algorithm", ["implicit_gemm/tiled", "im2col/tiled"])
+@pytest.mark.parametrize(
+    "key", ["n1-c16x7x7-k40x1x1-bias-relu", "n2-c12x6x5-k20x1x1-add", "n2-c12x7x7-k32x1x1-NHWC-bias-add", "n1-c16x4x9-k32x1x1-g2"]
+)
+def test_chunks_of_a_matrix_are_exact(key: str, algorithm: str) -> None:
+    conv = Conv2d.parse(key)
+    tensors = exact_tensors(conv)
+    expected = oracle(conv, **tensors)
+    tiles = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host()) if tile.axis == "channels"]
+    for row_block, chunks in itertools.product((1, conv.output_size[0]), (2, 4)):
+        tile = next(tile for tile in tiles if tile.row_block == row_block)
         assert_equal(conv, run(tiled(conv, algorithm, replace(tile, chunks=chunks)), tensors), expected)
 
 
@@ -200,3 +214,32 @@ def test_the_space_offers_chunks_where_filters_exceed_the_cache() -> None:
         tiles = [tile for _, tile in ranked_tiles(conv, SCHEDULES["direct/tiled"], host())]
         assert any(tile.chunks > 1 for tile in tiles) == offered
         assert all("chunks" not in tile.as_dict() or tile.chunks > 1 for tile in tiles)
+
+
+@pytest.mark.parametrize(
+    ("key", "registers", "offered"),
+    [
+        ("n1-c2048x7x7-k512x1x1", 16, True),
+        ("n1-c2048x7x7-k512x1x1", 32, False),  # a register tile holds a row of seven windows
+        ("n1-c2048x7x7-k512x1x1-s2", 16, False),  # the input is not the matrix
+        ("n1-c64x7x7-k512x1x1", 16, False),  # filters stay in level-1 cache
+    ],
+)
+def test_the_space_offers_chunks_of_a_matrix_where_registers_are_few(key: str, registers: int, offered: bool) -> None:
+    conv, machine = Conv2d.parse(key), replace(host(), lanes=8, registers=registers, l1_bytes=32 << 10, l2_bytes=512 << 10)
+    tiles = SCHEDULES["implicit_gemm/tiled"].scheduler.space(conv, machine)
+    chunked = [tile for tile in tiles if tile.chunks > 1]
+    assert bool(chunked) == offered
+    for tile in chunked:
+        line = tile.row_block * conv.output_size[1]
+        assert 4 * conv.in_channels // tile.chunks * (tile.block + line) <= 24 << 10
+        assert tile.accumulators > 8 and tile.cols >= tile.vectors
+
+
+def test_the_model_prefers_a_line_of_windows_in_chunks_on_a_small_map() -> None:
+    conv = Conv2d.parse("n1-c2048x7x7-k512x1x1")
+    machine = replace(host(), mcpu="znver3", isa="avx2", lanes=8, registers=16, threads=2, l1_bytes=32 << 10, l2_bytes=512 << 10)
+    name, tile = default_tile(conv, "auto", machine, "exact")
+    assert name == "implicit_gemm/tiled"
+    assert (tile.cols, tile.vectors, tile.row_block) == (5, 2, 7)
+    assert tile.chunks > 1
