@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from im2win.codegen import cuda as codegen_cuda
 from im2win.codegen import llvm
-from im2win.device.cpu import Machine
+from im2win.device.cpu import Machine, usable_cpus
 from im2win.device.gpu import Gpu, alike_gpus, device_gpu
 from im2win.registry import cpu_lowering, cuda_lowering
 from im2win.registry.schedules import SCHEDULES, Schedule
@@ -203,7 +202,7 @@ class CudaBackend:
     def __init__(self, gpu: Gpu, accuracy: Accuracy = "float32") -> None:
         self.gpu, self._accuracy = gpu, accuracy
         self.name = gpu.name
-        self.workers = max(1, (os.cpu_count() or 1) - 1)
+        self.workers = max(1, usable_cpus() - 1)
 
     def check_tools(self) -> None:
         """Raises ToolchainError unless kernels can be compiled and measured here: without, every trial would fail for the same reason."""

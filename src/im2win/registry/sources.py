@@ -35,6 +35,7 @@ _GENERATORS = {
     ),
 }  # fmt: skip
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
+_LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed
 _SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
 _LOOK_UP = ("records/judge.py", "records/lookup.py", "records/tiers.py")
 _RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops, and is no part of them
@@ -54,7 +55,7 @@ def choice_files(target: str) -> list[Path]:
 
 def _found(patterns: Iterable[str]) -> list[Path]:
     found = {path for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(path for path in found if path.suffix in (".py", ".hpp"))
+    return sorted(path for path in found if path.suffix in (".py", ".hpp") and path.relative_to(ROOT).as_posix() not in _LISTS)
 
 
 def chooses(path: Path) -> bool:

@@ -1,7 +1,8 @@
 """Elementary functions of operators that are no convolutions, as expressions that LLVM vectorises, in place of calls of the C library.
 
 `LEGALIZATIONS` is for `relax.transform.LegalizeOps`: operators of float32 become the expressions of `compute.arithmetic` that convolutions
-apply in their epilogues. An operator's argument may be any number, so that exp is continued to 0 and to infinity here.
+apply in their epilogues. An operator's argument may be any number, so that exp is continued to 0 and to infinity here; activations need
+no more of exp than epilogues do, as what it adds to 1 or is divided by hides the difference.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _elementwise(name: str, formula: Callable[[Any], Any], builder: relax.BlockB
 
 
 def _activation(word: str) -> Callable[[Any], Any]:
-    return lambda value: apply(word, ARITHMETIC, value)
+    return lambda value: apply(word, TensorExpressions(), value)
 
 
 _FORMULAS: dict[str, Callable[[Any], Any]] = {
