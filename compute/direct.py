@@ -11,6 +11,7 @@ from __future__ import annotations
 from tvm import te
 
 from im2win.compute import nest
+from im2win.compute.padded import image
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
@@ -20,7 +21,7 @@ PAD = "pad"
 def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
-    at = nest.image(conv, inputs["data"])
+    at = image(conv, inputs["data"])
     if any(conv.padding):
         padded = te.compute((conv.batch, conv.in_channels, *conv.padded_size), at, name=PAD)
         at = padded.__call__

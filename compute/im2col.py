@@ -12,6 +12,7 @@ import math
 from tvm import te
 
 from im2win.compute import nest
+from im2win.compute.padded import Expr, image
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
@@ -25,10 +26,10 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int]:
 
 def transform(conv: Conv2d, pack: FilterPack, data: te.Tensor) -> te.Tensor:
     """The im2col matrix of an input of `conv.input_shape`, its K rows in the order of the packed filter."""
-    at, out_w, channels = nest.image(conv, data), conv.output_size[1], conv.in_channels // conv.groups
+    at, out_w, channels = image(conv, data), conv.output_size[1], conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
 
-    def element(n: nest.Expr, g: nest.Expr, k: nest.Expr, p: nest.Expr) -> nest.Expr:
+    def element(n: Expr, g: Expr, k: Expr, p: Expr) -> Expr:
         c, u, v = nest.split_tap(conv, pack, k)
         return at(n, g * channels + c, p // out_w * stride_h + u * dilation_h, p % out_w * stride_w + v * dilation_w)
 

@@ -19,6 +19,7 @@ import math
 from tvm import te
 
 from im2win.compute import nest
+from im2win.compute.padded import image
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
@@ -32,7 +33,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int]:
 
 def transform(conv: Conv2d, data: te.Tensor) -> te.Tensor:
     """The im2win transform (Alg. 2) of an input of `conv.input_shape`."""
-    at, rows = nest.image(conv, data), conv.kernel[0]
+    at, rows = image(conv, data), conv.kernel[0]
     stride, dilation = conv.stride[0], conv.dilation[0]
     return te.compute(
         transform_shape(conv), lambda n, c, m, i: at(n, c, m * stride + (i % rows) * dilation, i // rows), name=IM2WIN

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from tvm import te
 
-from im2win.compute import nest
+from im2win.compute.padded import Expr, image
 from im2win.spec.conv2d import Conv2d
 
 LOWERED = "lowered"
@@ -93,11 +93,11 @@ def input_strides(conv: Conv2d) -> Strides:
     return Strides(of["n"], of["c"], m, x, u, v, origin=-(top * of["y"] + left * of["k"]), padded=any(conv.padding))
 
 
-def element(conv: Conv2d, axes: str, data: nest.Expr) -> Callable[..., nest.Expr]:
+def element(conv: Conv2d, axes: str, data: Expr) -> Callable[..., Expr]:
     """A function of indices: the element of the tensor with these axes, from an input of `conv.input_shape`."""
-    at = nest.image(conv, data)
+    at = image(conv, data)
 
-    def of(*indices: nest.Expr) -> nest.Expr:
+    def of(*indices: Expr) -> Expr:
         i = dict(zip(axes, indices, strict=True))
         y = i["y"] if "y" in i else i["m"] * conv.stride[0] + i["u"] * conv.dilation[0]
         k = i["k"] if "k" in i else i["x"] * conv.stride[1] + i["v"] * conv.dilation[1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from tvm import te
 
 from im2win.compute import nest
+from im2win.compute.padded import image
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
@@ -22,7 +23,7 @@ BLOCK = "im2col_block"
 def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
-    at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
+    at, channels = image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
     out_h, out_w = conv.output_size
     matrix = te.compute(

@@ -15,6 +15,7 @@ import math
 from tvm import te
 
 from im2win.compute import nest
+from im2win.compute.padded import image
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec.conv2d import Conv2d
 
@@ -29,7 +30,7 @@ def transform_shape(conv: Conv2d) -> tuple[int, int, int, int, int]:
 def define(conv: Conv2d, pack: FilterPack, row_block: int = 1, chunks: int = 1) -> list[te.Tensor]:
     """The kernel's arguments. Shapes: see `nest.placeholders`; the output has `conv.output_shape`. chunks: see `nest.convolve`."""
     inputs = nest.placeholders(conv, pack)
-    at, channels = nest.image(conv, inputs["data"]), conv.in_channels // conv.groups
+    at, channels = image(conv, inputs["data"]), conv.in_channels // conv.groups
     (stride_h, stride_w), (dilation_h, dilation_w) = conv.stride, conv.dilation
     lowered = te.compute(transform_shape(conv), lambda n, c, x, y, v: at(n, c, y, x * stride_w + v * dilation_w), name=LOWERED)
     return nest.convolve(

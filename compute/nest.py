@@ -9,11 +9,11 @@ The block names below are the contract between compute/ and schedules/.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm import te, tirx
+from tvm import te
 
 from im2win.compute.arithmetic import TensorExpressions
+from im2win.compute.padded import Expr
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.spec import activations
 from im2win.spec.conv2d import Conv2d
@@ -24,32 +24,8 @@ ROWS = "rows"  # the product with bias and activation, same shape
 TRANSPOSED = "transposed"  # ROWS in the output's layout, only where a residual is added to it
 OUT = "out"
 
-Expr = Any
 Operand = Callable[[Expr, Expr, Expr, Expr, Expr, Expr, Expr], Expr]
 """(n, group, c, m, x, u, v) -> element; c counts inside the group."""
-Image = Callable[[Expr, Expr, Expr, Expr], Expr]
-"""(n, c, y, x) -> element, y and x counted in the padded input."""
-
-
-def image(conv: Conv2d, data: te.Tensor) -> Image:
-    """A function that reads the input at padded coordinates. Outside the input it gives zero; no padded copy exists."""
-    top, left, bottom, right = conv.padding
-    nchw = conv.layout == "NCHW"
-
-    def at(n: Expr, c: Expr, y: Expr, x: Expr) -> Expr:
-        row, col = y - top, x - left
-        value = data[n, c, row, col] if nchw else data[n, row, col, c]
-        inside = []
-        if top or bottom:
-            inside += [row >= 0, row < conv.height]
-        if left or right:
-            inside += [col >= 0, col < conv.width]
-        if not inside:
-            return value
-        zero = tirx.const(0, conv.dtype)
-        return te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, zero)
-
-    return at
 
 
 def placeholders(conv: Conv2d, pack: FilterPack) -> dict[str, te.Tensor]:

@@ -30,6 +30,7 @@ from typing import Any
 from tvm import te, tirx
 
 from im2win.compute import nest
+from im2win.compute.padded import Image
 from im2win.numerics.matvec_program import program
 from im2win.numerics.winograd_matrices import Matrix, Transform, transform
 from im2win.packing.winograd import WinogradPack
@@ -85,8 +86,8 @@ def applied(matrix: Matrix, row: Expr, at: Callable[[int], Expr], dtype: str) ->
     return value
 
 
-def image(conv: Conv2d, data: te.Tensor) -> nest.Image:
-    """A function that reads the input at padded coordinates. It gives zero at any distance outside, which `nest.image` need not do."""
+def image(conv: Conv2d, data: te.Tensor) -> Image:
+    """A function that reads the input at padded coordinates. It gives zero at any distance outside, which `padded.image` need not do."""
     top, left, _, _ = conv.padding
     nchw = conv.layout == "NCHW"
 

@@ -13,6 +13,7 @@ import tvm
 from tvm.ir.instrument import pass_instrument
 from tvm.support import cc
 from tvm_ffi import structural_hash
+from tvm_ffi.serialization import from_json_graph_str
 
 from im2win.codegen import pool
 from im2win.codegen.workspace import Allocations
@@ -70,7 +71,8 @@ def any_alignment(module: tvm.IRModule, alignment: int) -> tvm.IRModule:
 
     TVM assumes 64-byte alignment and would use aligned loads, but numpy aligns to 16 bytes.
 
-    TVM's buffer types are immutable and have no setter, so this edits the types of the function's parameters in the module's JSON form.
+    TVM's buffer types are immutable and have no setter, so this edits the types of the function's parameters in the module's JSON form,
+    read as it is: `tvm.ir.load_json` looks first for what older versions of TVM wrote, which takes longer than lowering the module.
     """
     graph = json.loads(tvm.ir.save_json(module))
     nodes = graph["nodes"]
@@ -78,7 +80,7 @@ def any_alignment(module: tvm.IRModule, alignment: int) -> tvm.IRModule:
         for parameter in nodes[function["data"]["params"]]["data"]:
             buffer = nodes[nodes[parameter]["data"]["ty"]]
             buffer["data"]["data_alignment"] = alignment
-    return tvm.ir.load_json(json.dumps(graph))
+    return from_json_graph_str(json.dumps(graph))
 
 
 def compile_module(module: tvm.IRModule, machine: Machine, options: Sequence[str] = ()) -> Compiled:

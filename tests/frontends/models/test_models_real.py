@@ -34,10 +34,11 @@ def test_tuned_are_exactly_the_layers_that_are_looked_up(name: str, batch: int |
 
 
 FAST = {("shufflenet", "stored"), ("squeezenet", "random")}  # the others take 10 to 80 seconds each
+STORED = ("shufflenet", "densenet121", "inception_v2")  # its own weights are all equal, which tells less of a kernel than random ones
 MODELS = [
     pytest.param(name, weights, marks=[] if (name, weights) in FAST else pytest.mark.slow)
     for name in light.NAMES
-    for weights in ("random", "stored")
+    for weights in ("random", *(["stored"] if name in STORED else []))
 ]
 
 
