@@ -86,7 +86,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start when they get a job: none does here."""
     monkeypatch.setattr(CudaBackend, "measurement_slots", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
-    monkeypatch.setattr("os.cpu_count", lambda: 17)
+    monkeypatch.setattr("im2win.registry.backends.usable_cpus", lambda: 17)
     with tuner.pools(H200, 100) as all_of_them:
         assert [len(pool.builders) for pool in all_of_them] == [4, 4, 4, 4]
     with tuner.pools(H200, 2) as two:

@@ -179,5 +179,5 @@ def suite(name: str, batch: int | None = None) -> list[Layer]:
         ConvError: `batch` is not a positive integer, or too large for a layer's tensors.
     """
     if name not in SUITES:
-        raise ValueError(f"suite: `name` (={name!r}) must be one of {', '.join(SUITES)}.")
+        raise ValueError(f"`name` (={name!r}) must be one of {', '.join(SUITES)}.")
     return SUITES[name].layers(batch)
