@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from im2win.runtime.op import Layer as Layer
     from im2win.runtime.op import Op as Op
     from im2win.schedules.cpu.tile import Tile as Tile
-    from im2win.tuner import tune as tune
+    from im2win.tuner.tuning import tune as tune
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ _LAZY = {
     "load_model": "runtime.load",
     "Model": "runtime.model",
     "Tile": "schedules.cpu.tile",
-    "tune": "tuner",
+    "tune": "tuner.tuning",
 }
 
 __all__ = [

@@ -22,7 +22,8 @@ from im2win.records.log import Log
 from im2win.records.record import Record, utc_now
 from im2win.registry.schedules import SCHEDULES
 from im2win.spec.conv2d import Conv2d
-from im2win.tuner import TuneError, layers
+from im2win.tuner import layers
+from im2win.tuner.tuning import TuneError
 
 ONE, TWO = "n1-c8x10x10-k16x3x3-p1", "n1-c64x28x28-k64x3x3-p1"
 TWO_LAYERS = ["papers12", "--layers", "conv9,conv12", "--batch", 1]

@@ -17,8 +17,10 @@ from im2win.records.log import Log
 from im2win.records.record import Record
 from im2win.registry.backends import CpuBackend
 from im2win.spec.conv2d import Conv2d
-from im2win.tuner import Progress, TuneError, layers
+from im2win.tuner import layers
 from im2win.tuner.layers import tune_layers
+from im2win.tuner.session import Progress
+from im2win.tuner.tuning import TuneError
 
 ONE, TWO, THREE = (Conv2d(1, channels, 10, 10, 16, 3) for channels in (4, 8, 16))
 

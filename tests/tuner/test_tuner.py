@@ -31,12 +31,11 @@ from im2win.registry.backends import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.spec.conv2d import Conv2d
-from im2win.tuner import Progress
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
 from im2win.tuner.measurement import Measurement
 from im2win.tuner.proposer import BATCH, Search
-from im2win.tuner.runners.cpu import GUARD, Bench, Measurer, Outcome, RunJob, verify
-from im2win.tuner.session import Session
+from im2win.tuner.runners.cpu import FEWEST, GUARD, Bench, Measurer, Outcome, RunJob, verify
+from im2win.tuner.session import Progress, Session
 from im2win.tuner.tuning import FINALS, _finals
 
 SMALL = Conv2d(1, 8, 10, 10, 16, 3)
@@ -247,6 +246,17 @@ def test_a_kernel_runs_before_its_sample_where_another_one_ran(monkeypatch: pyte
     assert "".join(ran) == "aabb" + "aabb" + "a" and len(one.samples_s) == len(other.samples_s) == 2
 
 
+@pytest.mark.parametrize(("drop_above", "sampled"), [(1.5, FEWEST), (3.0, 6)])
+def test_one_that_is_far_behind_is_dropped(drop_above: float, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLD_S", "WARM_S", "SETTLE_S"):
+        monkeypatch.setattr(f"im2win.tuner.runners.cpu.{name}", 0.0)
+    monkeypatch.setattr("im2win.tuner.runners.cpu._sample", lambda kernel, calls: kernel())
+    fast, slow = Outcome("ok"), Outcome("ok")
+    job = RunJob(SMALL, (), 0, samples=6, seconds=0.0, drop_above=drop_above)
+    Measurer()._time(job, [(lambda: 1e-3, fast), (lambda: 2e-3, slow)])  # type: ignore[list-item]
+    assert fast.samples_s == [1e-3] * 6 and slow.samples_s == [2e-3] * sampled
+
+
 # --- sessions ----------------------------------------------------------------------------------------------------
 
 
@@ -410,12 +420,12 @@ def test_finals_end(tmp_path: Path, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("second", "joined"), [
-    (Outcome("ok", error=2e-7, samples_s=[3e-3]), Outcome("ok", error=2e-7, samples_s=[1e-3, 3e-3])),
+    (Outcome("ok", error=2e-7, samples_s=[3e-3] * 8), Outcome("ok", error=2e-7, samples_s=[1e-3] * 8 + [3e-3] * 8)),
     (Outcome("wrong", "9 elements are NaN"), Outcome("wrong", "9 elements are NaN")),
 ])  # fmt: skip
 def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome, tmp_path: Path, machine: Machine) -> None:
     session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
-    answers, did = [Outcome("ok", error=1e-7, samples_s=[1e-3]), second], list[Any]()
+    answers, did = [Outcome("ok", error=1e-7, samples_s=[1e-3] * 8), second], list[Any]()
 
     def call(job: RunJob, limit: float) -> list[Outcome]:
         did.append(job.samples)
@@ -426,6 +436,23 @@ def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome
     measurement.libraries[session.default.key] = tmp_path / "1.so"
     assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
     assert did == [8, "closed", 8]
+    measurement.close()
+
+
+def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    fast, slow = session.search.all[:2]
+    asked: list[int] = []
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        asked.append(len(job.candidates))
+        return [Outcome("ok", samples_s=[1e-3] * 2, error=0.0), Outcome("ok", samples_s=[2e-3], error=0.0)][: len(job.candidates)]
+
+    runner = SimpleNamespace(call=call, close=lambda: None)
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((fast, slow))}
+    assert [one.samples_s for one in measurement.run_finals([fast, slow], samples=4, seconds=0.1)] == [[1e-3] * 4, [2e-3]]
+    assert asked == [2, 1]
     measurement.close()
 
 

@@ -19,6 +19,7 @@ from im2win.tuner.runners.cpu import Candidate, Outcome, RunJob
 from im2win.tuner.session import Session
 
 BUILD_S, RUN_S = 60.0, 30.0  # seconds for one candidate; `run` adds the time that check and samples need
+DROPPED = 1.08  # finals go on without a candidate that is so many times slower than the best: noise makes less than that of equal kernels
 
 
 class Measurement:
@@ -73,15 +74,18 @@ class Measurement:
         return backend.pack(conv, row, tile), backend.accuracy(tile), backend.workspace_bytes(conv, row, tile)
 
     def run_finals(self, choices: list[Choice], samples: int, seconds: float) -> list[Outcome]:
-        """As `run`; on a CPU half of the samples are of a new process.
+        """As `run`; on a CPU half of the samples are of a new process, which runs those that the first did not drop as far behind.
 
         Where memory lies differs between processes, which makes a kernel some per cent faster or slower in one of them than in another.
         """
         if self.session.backend.target != "cpu":
             return self.run(choices, samples=samples, seconds=seconds)
-        first = self.run(choices, samples=-(-samples // 2), seconds=seconds / 2)
+        half = {"samples": -(-samples // 2), "seconds": seconds / 2, "drop_above": DROPPED}
+        first = self.run(choices, **half)
+        kept = [place for place, one in enumerate(first) if len(one.samples_s) >= half["samples"]]
         self.runner.close()
-        return list(map(_joined, first, self.run(choices, samples=-(-samples // 2), seconds=seconds / 2)))
+        second = dict(zip(kept, self.run([choices[place] for place in kept], **half) if kept else [], strict=True))
+        return [_joined(one, second[place]) if place in second else one for place, one in enumerate(first)]
 
     def run(self, choices: list[Choice], **how: Any) -> list[Outcome]:
         """Checks and times built candidates in the measuring process.

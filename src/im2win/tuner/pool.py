@@ -34,7 +34,7 @@ class Pool:
         builders = max(1, backend.workers // share)
         on_gpu = backend.target == "cuda"
         self.builders = [Worker("im2win.tuner.build_worker", {"OMP_NUM_THREADS": "1"}, torch=on_gpu) for _ in range(builders)]
-        self.runner = Worker(backend.runner, backend.measurement_slots()[place])
+        self.runner = Worker(backend.runner, backend.measurement_slots()[place], torch=on_gpu)
 
     def ranked(
         self, conv: Conv2d, names: Sequence[str], device: Device, accuracy: Accuracy, report: Callable[[int], None] = lambda count: None

@@ -10,6 +10,7 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ from im2win.spec.symbols import SYMBOL
 
 GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
-COLD_S, WARM_S = 0.5, 0.1  # seconds of warm-up, of a process's first kernel and of every other one
+COLD_S, WARM_S = 0.5, 0.05  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
 SETTLE_S = 20e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
+FEWEST = 4  # samples of a candidate before it is compared with the others of its job
 BLOCK = 1 << 15  # outputs that are compared at a time: they stay in a CPU's cache
 
 
@@ -48,6 +50,7 @@ class RunJob:
     Attributes:
         samples, seconds: each candidate gets at least so many samples, over at least so many seconds that it runs.
         give_up_s: a candidate is given up after three samples that are all slower than this, in seconds.
+        drop_above: of several candidates one is dropped when its median of `FEWEST` samples or more is so many times the least median.
         folder: where the next process finds the expected output that this one computed; None to compute it anew.
     """
 
@@ -55,8 +58,9 @@ class RunJob:
     candidates: tuple[Candidate, ...]
     seed: int
     samples: int = 7
-    seconds: float = 0.12
+    seconds: float = 0.08
     give_up_s: float = float("inf")
+    drop_above: float = float("inf")
     folder: Path | None = None
 
 
@@ -213,6 +217,9 @@ class Measurer:
                 hopeless = len(out.samples_s) >= 3 and min(out.samples_s) > job.give_up_s
                 if enough or hopeless:
                     open_.remove((kernel, out))
+            medians = {id(kernel): median(out.samples_s) for kernel, out in kernels if len(out.samples_s) >= FEWEST}
+            behind = {key for key, found in medians.items() if found > job.drop_above * min(medians.values())}
+            open_ = [one for one in open_ if id(one[0]) not in behind]
 
     def _check_again(self, bench: Bench, kernel: Kernel, out: Outcome) -> None:
         message, _ = verify(bench, kernel)
