@@ -60,8 +60,6 @@ STALE = {
     "studies/nvidia-h200/untuned-drawn-cuda-2.json": "other kernels and choice",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b1.json": "other kernels and choice",
     "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
