@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from paths import SUPPORT
 
-from im2win import tuner
 from im2win.common.worker_pool import Worker, WorkerError, as_ready, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
@@ -22,6 +21,7 @@ from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.layers import shared_out
+from im2win.tuner.pool import Pool, pools
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -87,11 +87,11 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaBackend, "measurement_slots", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
     monkeypatch.setattr("im2win.registry.backends.usable_cpus", lambda: 17)
-    with tuner.pools(H200, 100) as all_of_them:
+    with pools(H200, 100) as all_of_them:
         assert [len(pool.builders) for pool in all_of_them] == [4, 4, 4, 4]
-    with tuner.pools(H200, 2) as two:
+    with pools(H200, 2) as two:
         assert [len(pool.builders) for pool in two] == [8, 8]
-    with tuner.Pool(H200) as alone:
+    with Pool(H200) as alone:
         assert len(alone.builders) == 16
 
 
@@ -99,7 +99,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_ranking_that_dies_is_done_here_and_leaves_no_answer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, machine = Conv2d.parse("n1-c8x6x6-k8x3x3"), Machine.host(1)
     names = ["direct/tiled", "im2win/stored", "im2col/tiled"]
-    with tuner.Pool(machine) as pool:
+    with Pool(machine) as pool:
         pool.builders = [Worker("im2win.tuner.build_worker") for _ in names]
         monkeypatch.setattr(pool.builders[0], "result", _dies)
         found = pool.ranked(conv, names, machine, "float32")
@@ -118,8 +118,8 @@ def _dies(timeout_s: float) -> Any:
 
 def test_a_cpu_is_one_place() -> None:
     machine = Machine.host(1)
-    with tuner.pools(machine, 5) as pools:
-        assert len(pools) == 1 and CpuBackend(machine).measurement_slots() == [{"TVM_NUM_THREADS": "1"}]
+    with pools(machine, 5) as found:
+        assert len(found) == 1 and CpuBackend(machine).measurement_slots() == [{"TVM_NUM_THREADS": "1"}]
 
 
 def test_a_process_without_pytorch_finds_none() -> None:
