@@ -1,4 +1,4 @@
-"""The tuner: proposals, the cost model, worker isolation, checking before timing, and what survives a killed run."""
+"""The tuner: proposals, the cost model, worker isolation, sessions, and what survives a killed run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from paths import SUPPORT
+from sessions import SMALL, names, took
 
 import im2win
 from im2win.common.locking import LogError
 from im2win.common.worker_pool import Worker, WorkerError
 from im2win.device.cpu import Machine
-from im2win.numerics.reference import error
 from im2win.numerics.tolerance import tolerance
 from im2win.records.judge import rivals_now
 from im2win.records.log import Log
@@ -30,21 +29,12 @@ from im2win.records.lookup import stale
 from im2win.registry.backends import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
-from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import LEAST, Choice, CostModel
-from im2win.tuner.measurement import Measurement
 from im2win.tuner.proposer import BATCH, Search
-from im2win.tuner.runners.cpu import FEWEST, GUARD, Bench, Measurer, Outcome, RunJob, verify
+from im2win.tuner.runners.cpu import Outcome
 from im2win.tuner.session import Progress, Session
-from im2win.tuner.tuning import FINALS, _finals
 
-SMALL = Conv2d(1, 8, 10, 10, 16, 3)
 SMALL_KEY = str(SMALL)
-
-
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    return Machine.host()
 
 
 def _search(machine: Machine, seed: int = 0) -> Search:
@@ -159,103 +149,6 @@ def test_a_hanging_job_is_killed_in_time(worker: Worker) -> None:
     assert caught.value.kind == "timeout" and time.monotonic() - start < 5
 
 
-# --- checking ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(SMALL.with_(residual=True), seed=3)
-
-
-def _writes(bench: Bench, values: Any) -> Any:
-    def kernel() -> None:
-        bench.output[...] = values
-
-    return kernel
-
-
-def test_the_right_answer_passes(bench: Bench) -> None:
-    message, error = verify(bench, _writes(bench, bench.expected))
-    assert message == "" and error is not None and error <= 1e-7
-
-
-def test_a_wrong_answer_fails(bench: Bench) -> None:
-    wrong = bench.expected.copy()
-    wrong[0, 0, 0, 0] += 10 * tolerance(bench.conv) * np.abs(bench.expected).max()
-    assert "exceeds" in verify(bench, _writes(bench, wrong))[0]
-
-
-def test_what_was_not_written_fails(bench: Bench) -> None:
-    def lazy() -> None:
-        bench.output[0, 1:] = bench.expected[0, 1:]
-
-    assert "64 elements of 1024 are NaN" in verify(bench, lazy)[0]
-
-
-@pytest.mark.parametrize("place", [GUARD - 1, -GUARD])
-def test_writing_outside_fails(bench: Bench, place: int) -> None:
-    def careless() -> None:
-        bench.output[...] = bench.expected
-        bench.guarded[place] = 0
-
-    assert verify(bench, careless)[0] == "wrote outside its output"
-    assert verify(bench, _writes(bench, bench.expected))[0] == "", "the guard is whole again"
-
-
-def test_writing_into_an_input_fails(bench: Bench) -> None:
-    def greedy() -> None:
-        bench.output[...] = bench.expected
-        bench.inputs["residual"][0, 0, 0, 0] += 1
-
-    assert verify(bench, greedy)[0] == "wrote into its input residual"
-    assert verify(bench, _writes(bench, bench.expected))[0] == ""
-
-
-def test_the_next_process_of_a_session_finds_the_expected_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same problem and seed alone; a folder that cannot be written to costs time only."""
-    conv = Conv2d(1, 4, 9, 9, 8, 3, layout="NHWC")
-    first = Bench(conv, 0, tmp_path)
-    assert Bench(conv, 0, tmp_path / "missing").expected.tobytes() == first.expected.tobytes()
-    monkeypatch.setattr("im2win.tuner.runners.cpu.reference", None)
-    assert Bench(conv, 0, tmp_path).expected.tobytes() == first.expected.tobytes()
-    for other in ((conv, 1), (conv.with_(batch=2), 0)):
-        with pytest.raises(TypeError):
-            Bench(*other, tmp_path)
-
-
-def test_errors_are_found_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("im2win.tuner.runners.cpu.BLOCK", 7)
-    bench = Bench(Conv2d(1, 4, 9, 9, 8, 3), seed=0)
-    for place in (0, 6, 7, bench.expected.size - 1):
-        y = bench.expected.copy()
-        y.reshape(-1)[place] += 0.5
-        bench.output[...] = y
-        assert bench.error() == pytest.approx(error(bench.output, bench.expected)) and bench.error() > 0.01
-    bench.output.reshape(-1)[8] = np.nan
-    assert np.isnan(bench.error())
-
-
-def test_a_kernel_runs_before_its_sample_where_another_one_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would be timed with the other one's tensors in the caches. The last one that is sampled is alone."""
-    for name in ("COLD_S", "WARM_S", "SAMPLE_S", "SETTLE_S"):
-        monkeypatch.setattr(f"im2win.tuner.runners.cpu.{name}", 0.0)
-    ran: list[str] = []
-    one, other = Outcome("ok"), Outcome("ok", samples_s=[0.0])
-    job = RunJob(SMALL, (), 0, samples=2, seconds=0.0)
-    Measurer()._time(job, [(lambda: ran.append("a"), one), (lambda: ran.append("b"), other)])  # type: ignore[list-item]
-    assert "".join(ran) == "aabb" + "aabb" + "a" and len(one.samples_s) == len(other.samples_s) == 2
-
-
-@pytest.mark.parametrize(("drop_above", "sampled"), [(1.5, FEWEST), (3.0, 6)])
-def test_one_that_is_far_behind_is_dropped(drop_above: float, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COLD_S", "WARM_S", "SETTLE_S"):
-        monkeypatch.setattr(f"im2win.tuner.runners.cpu.{name}", 0.0)
-    monkeypatch.setattr("im2win.tuner.runners.cpu._sample", lambda kernel, calls: kernel())
-    fast, slow = Outcome("ok"), Outcome("ok")
-    job = RunJob(SMALL, (), 0, samples=6, seconds=0.0, drop_above=drop_above)
-    Measurer()._time(job, [(lambda: 1e-3, fast), (lambda: 2e-3, slow)])  # type: ignore[list-item]
-    assert fast.samples_s == [1e-3] * 6 and slow.samples_s == [2e-3] * sampled
-
 
 # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -296,16 +189,16 @@ def test_what_was_best_before_the_code_changed_is_tried_first(tmp_path: Path, ma
 def test_what_was_faster_before_the_code_changed_is_tried_whatever_the_log_holds(tmp_path: Path, machine: Machine) -> None:
     """The log holds as many valid trials as are asked for, and older ones of other kernels: the faster of these are tried."""
     candidates = [Choice("direct/tiled", tile, cost) for cost, tile in ranked_tiles(SMALL, schedule_of("direct/tiled"), machine)]
-    made, log = Session(SMALL, _names(), machine, Log(tmp_path / "made"), 3, 0), Log(tmp_path / "log")
-    session = Session(SMALL, _names(), machine, log, 3, 0)
+    made, log = Session(SMALL, names(), machine, Log(tmp_path / "made"), 3, 0), Log(tmp_path / "log")
+    session = Session(SMALL, names(), machine, log, 3, 0)
     for choice in (session.default, candidates[20], candidates[30]):
-        _took(session, choice, 2e-3)
+        took(session, choice, 2e-3)
     for place, seconds in ((40, 3e-3), (50, 1.5e-3), (60, 1e-3)):
         record = made.record(candidates[place], Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16))
         log.append(replace(record, generator="0" * 16))
-    session = Session(SMALL, _names(), machine, log, 3, 0)
+    session = Session(SMALL, names(), machine, log, 3, 0)
     assert [choice.tile for choice in session.next_batch()] == [candidates[place].tile for place in (60, 50)]
-    _took(session, candidates[60], 1.2e-3)
+    took(session, candidates[60], 1.2e-3)
     assert session.next_batch() == []  # what was slower than that before is not worth a trial
 
 
@@ -324,37 +217,28 @@ def test_shipped_records_of_other_devices_are_hints(tmp_path: Path, machine: Mac
     assert candidates[60].tile not in [choice.tile for choice in batch[:4]]
 
 
-def _names() -> list[str]:
-    return [name for name, row in SCHEDULES.items() if row.supports(SMALL) is None]
-
-
-def _took(session: Session, choice: Choice, seconds: float) -> str:
-    """Records a candidate as measured. Returns the default tile that the record says it was measured beside."""
-    return session.record(choice, Outcome("ok", samples_s=[seconds], error=0.0), Kernel(0, "0" * 16)).rivals
-
-
 def test_the_default_is_measured_whatever_the_log_holds(tmp_path: Path, machine: Machine) -> None:
     """Records of before a new algorithm, and more of them than trials: only the default is left to try. Then it vouches for the rest."""
-    before = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    before = Session(SMALL, names(), machine, Log(tmp_path), 3, 0)
     others = [choice for choice in before.search.all if choice.key != before.default.key][:5]
-    assert {_took(before, choice, 1e-3) for choice in others} == {""}
-    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
+    assert {took(before, choice, 1e-3) for choice in others} == {""}
+    session = Session(SMALL, names(), machine, Log(tmp_path), 3, 0)
     assert (session.default.algorithm, session.default.tile) == default_tile(SMALL, machine=machine)
     assert session.next_batch() == [session.default]
-    assert _took(session, session.default, 2e-3) == rivals_now("cpu", "float32", default=True)
-    assert session.next_batch() == [] and Session(SMALL, _names(), machine, Log(tmp_path), 3, 0).next_batch() == []
-    more = Session(SMALL, _names(), machine, Log(tmp_path), 7, 0)
+    assert took(session, session.default, 2e-3) == rivals_now("cpu", "float32", default=True)
+    assert session.next_batch() == [] and Session(SMALL, names(), machine, Log(tmp_path), 3, 0).next_batch() == []
+    more = Session(SMALL, names(), machine, Log(tmp_path), 7, 0)
     [last] = more.next_batch()
-    assert _took(more, last, 3e-3) == rivals_now("cpu", "float32")
+    assert took(more, last, 3e-3) == rivals_now("cpu", "float32")
 
 
 def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path, machine: Machine) -> None:
-    ranking = {name: ranked_tiles(SMALL, schedule_of(name), machine) for name in _names()}
-    [asked] = [name for name in _names() if name != default_tile(SMALL, machine=machine)[0]][:1]
+    ranking = {name: ranked_tiles(SMALL, schedule_of(name), machine) for name in names()}
+    [asked] = [name for name in names() if name != default_tile(SMALL, machine=machine)[0]][:1]
     session = Session(SMALL, [asked], machine, Log(tmp_path), 2, 0, ranking=ranking)
     batch = session.next_batch()
     assert [choice.algorithm == asked for choice in batch] == [False, True, True] and batch[0] == session.default
-    vouched = {_took(session, choice, seconds) for choice, seconds in zip(batch, (1e-3, 2e-3, 3e-3), strict=True)}
+    vouched = {took(session, choice, seconds) for choice, seconds in zip(batch, (1e-3, 2e-3, 3e-3), strict=True)}
     assert vouched == {rivals_now("cpu", "float32", default=default) for default in (True, False)}
     assert session.best == (batch[1], session.tried[1][1]) and session.next_batch() == []
     again = Session(SMALL, [asked], machine, Log(tmp_path), 2, 0, ranking=ranking)
@@ -362,125 +246,12 @@ def test_an_algorithm_that_is_asked_for_meets_the_default_of_all(tmp_path: Path,
     assert Session(SMALL, [asked], machine, Log(tmp_path / "other"), 2, 0).rivals == "", "not all were ranked"
 
 
-class _Finals:
-    """A measurement whose finals take the times that it is given."""
-
-    def __init__(self, times: dict[Any, float]) -> None:
-        self.times, self.libraries, self.kernels = times, dict.fromkeys(times), dict.fromkeys(times)
-        self.rounds: list[list[Choice]] = []
-
-    def each_built(self, choices: list[Choice]) -> list[Any]:
-        assert not choices
-        return []
-
-    def run_finals(self, choices: list[Choice], **how: Any) -> list[Outcome]:
-        self.rounds.append(choices)
-        return [Outcome("ok", samples_s=[self.times[choice.key]], error=0.0) for choice in choices]
-
-
-def _held(tmp_path: Path, machine: Machine, searched: list[float], final: list[float]) -> tuple[Session, _Finals]:
-    """A session whose candidates, the default first, took these times in the search and in the finals."""
-    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
-    choices = session.search.all[: len(searched)]
-    assert choices[0] == session.default
-    for choice, seconds in zip(choices, searched, strict=True):
-        _took(session, choice, seconds)
-    measured = _Finals({choice.key: seconds for choice, seconds in zip(choices, final, strict=True)})
-    _finals(session, measured)  # type: ignore[arg-type]
-    return session, measured
-
-
-def test_the_default_is_in_the_finals_however_slow_it_was(tmp_path: Path, machine: Machine) -> None:
-    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 8e-3], [1e-3, *[2e-3] * 4, 8e-3])
-    assert len(measured.rounds) == 1 and session.default in measured.rounds[0]
-    assert session.best is not None and session.best[0] == session.default
-
-
-def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Machine) -> None:
-    """Finalists timed in a busy moment: who was not among them, and is now the best, meets them in another round."""
-    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 1.2e-3], [9e-3, *[2e-3] * 4, 2.5e-3])
-    first, second = measured.rounds
-    lucky = session.search.all[5]
-    assert lucky not in first and lucky in second and session.default in second
-    assert session.best is not None and session.best[0] != lucky
-
-
-def test_a_busy_moment_of_the_search_loses_no_finals(tmp_path: Path, machine: Machine) -> None:
-    """Of candidates that were timed as slow, the two from which the model expects most are measured again."""
-    session, measured = _held(tmp_path, machine, [9e-3, *[7e-3] * 3, *[1e-3] * 4], [9e-3, 7e-3, 5e-4, 7e-3, *[1e-3] * 4])
-    unlucky = session.search.all[2]
-    assert [choice in measured.rounds[0] for choice in session.search.all[1:4]] == [True, True, False]
-    assert session.best is not None and session.best[0] == unlucky
-
-
-def test_finals_end(tmp_path: Path, machine: Machine) -> None:
-    """Each round as slow as the next one's finalists are not."""
-    _, measured = _held(tmp_path, machine, [1e-3] * 20, [2e-3] * 20)
-    assert len(measured.rounds) == FINALS
-
-
-@pytest.mark.parametrize(("second", "joined"), [
-    (Outcome("ok", error=2e-7, samples_s=[3e-3] * 8), Outcome("ok", error=2e-7, samples_s=[1e-3] * 8 + [3e-3] * 8)),
-    (Outcome("wrong", "9 elements are NaN"), Outcome("wrong", "9 elements are NaN")),
-])  # fmt: skip
-def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome, tmp_path: Path, machine: Machine) -> None:
-    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
-    answers, did = [Outcome("ok", error=1e-7, samples_s=[1e-3] * 8), second], list[Any]()
-
-    def call(job: RunJob, limit: float) -> list[Outcome]:
-        did.append(job.samples)
-        return [answers.pop(0)]
-
-    runner = SimpleNamespace(call=call, close=lambda: did.append("closed"))
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
-    measurement.libraries[session.default.key] = tmp_path / "1.so"
-    assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
-    assert did == [8, "closed", 8]
-    measurement.close()
-
-
-def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machine: Machine) -> None:
-    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
-    fast, slow = session.search.all[:2]
-    asked: list[int] = []
-
-    def call(job: RunJob, limit: float) -> list[Outcome]:
-        asked.append(len(job.candidates))
-        return [Outcome("ok", samples_s=[1e-3] * 2, error=0.0), Outcome("ok", samples_s=[2e-3], error=0.0)][: len(job.candidates)]
-
-    runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
-    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((fast, slow))}
-    assert [one.samples_s for one in measurement.run_finals([fast, slow], samples=4, seconds=0.1)] == [[1e-3] * 4, [2e-3]]
-    assert asked == [2, 1]
-    measurement.close()
-
 
 SCRIPT = "import sys, im2win; im2win.tune(sys.argv[1], trials=int(sys.argv[2]), logs=sys.argv[3], seed=int(sys.argv[4]))"
 
 
 def _start(folder: Path, trials: int, seed: int = 0) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", SCRIPT, SMALL_KEY, str(trials), str(folder), str(seed)])
-
-
-def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path, machine: Machine) -> None:
-    """The others keep their times."""
-    session = Session(SMALL, _names(), machine, Log(tmp_path), 3, 0)
-    good, bad, other = session.search.all[:3]
-    guilty: list[Path] = []
-
-    def call(job: RunJob, limit: float) -> list[Outcome]:
-        if guilty[0] in [one.path for one in job.candidates]:
-            raise WorkerError("crashed", "the process ended with signal SIGSEGV")
-        return [Outcome("ok", samples_s=[1e-3] * job.samples, error=0.0) for _ in job.candidates]
-
-    runner = SimpleNamespace(call=call, close=lambda: None)
-    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
-    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((good, bad, other))}
-    guilty.append(measurement.libraries[bad.key])
-    outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
-    assert [one.outcome for one in outcomes] == ["ok", "crashed", "ok"] and len(outcomes[0].samples_s) == 4
-    measurement.close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,133 @@
+"""Finals: the best candidates and the default tile, measured again in interleaved rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sessions import SMALL, names, took
+
+from im2win.common.worker_pool import WorkerError
+from im2win.device.cpu import Machine
+from im2win.records.log import Log
+from im2win.tuner.cost_model import Choice
+from im2win.tuner.measurement import Measurement
+from im2win.tuner.runners.cpu import Outcome, RunJob
+from im2win.tuner.session import Session
+from im2win.tuner.tuning import FINALS, _finals
+
+
+class _Finals:
+    """A measurement whose finals take the times that it is given."""
+
+    def __init__(self, times: dict[Any, float]) -> None:
+        self.times, self.libraries, self.kernels = times, dict.fromkeys(times), dict.fromkeys(times)
+        self.rounds: list[list[Choice]] = []
+
+    def each_built(self, choices: list[Choice]) -> list[Any]:
+        assert not choices
+        return []
+
+    def run_finals(self, choices: list[Choice], **how: Any) -> list[Outcome]:
+        self.rounds.append(choices)
+        return [Outcome("ok", samples_s=[self.times[choice.key]], error=0.0) for choice in choices]
+
+
+def _held(tmp_path: Path, machine: Machine, searched: list[float], final: list[float]) -> tuple[Session, _Finals]:
+    """A session whose candidates, the default first, took these times in the search and in the finals."""
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    choices = session.search.all[: len(searched)]
+    assert choices[0] == session.default
+    for choice, seconds in zip(choices, searched, strict=True):
+        took(session, choice, seconds)
+    measured = _Finals({choice.key: seconds for choice, seconds in zip(choices, final, strict=True)})
+    _finals(session, measured)  # type: ignore[arg-type]
+    return session, measured
+
+
+def test_the_default_is_in_the_finals_however_slow_it_was(tmp_path: Path, machine: Machine) -> None:
+    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 8e-3], [1e-3, *[2e-3] * 4, 8e-3])
+    assert len(measured.rounds) == 1 and session.default in measured.rounds[0]
+    assert session.best is not None and session.best[0] == session.default
+
+
+def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Machine) -> None:
+    """Finalists timed in a busy moment: who was not among them, and is now the best, meets them in another round."""
+    session, measured = _held(tmp_path, machine, [9e-3, *[1e-3] * 4, 1.2e-3], [9e-3, *[2e-3] * 4, 2.5e-3])
+    first, second = measured.rounds
+    lucky = session.search.all[5]
+    assert lucky not in first and lucky in second and session.default in second
+    assert session.best is not None and session.best[0] != lucky
+
+
+def test_a_busy_moment_of_the_search_loses_no_finals(tmp_path: Path, machine: Machine) -> None:
+    """Of candidates that were timed as slow, the two from which the model expects most are measured again."""
+    session, measured = _held(tmp_path, machine, [9e-3, *[7e-3] * 3, *[1e-3] * 4], [9e-3, 7e-3, 5e-4, 7e-3, *[1e-3] * 4])
+    unlucky = session.search.all[2]
+    assert [choice in measured.rounds[0] for choice in session.search.all[1:4]] == [True, True, False]
+    assert session.best is not None and session.best[0] == unlucky
+
+
+def test_finals_end(tmp_path: Path, machine: Machine) -> None:
+    """Each round as slow as the next one's finalists are not."""
+    _, measured = _held(tmp_path, machine, [1e-3] * 20, [2e-3] * 20)
+    assert len(measured.rounds) == FINALS
+
+
+@pytest.mark.parametrize(("second", "joined"), [
+    (Outcome("ok", error=2e-7, samples_s=[3e-3] * 8), Outcome("ok", error=2e-7, samples_s=[1e-3] * 8 + [3e-3] * 8)),
+    (Outcome("wrong", "9 elements are NaN"), Outcome("wrong", "9 elements are NaN")),
+])  # fmt: skip
+def test_half_of_the_finals_is_of_a_new_process(second: Outcome, joined: Outcome, tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, ["direct/tiled"], machine, Log(tmp_path), 20, 0)
+    answers, did = [Outcome("ok", error=1e-7, samples_s=[1e-3] * 8), second], list[Any]()
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        did.append(job.samples)
+        return [answers.pop(0)]
+
+    runner = SimpleNamespace(call=call, close=lambda: did.append("closed"))
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries[session.default.key] = tmp_path / "1.so"
+    assert measurement.run_finals([session.default], samples=16, seconds=0.3) == [joined]
+    assert did == [8, "closed", 8]
+    measurement.close()
+
+
+def test_what_the_first_process_drops_is_not_in_the_second(tmp_path: Path, machine: Machine) -> None:
+    session = Session(SMALL, names(), machine, Log(tmp_path), 3, 0)
+    fast, slow = session.search.all[:2]
+    asked: list[int] = []
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        asked.append(len(job.candidates))
+        return [Outcome("ok", samples_s=[1e-3] * 2, error=0.0), Outcome("ok", samples_s=[2e-3], error=0.0)][: len(job.candidates)]
+
+    runner = SimpleNamespace(call=call, close=lambda: None)
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((fast, slow))}
+    assert [one.samples_s for one in measurement.run_finals([fast, slow], samples=4, seconds=0.1)] == [[1e-3] * 4, [2e-3]]
+    assert asked == [2, 1]
+    measurement.close()
+
+
+def test_a_process_that_dies_among_finalists_blames_the_one_alone(tmp_path: Path, machine: Machine) -> None:
+    """The others keep their times."""
+    session = Session(SMALL, names(), machine, Log(tmp_path), 3, 0)
+    good, bad, other = session.search.all[:3]
+    guilty: list[Path] = []
+
+    def call(job: RunJob, limit: float) -> list[Outcome]:
+        if guilty[0] in [one.path for one in job.candidates]:
+            raise WorkerError("crashed", "the process ended with signal SIGSEGV")
+        return [Outcome("ok", samples_s=[1e-3] * job.samples, error=0.0) for _ in job.candidates]
+
+    runner = SimpleNamespace(call=call, close=lambda: None)
+    measurement = Measurement(session, SimpleNamespace(builders=[], runner=runner))  # type: ignore[arg-type]
+    measurement.libraries = {choice.key: tmp_path / f"{place}.so" for place, choice in enumerate((good, bad, other))}
+    guilty.append(measurement.libraries[bad.key])
+    outcomes = measurement.run_finals([good, bad, other], samples=4, seconds=0.1)
+    assert [one.outcome for one in outcomes] == ["ok", "crashed", "ok"] and len(outcomes[0].samples_s) == 4
+    measurement.close()
