@@ -14,11 +14,11 @@ from cuda_module import Module
 
 from im2win.bench import cuda as cuda_bench
 from im2win.bench import cuda_builds, cuda_harness
-from im2win.bench.cpu import OURS, UNTUNED, spreads
+from im2win.bench.cpu import spreads
 from im2win.bench.cuda import TRANSFORM, _note, with_transform
 from im2win.bench.cuda_harness import Subject, interleaved
 from im2win.bench.peers.subject import PeerError
-from im2win.bench.results import Result, Row
+from im2win.bench.results import OURS, UNTUNED, Result, Row
 from im2win.cli.commands.bench import _finish, _reporter
 from im2win.device.gpu import H200
 from im2win.packing.mma_fragments import CudaPack

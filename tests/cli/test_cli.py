@@ -327,6 +327,9 @@ def test_bench_writes_its_result(command: Callable[..., Any], tmp_path: Path) ->
         (row,) = result.layers
         assert row.failed is None and row.algorithm.startswith(f"{name}/") and row.gflops and row.error is not None and row.error < 1e-5
         assert json.loads(path.with_name(f"result-{name}.json").read_text())["suite"] == SMALL
+    path.with_name("result-direct.json").rename(path)
+    done = command("bench", SMALL, "--against", "none", "--algorithms", "direct", "--json", path, "--resume", "--accuracy", "exact")
+    assert done.status == 2 and f"suite (='{SMALL}'), this run has '{SMALL}-exact'; leave out --resume" in done.err, done.err
 
 
 @pytest.mark.parametrize("key", ["n2-c8x9x7-k4x3x2-s2x1-p1.0.2.1-d1x2-g2", SMALL, "n1-c3x8x8-k6x1x1"])
@@ -364,6 +367,7 @@ def test_numbers() -> None:
         (["--target", "cuda", "--threads", "2"], "`--threads` is for target cpu"),
         (["--target", "cuda", "--memory"], "`--memory` is for target cpu"),
         (["--target", "cuda", "--against", "onnxruntime"], "`--against` on a GPU must be tvm"),
+        (["--resume"], "`--resume` needs `--json FILE`"),
     ],
 )
 def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
-from im2win.bench.cpu import OURS, UNTUNED
-from im2win.bench.results import Result, Row
+from im2win.bench.results import OURS, UNTUNED, Result, Row
 from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
 from im2win.builder.build import looked_up
 from im2win.device.gpu import H200, KNOWN, Gpu
@@ -51,11 +51,12 @@ def device_named(name: str) -> Device | None:
     return device_of(Log(PACKAGED), name)
 
 
-def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str]) -> Checked:
+def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str], logs: Path | None = None) -> Checked:
     """Compares a row with what today's source chooses and emits for its layer.
 
     Args:
         made: digests of the source that made the file, or that confirmed it last.
+        logs: folder of tuning records; None for the packaged ones.
     """
     if row.failed is not None or not row.tile:
         return Checked(row, f"{row.layer}: its kernel is not known")
@@ -63,8 +64,8 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     if made.get(RUNTIME) != today.get(RUNTIME):
         return Checked(row, f"{row.layer}: other code ran its kernel's loops")
     conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == today[KERNELS]
-    algorithm, tile, tier = looked_up(conv, device, accuracy=accuracy)
-    row = _with_default(row, (algorithm, tile.as_dict()), tier, device)
+    algorithm, tile, tier = looked_up(conv, device, logs, accuracy=accuracy)
+    row = _with_default(row, (algorithm, tile.as_dict()), tier, device, Log(logs or PACKAGED))
     found = _compared(row.layer, conv, (row.algorithm, row.tile), (algorithm, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
     if isinstance(found, str):
         return Checked(row, found)
@@ -83,7 +84,7 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     return Checked(dataclasses.replace(row, untuned_fingerprint=default[0]))
 
 
-def _with_default(row: Row, today: Choice, tier: str, device: Device) -> Row:
+def _with_default(row: Row, today: Choice, tier: str, device: Device, log: Log) -> Row:
     """A row whose choice of today is the default tile that was timed beside the one of before: with the default tile's times.
 
     Error and workspace are those of the default tile's record. Other rows, and those without such a record, are returned as they are.
@@ -91,7 +92,7 @@ def _with_default(row: Row, today: Choice, tier: str, device: Device) -> Row:
     default = row.untuned_algorithm, row.untuned_tile
     if row.untuned_ms is None or row.ours_ms is None or today == (row.algorithm, row.tile) or today != default or tier != "exact":
         return row
-    records = [one for one in Log(PACKAGED).read(Conv2d.parse(row.conv), device.name) if (one.method, one.tile) == today and one.seconds]
+    records = [one for one in log.read(Conv2d.parse(row.conv), device.name) if (one.method, one.tile) == today and one.seconds]
     if not records:
         return row
     slower = row.untuned_ms / row.ours_ms

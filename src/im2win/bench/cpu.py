@@ -26,7 +26,8 @@ from im2win.bench.harness import Prepared, Worker, WorkerError, interleaved
 from im2win.bench.memory import MeasureError, peak_bytes
 from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
-from im2win.bench.results import Result, Row, Spread, roofline_fraction, suite_of
+from im2win.bench.results import OURS, UNTUNED, Result, Row, Spread, roofline_fraction, suite_of
+from im2win.bench.resume import in_order, kept
 from im2win.bench.source import digests
 from im2win.builder.build import build_tile, looked_up
 from im2win.common.comparison import judged
@@ -39,7 +40,6 @@ from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
 
-OURS, UNTUNED = "ours", "untuned"
 MOST_SLOWER = 1 / 0.97  # than the default tile: what a record's tile may be, by noise of the machine that recorded it
 PROCESSES_DIFFER = 0.05  # by so much the same kernel may be faster or slower in another process
 SEED = 0
@@ -112,6 +112,7 @@ def run(
     progress: Progress | None = None,
     keep: Callable[[Result], object] | None = None,
     subjects: Sequence[Subject] | None = None,
+    before: Result | None = None,
 ) -> Result:
     """Times the layers. The result has one row for each.
 
@@ -131,9 +132,11 @@ def run(
         progress: called with (layers done, layers in all, row) after each layer.
         keep: called with the partial result after each layer, so that an interrupted run keeps its layers.
         subjects: subjects in place of im2win and the peers (the first one is "ours"); for tests and experiments.
+        before: an earlier run, whose rows are kept where they would be timed with the same kernels (`im2win.bench.resume`).
 
     Raises:
         ValueError: an unknown peer, no layers, or `rounds` below 1. A subject that fails is a message in its row instead.
+        ResultError: `before` was measured on another device, of other layers or with other libraries.
     """
     if not layers:
         raise ValueError("`layers` must name at least one layer.")
@@ -146,17 +149,22 @@ def run(
     wanted = [layer if batch is None else Layer(layer.name, layer.conv.with_(batch=batch), layer.count) for layer in layers]
     machine = Machine.host(threads)
     limits = ceilings.measure(machine.threads, seconds_warmup=seconds_warmup)
-    result = new_result(suite, [layer.conv for layer in wanted], machine, limits)
+    result = new_result(suite, [layer.conv for layer in wanted], machine, limits, accuracy)
+    rows: dict[int, Row] = {}
+    if before is not None:
+        names = [one.name for one in field if one.name not in (OURS, UNTUNED)]
+        rows = kept(before, result, wanted, machine, accuracy=accuracy, peers=names, untuned=untuned, logs=folder)
     with ExitStack() as stack:
         workers = {one.name: stack.enter_context(Worker(one, machine.threads)) for one in field}
         for done, layer in enumerate(wanted, 1):
-            row = time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
-            if memory and row.ours_ms is not None:
+            row = rows.get(done - 1) or time_layer(layer, workers, limits, rounds=rounds, seconds_warmup=seconds_warmup)
+            if memory and row.ours_ms is not None and row.peak_bytes is None:
                 try:
                     row.peak_bytes = peak_bytes(ours.build(layer.conv, machine.threads))
                 except MeasureError as error:
                     row.peak_failed = str(error)
-            result.layers.append(row)
+            rows[done - 1] = row
+            result.layers = in_order(rows)
             if keep is not None:
                 keep(result)
             if progress is not None:
@@ -242,11 +250,13 @@ def _compare(row: Row, conv: Conv2d, medians: dict[str, float], ours: str, limit
         row.untuned_ratio = best / row.untuned_ms if row.untuned_ms is not None else None
 
 
-def new_result(suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ceilings.Ceilings) -> Result:
+def new_result(
+    suite: str, convs: Sequence[Conv2d], machine: Machine, limits: ceilings.Ceilings, accuracy: Accuracy = "float32"
+) -> Result:
     """A result without rows: what was run, where, when and with which versions."""
     batches = {conv.batch for conv in convs}
     return Result(
-        suite=suite_of(suite, convs),
+        suite=suite_of(suite, convs, accuracy),
         dtype="+".join(sorted({conv.dtype for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=machine.name,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from im2win.bench.cpu import OURS, UNTUNED, Progress, commit, spreads, versions
+from im2win.bench.cpu import Progress, commit, spreads, versions
 from im2win.bench.cuda_builds import Library, Recipe, TileRecipe, build_all, load
 from im2win.bench.cuda_harness import (
     Subject,
@@ -25,7 +25,8 @@ from im2win.bench.cuda_harness import (
     torch_subject,
     tvm_searched,
 )
-from im2win.bench.results import Result, Row, roofline_fraction, suite_of
+from im2win.bench.results import OURS, UNTUNED, Result, Row, roofline_fraction, suite_of
+from im2win.bench.resume import in_order, kept
 from im2win.bench.source import digests
 from im2win.device.gpu import Gpu, device_gpu
 from im2win.numerics.tolerance import tolerance
@@ -38,6 +39,7 @@ from im2win.spec.suites import Layer
 from im2win.tuner.runners.cuda import Bench
 
 TRANSFORM = "transform"
+PYTORCH = {"torch_nchw": "NCHW", "torch_nhwc": "NHWC"}
 
 Ours = tuple[Conv2d, str]
 
@@ -72,6 +74,7 @@ def run(
     progress: Progress | None = None,
     keep: Callable[[Result], object] | None = None,
     note: Callable[[str], object] | None = None,
+    before: Result | None = None,
 ) -> Result:
     """Times the layers on the first GPU. The result has one row for each.
 
@@ -82,29 +85,37 @@ def run(
         tvm_trials: candidates that TVM's default search may try for a layer; 0 leaves it out.
         tvm_cache: see `im2win.bench.peers.cpu.TvmDefault`; missing searches are made for all layers at once, before the first layer is
             timed.
-        progress, keep: see `im2win.bench.cpu.run`.
+        progress, keep, before: see `im2win.bench.cpu.run`.
         note: called with lines of text while TVM searches.
 
     Raises:
         NoGpuError: there is no GPU. A subject that fails is a message in its row instead.
+        ResultError: see `im2win.bench.cpu.run`.
     """
     import torch
 
     gpu = device_gpu()
     set_up_peers(accuracy)
     limits = measure_ceilings()
-    name = "-".join([suite, *([accuracy] if accuracy != "float32" else []), *([f"tvm{tvm_trials}"] if tvm_trials else [])])
-    result = new_result(name, layers, gpu, limits)
+    result = new_result(f"{suite}-tvm{tvm_trials}" if tvm_trials else suite, layers, gpu, limits, accuracy)
+    rows: dict[int, Row] = {}
+    if before is not None:
+        names = [*PYTORCH, *(["tvm"] if tvm_trials else [])]
+        rows = kept(before, result, layers, gpu, accuracy=accuracy, peers=names, untuned=untuned, logs=logs)
+    others = [layer for place, layer in enumerate(layers) if place not in rows]
     with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
-        built = build_all(recipes(layers, gpu, logs, algorithm, accuracy, untuned), Path(folder))
+        built = build_all(recipes(others, gpu, logs, algorithm, accuracy, untuned), Path(folder))
         cache = tvm_cache or Path(folder) / "tvm"
-        searched = tvm_searched([layer.conv for layer in layers], gpu, tvm_trials, cache, note) if tvm_trials else {}
+        searched = tvm_searched([layer.conv for layer in others], gpu, tvm_trials, cache, note) if tvm_trials else {}
         for done, layer in enumerate(layers, 1):
-            torch.cuda.empty_cache()
-            ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
-            row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
-            row.tier = tier_of(layer.conv, gpu, logs, algorithm, accuracy)
-            result.layers.append(row)
+            row = rows.get(done - 1)
+            if row is None:
+                torch.cuda.empty_cache()
+                ours = {name: library for (conv, name), library in built.items() if conv == layer.conv}
+                row = time_layer(layer, gpu, limits, accuracy, ours, rounds, searched)
+                row.tier = tier_of(layer.conv, gpu, logs, algorithm, accuracy)
+            rows[done - 1] = row
+            result.layers = in_order(rows)
             if keep is not None:
                 keep(result)
             if progress is not None:
@@ -132,7 +143,7 @@ def time_layer(
     with cudnn_subjects(bench, accuracy) as named:
         preparations: list[tuple[str, Callable[[], Subject]]] = [
             *((name, partial(_ours, bench, gpu, accuracy, library)) for name, library in ours.items()),
-            *((f"torch_{layout.lower()}", partial(torch_subject, bench, layout)) for layout in ("NCHW", "NHWC")),
+            *((name, partial(torch_subject, bench, layout)) for name, layout in PYTORCH.items()),
             *((name, partial(prepare, bench)) for name, prepare in searched.items()),
         ]
         ready, row.peers_failed = prepared([*preparations, *named])
@@ -214,7 +225,7 @@ def _cudnn_version() -> Any:
     return version()
 
 
-def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float]) -> Result:
+def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, float], accuracy: Accuracy = "float32") -> Result:
     """A result without rows: what was run, where, when and with which versions."""
     import torch
 
@@ -222,7 +233,7 @@ def new_result(suite: str, layers: Sequence[Layer], gpu: Gpu, limits: dict[str, 
     batches = {conv.batch for conv in convs}
     libraries = {"cuda": str(torch.version.cuda), "cudnn": str(_cudnn_version())}
     return Result(
-        suite=suite_of(suite, convs),
+        suite=suite_of(suite, convs, accuracy),
         dtype="+".join(sorted({conv.types for conv in convs})),
         batch=batches.pop() if len(batches) == 1 else None,
         device=gpu.name,

@@ -11,9 +11,11 @@ from typing import Any
 
 from im2win.common.files import replace_json
 from im2win.spec import padding
+from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
+OURS, UNTUNED = "ours", "untuned"  # names of subjects: the kernel that the look-up chooses, and the default tile
 SCHEMA = 2
 READABLE = (1, SCHEMA)  # schema 1 has no `digests`
 SLOWER = 1.03  # a shipped choice is slower than the default tile where its time is more than this many times the default's
@@ -48,6 +50,7 @@ class Row:
         untuned_algorithm, untuned_tile: what the default was at that time.
         fingerprint, untuned_fingerprint: of the kernels that were timed (`im2win.records.emission`); "" until `im2win.bench.confirmation`
             adds them.
+        date, source: when the layer was measured, and the digest of the source that did; "" where that was the run that wrote the file.
         peak_bytes: resident memory that the layer's tensors and calls add to a process (see `im2win.bench.memory`), where requested;
             `peak_failed` says why it could not be measured.
         peers_extra_bytes: bytes that peers allocate beside input, filter and output, where measured (on a GPU).
@@ -81,6 +84,8 @@ class Row:
     untuned_tile: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     untuned_fingerprint: str = ""
+    date: str = ""
+    source: str = ""
 
 
 @dataclass
@@ -205,9 +210,10 @@ def slower_choices(rows: Iterable[Row]) -> list[Row]:
     return [row for row, ours, default in timed if ours is not None and default is not None and ours > SLOWER * default]
 
 
-def suite_of(suite: str, convs: Iterable[Conv2d]) -> str:
-    """The suite's name in a result: that of layers in channels-last says so."""
-    return suite + ("-nhwc" if {conv.layout for conv in convs} == {"NHWC"} else "")
+def suite_of(suite: str, convs: Iterable[Conv2d], accuracy: Accuracy = "float32") -> str:
+    """The suite's name in a result: it says the accuracy, where that is not the usual one, and whether all layers are channels-last."""
+    words = [suite, *([accuracy] if accuracy != "float32" else []), *(["nhwc"] if {conv.layout for conv in convs} == {"NHWC"} else [])]
+    return "-".join(words)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from im2win.bench.cpu import SEED, UNTUNED, Ours, checked, spreads
+from im2win.bench.cpu import SEED, Ours, checked, spreads
 from im2win.bench.harness import Worker, WorkerError, interleaved
 from im2win.bench.peers.subject import Tensors, Trial
+from im2win.bench.results import UNTUNED
 from im2win.device.cpu import Machine
 from im2win.numerics.tolerance import tolerance
 from im2win.spec.conv2d import Conv2d

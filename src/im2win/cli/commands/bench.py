@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from im2win.bench.results import SLOWER, slower_choices, summarise
+from im2win.bench.results import SLOWER, Result, slower_choices, summarise
 from im2win.cli.commands import options, outputs, tables, workload
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from im2win.bench.results import Result, Row
+    from im2win.bench.results import Row
     from im2win.spec.suites import Layer
 
 PEERS = "torch,onnxruntime"
 AGAINST = "Peers: torch (both layouts), torch_nchw, torch_nhwc, onnxruntime, openvino, tvm; or none."
+RESUME = "Measure only layers that the file of --json lacks, or that would be timed with other kernels or other peers today."
 
 
 def bench(
     what: options.What,
     against: Annotated[str, typer.Option(metavar="A,B", help=AGAINST)] = PEERS,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result here.", callback=outputs.file)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help=RESUME)] = False,
     batch: options.Batch = None,
     layers: options.Layers = None,
     algorithms: Annotated[str, typer.Option(metavar="A,B", help="One run, and one result, for each of these.")] = "auto",
@@ -53,6 +55,8 @@ def bench(
     from im2win.registry.backends import check_target
 
     check_target(target)
+    if resume and json is None:
+        raise typer.BadParameter("`--resume` needs `--json FILE`, the result of an earlier run.")
     if target == "cuda":
         given = {"threads": threads is not None, "memory": memory}
         for name in (name for name, said in given.items() if said):
@@ -71,9 +75,10 @@ def bench(
     for name in names:
         path = json if json is None or len(names) == 1 else json.with_name(f"{json.stem}-{name.replace('/', '-')}{json.suffix}")
         keep = None if path is None else partial(_save, path)
+        before = Result.load(path) if resume and path is not None and path.exists() else None
         if target == "cuda":
             trials = tvm_trials if against == "tvm" else 0
-            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep)
+            result = _on_gpu(chosen, logs, name, accuracy, untuned, rounds, what, console, trials, tvm_cache, keep, before)
             _finish(console, result, path, what, how | {"algorithm": name if name != "auto" else None})
             continue
         result = benchmark.run(
@@ -91,6 +96,7 @@ def bench(
             suite=Path(what).stem if what.endswith((".onnx", ".jsonl")) else what,
             progress=_reporter(console, max(len(layer.name) for layer in chosen)),
             keep=keep,
+            before=before,
         )
         _finish(console, result, path, what, how | {"algorithm": name if name != "auto" else None})
 
@@ -118,7 +124,7 @@ def _finish(console: Console, result: Result, path: Path | None, what: str, how:
 
 def _on_gpu(
     layers: list[Layer], logs: Path | None, algorithm: str, accuracy: str, untuned: bool, rounds: int, what: str, console: Console,
-    tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None,
+    tvm_trials: int, tvm_cache: Path | None, keep: Callable[[Result], None] | None, before: Result | None,
 ) -> Result:
     from im2win.bench import cuda as cuda_bench
 
@@ -126,7 +132,7 @@ def _on_gpu(
     return cuda_bench.run(
         layers, logs=logs, algorithm=algorithm, accuracy=checked_accuracy(accuracy), untuned=untuned,
         rounds=rounds, tvm_trials=tvm_trials, tvm_cache=tvm_cache, suite=suite,
-        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console),
+        progress=_reporter(console, max(len(layer.name) for layer in layers)), keep=keep, note=_noter(console), before=before,
     )  # fmt: skip
 
 
@@ -162,6 +168,7 @@ def _reporter(console: Console, width: int) -> Callable[[int, int, Row], None]:
         peer = f"{row.best_peer} {row.peers[row.best_peer]:.3f} ms, ratio {row.ratio:.2f}" if row.best_peer else "no peer"
         how = f"{methods.shown(row.algorithm)}{'' if row.tuned else _untuned(row)}"
         how += f", transform {row.transform_ms:.3f} ms" if row.transform_ms is not None else ""
+        how += f", measured on {row.date[:10]}" if row.date else ""
         console.print(f"{head} {ours}  {how}; {peer}", soft_wrap=True)
         if row.peak_failed:
             console.print(f"  peak memory: {escape(row.peak_failed)}", soft_wrap=True)
