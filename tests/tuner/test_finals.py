@@ -59,6 +59,7 @@ def test_a_quiet_moment_of_the_search_wins_no_finals(tmp_path: Path, machine: Ma
     first, second = measured.rounds
     lucky = session.search.all[5]
     assert lucky not in first and lucky in second and session.default in second
+    assert len(second) == 3, "and the best of the first, but none of the others that were in it"
     assert session.best is not None and session.best[0] != lucky
 
 

@@ -54,7 +54,7 @@ def _finals(session: Session, measurement: Measurement) -> None:
         unbuilt = [choice for choice in finalists if choice.key not in measurement.libraries]
         failed = {choice.key for choice, outcome in measurement.each_built(unbuilt) if outcome is not None}
         finalists = [choice for choice in finalists if choice.key not in failed]
-        for choice, outcome in zip(finalists, measurement.run_finals(finalists, samples=16, seconds=0.3), strict=True):
+        for choice, outcome in zip(finalists, measurement.run_finals(finalists, samples=12, seconds=0.25), strict=True):
             session.record(choice, outcome, measurement.kernels[choice.key], again=True)
         seen |= {choice.key for choice in finalists} | failed
         if session.best is None or session.best[0].key in seen:
@@ -62,11 +62,16 @@ def _finals(session: Session, measurement: Measurement) -> None:
 
 
 def _finalists(session: Session, seen: set[Any]) -> list[Choice]:
-    """The candidates of the next finals, where they are right: the best so far, the best of the finals before, the default, the doubted."""
+    """The candidates of the next finals, where they are right: the best so far, the best of the finals before, the default, the doubted.
+
+    Candidates that met the best of the finals before need not meet it again.
+    """
     good = sorted((item for item in session.tried if math.isfinite(item[1])), key=lambda item: item[1])
     before = [choice for choice, _ in good if choice.key in seen][:1]
     default = [choice for choice, _ in good if choice.key == session.default.key]
-    best = [choice for place, (choice, cost) in enumerate(good[:MOST_FINALISTS]) if place < FINALISTS or cost <= CLOSE * good[0][1]]
+    top = [item for item in good if item[0].key not in seen][:MOST_FINALISTS]
+    fewest = 0 if seen else FINALISTS
+    best = [choice for place, (choice, cost) in enumerate(top) if place < fewest or cost <= CLOSE * good[0][1]]
     known = seen | {choice.key for choice in default}
     slow = [choice for choice, cost in good if cost > DOUBTFUL * good[0][1] and choice.key not in known]
     doubted = sorted((choice for choice in slow if choice.cycles < good[0][0].cycles), key=lambda choice: choice.cycles)[:DOUBTED]

@@ -26,7 +26,7 @@ from im2win.spec.symbols import SYMBOL
 
 GUARD = 4096  # float32 elements on either side of the output
 GUARD_VALUE = np.float32(-7.25e33)
-COLD_S, WARM_S = 0.5, 0.05  # seconds of warm-up, of a process's first kernel and of every other one
+COLD_S, WARM_S = 0.5, 0.02  # seconds of warm-up, of a process's first kernel and of every other one
 SAMPLE_S = 1e-3  # seconds; a sample is the mean over the calls that fit in
 SETTLE_S = 20e-3  # seconds that a kernel runs before its sample, once at least, where another kernel ran in between
 FEWEST = 4  # samples of a candidate before it is compared with the others of its job
@@ -58,7 +58,7 @@ class RunJob:
     candidates: tuple[Candidate, ...]
     seed: int
     samples: int = 7
-    seconds: float = 0.08
+    seconds: float = 0.06
     give_up_s: float = float("inf")
     drop_above: float = float("inf")
     folder: Path | None = None
