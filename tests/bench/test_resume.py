@@ -80,6 +80,14 @@ def test_a_peer_that_failed_counts_as_timed_and_one_that_is_not_asked_for_need_n
     assert kept(result(row, digests={}), untuned=False) == {}, "a file without digests does not say what it timed"
 
 
+def test_a_run_of_one_algorithm_keeps_no_layer_of_another() -> None:
+    row = measured(LAYERS[0])
+    other = next(one for one in ("im2col", "mec") if not row.algorithm.startswith(one))
+    named: dict[str, Any] = {"accuracy": "float32", "peers": ("torch_nchw",), "untuned": True}
+    assert resume.kept(result(row), result(), LAYERS, Machine.host(1), algorithm=other, **named) == {}
+    assert set(resume.kept(result(row), result(), LAYERS, Machine.host(1), algorithm=row.algorithm, **named)) == {0}
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"suite": "resnet50"}, r"suite \(='resnet50'\), this run has 'custom'"),
     ({"threads": 2}, r"threads \(=2\), this run has 1"),

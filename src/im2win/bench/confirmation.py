@@ -51,12 +51,15 @@ def device_named(name: str) -> Device | None:
     return device_of(Log(PACKAGED), name)
 
 
-def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str], logs: Path | None = None) -> Checked:
+def checked(
+    row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str], logs: Path | None = None, algorithm: str = "auto"
+) -> Checked:
     """Compares a row with what today's source chooses and emits for its layer.
 
     Args:
         made: digests of the source that made the file, or that confirmed it last.
         logs: folder of tuning records; None for the packaged ones.
+        algorithm: the algorithm that was asked for, or "auto".
     """
     if row.failed is not None or not row.tile:
         return Checked(row, f"{row.layer}: its kernel is not known")
@@ -64,9 +67,9 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     if made.get(RUNTIME) != today.get(RUNTIME):
         return Checked(row, f"{row.layer}: other code ran its kernel's loops")
     conv, same = Conv2d.parse(row.conv), made.get(KERNELS) == today[KERNELS]
-    algorithm, tile, tier = looked_up(conv, device, logs, accuracy=accuracy)
-    row = _with_default(row, (algorithm, tile.as_dict()), tier, device, Log(logs or PACKAGED))
-    found = _compared(row.layer, conv, (row.algorithm, row.tile), (algorithm, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
+    name, tile, tier = looked_up(conv, device, logs, algorithm, accuracy)
+    row = _with_default(row, (name, tile.as_dict()), tier, device, Log(logs or PACKAGED))
+    found = _compared(row.layer, conv, (row.algorithm, row.tile), (name, tile.as_dict()), row.fingerprint, same, device, made[TARGET])
     if isinstance(found, str):
         return Checked(row, found)
     if tier != row.tier:
@@ -74,7 +77,7 @@ def checked(row: Row, device: Device, accuracy: Accuracy, made: Mapping[str, str
     row = dataclasses.replace(row, fingerprint=found[0])
     if row.untuned_ms is None:
         return Checked(row)
-    name, tile = default_tile(conv, "auto", device, accuracy)
+    name, tile = default_tile(conv, algorithm, device, accuracy)
     default = _compared(
         f"{row.layer}, default", conv, (row.untuned_algorithm, row.untuned_tile), (name, tile.as_dict()), row.untuned_fingerprint, same,
         device, made[TARGET],

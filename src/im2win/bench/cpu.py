@@ -153,7 +153,7 @@ def run(
     rows: dict[int, Row] = {}
     if before is not None:
         names = [one.name for one in field if one.name not in (OURS, UNTUNED)]
-        rows = kept(before, result, wanted, machine, accuracy=accuracy, peers=names, untuned=untuned, logs=folder)
+        rows = kept(before, result, wanted, machine, accuracy=accuracy, peers=names, untuned=untuned, logs=folder, algorithm=algorithm)
     with ExitStack() as stack:
         workers = {one.name: stack.enter_context(Worker(one, machine.threads)) for one in field}
         for done, layer in enumerate(wanted, 1):

@@ -101,7 +101,7 @@ def run(
     rows: dict[int, Row] = {}
     if before is not None:
         names = [*PYTORCH, *(["tvm"] if tvm_trials else [])]
-        rows = kept(before, result, layers, gpu, accuracy=accuracy, peers=names, untuned=untuned, logs=logs)
+        rows = kept(before, result, layers, gpu, accuracy=accuracy, peers=names, untuned=untuned, logs=logs, algorithm=algorithm)
     others = [layer for place, layer in enumerate(layers) if place not in rows]
     with tempfile.TemporaryDirectory(prefix="im2win-") as folder:
         built = build_all(recipes(others, gpu, logs, algorithm, accuracy, untuned), Path(folder))

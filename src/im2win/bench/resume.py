@@ -22,7 +22,7 @@ OF_THE_HOST = ("im2win", "python", "system")  # versions that a row's ratios do 
 
 def kept(
     before: Result, run: Result, layers: Sequence[Layer], device: Device, *,
-    accuracy: Accuracy, peers: Collection[str], untuned: bool, logs: Path | None = None,
+    accuracy: Accuracy, peers: Collection[str], untuned: bool, logs: Path | None = None, algorithm: str = "auto",
 ) -> dict[int, Row]:
     """The rows of an earlier run that this one need not measure, by position in `layers`.
 
@@ -33,6 +33,7 @@ def kept(
         run: the result of this run, still without rows.
         peers: names of the peers that this run times. A peer that failed counts as timed.
         untuned: whether this run times the default tile.
+        logs, algorithm: as in `im2win.bench.cpu.run`.
 
     Raises:
         ResultError: the earlier run was of other layers, on another device, or with other versions of the libraries.
@@ -45,7 +46,7 @@ def kept(
         row = known.get((layer.name, str(layer.conv)))
         if row is None or not made or not _complete(row, peers, untuned):
             continue
-        one = checked(row, device, accuracy, made, logs)
+        one = checked(row, device, accuracy, made, logs, algorithm)
         if not one.reason and not slower_choices([one.row]):
             date, source = row.date or before.date, row.source or before.digests[SOURCE]
             found[place] = dataclasses.replace(one.row, date=date, source=source)
