@@ -35,9 +35,11 @@ SHARPNESS = 6.0  # of the maximum of the products' time and that of the filters'
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
 CROWDED = 2.0  # cycles of a vector of outputs where a step writes more planes than the level-1 cache's sets hold lines of
+CONFLICT = 8.0  # cycles of a row of inputs in one channel that comes from a farther cache, as its set in level 2 holds too few lines
 SHUFFLE = 5.0  # loads that cost as much as a vector of strided inputs, for each element between windows
 MANY = 32  # vector registers; machines with fewer have sixteen
-_WAY = 4096  # bytes of a way of that cache: lines at this distance lie in one set
+_WAY = 4096  # bytes of a way of the level-1 cache: lines at this distance lie in one set
+_WAYS = 8  # of the level-2 cache
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
 
@@ -219,6 +221,9 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         cache += input_bytes / L2_BYTES
     if input_bytes > 0.6 * machine.l2_bytes and not beside:
         cache += input_bytes / L3_BYTES
+    if where == "inline" and _conflicting(conv, tile, machine):
+        rows = 1 if matrix else (tile.rows - 1) * conv.stride[0] + conv.kernel[0]
+        cache += CONFLICT * tiles * rows * conv.in_channels / conv.groups
     moved = passes * math.prod(conv.input_shape) + math.prod(conv.filter_shape) + 2 * math.prod(conv.output_shape)
 
     steps = passes * row_blocks
@@ -264,3 +269,13 @@ def _crowded(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
     """Whether the planes that a parallel step writes are more than the level-1 cache holds lines of, at the few sets that they share."""
     sets = _WAY // math.gcd(conv.itemsize * math.prod(conv.output_size), _WAY)
     return conv.layout == "NCHW" and tile.pass_blocks * tile.block > sets * machine.l1_bytes // _WAY
+
+
+def _conflicting(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
+    """Whether the planes of a chunk of channels are so far apart that their lines share a few sets of the level-2 cache, and evict each other.
+
+    Planes of 32 x 32 or 64 x 64 elements lie a multiple of 4096 bytes apart.
+    """
+    way = machine.l2_bytes // _WAYS
+    sets = way // math.gcd(conv.itemsize * conv.height * conv.width, way)
+    return conv.layout == "NCHW" and conv.in_channels // conv.groups // tile.chunks >= sets * _WAYS

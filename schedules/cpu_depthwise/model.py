@@ -20,7 +20,7 @@ LOOP = 3.0  # cycles of a step of the loop over taps
 TILE = 8.0  # cycles of a register tile beside its products
 RUN = 0.4  # cycles of the channels of one input, which lie side by side: two cache lines at once are fetched as fast as one
 STEP, BUFFER = 60.0, 200.0  # cycles of a parallel step, and of the buffers of one that stages its input
-SHORT = 8.0  # cycles more for the channels of one input, however few a block has
+SHUFFLED, SINGLE = 0.25, 1.5  # cycles of a staged channel of a multiplier: LLVM shuffles vectors where it divides them, else it copies single ones
 SHORT_RUN = 256.0  # bytes of a run of channels that takes twice its share of memory's time
 HIDDEN = 0.5  # share of the second-level cache's traffic that products hide
 
@@ -98,8 +98,8 @@ def _stage(conv: Conv2d, tile: DepthwiseTile) -> float:
     if tile.axis == "windows":
         vectors = -(-width // tile.lanes)
         return rows * (4.0 + 2.0 * vectors, 8.0 + 2.5 * vectors, 12.0 + width)[min(conv.stride[1], 3) - 1]
-    if conv.layout == "NHWC":  # channels of a multiplier are read one by one
-        return rows * width * (tile.block + SHORT)
+    if conv.layout == "NHWC":  # each channel of the input is copied once for every filter of its own
+        return rows * width * tile.block * (SINGLE if tile.lanes % (conv.out_channels // conv.groups) else SHUFFLED)
     return rows * (-(-conv.width // tile.lanes) * 6.0 * tile.lanes + 2.0 * width) * tile.vectors
 
 

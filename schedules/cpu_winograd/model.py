@@ -23,7 +23,10 @@ TRANSPOSE_IN = 5.0  # cycles to transpose a vector of inputs: four stages of shu
 SCALAR = 1.5  # cycles of an element that is copied without shuffles
 PAD = 2.0  # cycles of a vector that is copied to the padded row block: load, store, and the test of the padding
 OVERLAP = 0.9  # share of the products' time that hides how filters and inputs are read from the caches
-MEMORY_BYTES = 8.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
+FAR_BYTES = 24.0  # bytes a cycle that a core gets from the level-3 cache, of the filters of one position
+MEMORY_BYTES = 28.0  # bytes a cycle that all cores together get from memory, for filters that no cache holds
+KEPT = 0.7  # share of the level-3 cache in which filters stay from one row block to the next
+KEPT_ON = {"znver3": 0.4}  # the same on microarchitectures where measurements show less of it
 
 
 @dataclass(frozen=True)
@@ -131,15 +134,15 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
     sums = 4.0 * positions * line * tile.block
     near = positions * (panel * tile.pass_blocks + given * groups) + sums
     if near > 0.6 * machine.l2_bytes:
-        streamed += positions * panel / L3_BYTES
+        streamed += positions * panel / FAR_BYTES
     cache = max(0.0, streamed - OVERLAP * sweep)
     if positions * given * groups + sums > 0.6 * machine.l2_bytes:
         cache += (positions * given + sums) / L3_BYTES
     filters = 4.0 * math.prod(pack.shape(conv))
     moved = 4 * (passes * math.prod(conv.input_shape) + 2 * math.prod(conv.output_shape)) + filters
     memory = 0.3 * moved / L3_BYTES
-    if filters > 0.7 * machine.l3_bytes:
-        memory += filters / MEMORY_BYTES * machine.threads
+    if filters > KEPT_ON.get(machine.mcpu, KEPT) * machine.l3_bytes:
+        memory += max(1.0, row_blocks / machine.threads) * filters / MEMORY_BYTES * machine.threads
 
     return Estimate(
         conv=conv,
