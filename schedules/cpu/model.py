@@ -35,9 +35,10 @@ SHARPNESS = 6.0  # of the maximum of the products' time and that of the filters'
 STAGED = {"row_block": 0.5, "root": 1.8}  # cycles of an element that is transformed
 PARTED = 1.4  # the same where a strided row is parted into rows of neighbouring windows, in a block of output rows
 CROWDED = 2.0  # cycles of a vector of outputs where a step writes more planes than the level-1 cache's sets hold lines of
-CONFLICT = 8.0  # cycles of a row of inputs in one channel that comes from a farther cache, as its set in level 2 holds too few lines
+CONFLICT = 8.0  # cycles of a row of inputs in one channel whose lines were evicted, as their set of the level-2 cache has too few
 SHUFFLE = 5.0  # loads that cost as much as a vector of strided inputs, for each element between windows
-MANY = 32  # vector registers; machines with fewer have sixteen
+PIECE = 3.5  # loads that cost as much as each further piece of a vector that the windows of a row do not fill
+MANY = 32  # vector registers, and masks; machines with fewer have sixteen, and none
 _WAY = 4096  # bytes of a way of the level-1 cache: lines at this distance lie in one set
 _WAYS = 8  # of the level-2 cache
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
@@ -83,8 +84,14 @@ def fma_units(machine: Machine, lanes: int) -> int:
     return FMA_UNITS // 2 if machine.mcpu in HALVES and lanes > 8 else FMA_UNITS
 
 
-def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
-    """Cycles of one K step of the register tile, with `windows` windows in its row, on a core that begins so many FMAs a cycle."""
+def further_pieces(machine: Machine, windows: int, lanes: int) -> int:
+    """Further pieces of the last vector of so many windows where they do not fill it: 4 + 2 + 1 of seven. None where machines have masks."""
+    return max((windows % lanes).bit_count() - 1, 0) if machine.registers < MANY else 0
+
+
+def _step_cycles(tile: Tile, windows: int, step: int, machine: Machine) -> float:
+    """Cycles of one K step of the register tile, with `windows` windows in its row."""
+    begun = fma_units(machine, tile.lanes)
     if tile.axis == "channels":
         sums = tile.rows * windows * tile.vectors
         loads: float = tile.vectors + tile.rows * windows
@@ -93,7 +100,7 @@ def _step_cycles(tile: Tile, windows: int, step: int, begun: int) -> float:
         sums = tile.rows * vectors * tile.cols
         # a vector of neighbouring windows mostly crosses a cache line; of strided ones LLVM loads what lies between, too, and shuffles
         one = 2.0 if step == 1 else SHUFFLE * step if step <= _SHUFFLED else 2.0 * tile.lanes
-        loads = tile.rows * vectors * one + tile.cols
+        loads = tile.rows * (vectors * one + PIECE * further_pieces(machine, windows, tile.lanes)) + tile.cols
     overhead = 1.0 / tile.unroll
     return max(sums / begun, loads / begun, FMA_LATENCY) + overhead
 
@@ -177,12 +184,11 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
     lines = 1 if matrix else tile.row_block // tile.rows  # rows of register tiles in a block of output rows
     width = tile.cols if tile.axis == "channels" else tile.vectors * tile.lanes
     whole, rest = divmod(line, width)
-    begun = fma_units(machine, tile.lanes)
 
     def step_cycles(windows: int) -> float:
         if not windows:
             return 0.0
-        cycles = _step_cycles(tile, windows, step, begun)
+        cycles = _step_cycles(tile, windows, step, machine)
         cycles += ROW * (tile.rows - 1) / conv.kernel[1] if tile.axis == "channels" else 0.0
         return cycles + _spill_cycles(conv, tile, machine, matrix, cycles)
 
@@ -272,9 +278,9 @@ def _crowded(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
 
 
 def _conflicting(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
-    """Whether the planes of a chunk of channels are so far apart that their lines share a few sets of the level-2 cache, and evict each other.
+    """Whether the planes of a chunk of channels share a few sets of the level-2 cache, and evict each other's lines there.
 
-    Planes of 32 x 32 or 64 x 64 elements lie a multiple of 4096 bytes apart.
+    So it is where the size of a plane is a multiple of a large power of two: 32 x 32 or 64 x 64 elements.
     """
     way = machine.l2_bytes // _WAYS
     sets = way // math.gcd(conv.itemsize * conv.height * conv.width, way)

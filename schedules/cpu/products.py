@@ -57,16 +57,16 @@ def _product(loop: tirx.For) -> tuple[Values, Ends] | None:
 
     None where it holds no product, or other statements as well.
     """
-    inner: dict[Any, tuple[int, int]] = {}
+    inside: list[tirx.For] = []
     body = loop.body
     while isinstance(body, tirx.For):
-        first = int(body.min)
-        inner[body.loop_var] = first, first + int(body.extent) - 1
+        inside.append(body)
         body = body.body
     if not isinstance(body, SBlockRealize) or body.block.name_hint != _UPDATE:
         return None
     names = (one.var.name.removeprefix("v_") for one in body.block.iter_vars)
-    return dict(zip(names, body.iter_values, strict=True)), inner
+    ends = {one.loop_var: (int(one.min), int(one.min) + int(one.extent) - 1) for one in inside}
+    return dict(zip(names, body.iter_values, strict=True)), ends
 
 
 def same(value: Expr, var: Expr) -> bool:

@@ -10,17 +10,18 @@ import math
 
 from im2win.compute.depthwise import count
 from im2win.device.cpu import Machine
-from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units
+from im2win.schedules.cpu.model import L2_BYTES, L3_BYTES, Estimate, fma_units, further_pieces
 from im2win.schedules.cpu_depthwise.legality import staged_bytes
 from im2win.schedules.cpu_depthwise.tile import DepthwiseTile, in_place
 from im2win.spec.conv2d import Conv2d
 
+PIECE = 2.0  # loads that cost as much as each further piece of a vector that the windows of a row do not fill
 SPILL = 0.06  # share of a register tile that each missing register costs
 LOOP = 3.0  # cycles of a step of the loop over taps
 TILE = 8.0  # cycles of a register tile beside its products
 RUN = 0.4  # cycles of the channels of one input, which lie side by side: two cache lines at once are fetched as fast as one
 STEP, BUFFER = 60.0, 200.0  # cycles of a parallel step, and of the buffers of one that stages its input
-SHUFFLED, SINGLE = 0.25, 1.5  # cycles of a staged channel of a multiplier: LLVM shuffles vectors where it divides them, else it copies single ones
+SHUFFLED, SINGLE = 0.25, 1.5  # cycles to stage a channel of a multiplier that divides the lanes, so that LLVM shuffles vectors, or does not
 SHORT_RUN = 256.0  # bytes of a run of channels that takes twice its share of memory's time
 HIDDEN = 0.5  # share of the second-level cache's traffic that products hide
 
@@ -69,7 +70,8 @@ def _tile_cycles(conv: Conv2d, tile: DepthwiseTile, windows: int, machine: Machi
         inputs = vectors * _distinct(tile.rows, conv.stride[0], kernel, conv.dilation[0])
         sums = tile.rows * vectors
         # a vector of neighbouring windows mostly crosses a cache line, which takes both load units
-        step = max(kernel * sums / begun, (2 * inputs + kernel) / begun)
+        pieces = PIECE * inputs / vectors * further_pieces(machine, windows, tile.lanes)
+        step = max(kernel * sums / begun, (2 * inputs + pieces + kernel) / begun)
         missing = sums + min(inputs, sums + vectors) + 1 - machine.registers
     else:
         (steps, kernel), vectors = conv.kernel, tile.vectors

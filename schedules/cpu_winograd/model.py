@@ -14,7 +14,7 @@ from im2win.compute import nest, winograd
 from im2win.device.cpu import FMA_LATENCY, Machine
 from im2win.numerics.matvec_program import program
 from im2win.numerics.winograd_matrices import transform
-from im2win.schedules.cpu.model import AHEAD, L2_BYTES, L3_BYTES, RUN, SPILL, TRANSPOSE, Estimate, fma_units
+from im2win.schedules.cpu.model import AHEAD, FILTER_BYTES, L2_BYTES, L3_BYTES, RUN, SPILL, TRANSPOSE, Estimate, fma_units
 from im2win.schedules.cpu_winograd.kernel import held_bytes
 from im2win.schedules.cpu_winograd.tile import WinogradTile
 from im2win.spec.conv2d import Conv2d
@@ -130,7 +130,8 @@ def estimate(conv: Conv2d, tile: WinogradTile, machine: Machine) -> Estimate:
 
     panel, given = 4.0 * depth * tile.block, 4.0 * depth * line  # filters and inputs of a position
     again = whole + bool(rest) if panel > 0.75 * machine.l1_bytes else 1
-    streamed = positions * (panel * again + given) / L2_BYTES
+    panels = panel * again / (FILTER_BYTES * machine.lanes if again > 1 else L2_BYTES)
+    streamed = positions * (panels + given / L2_BYTES)
     sums = 4.0 * positions * line * tile.block
     near = positions * (panel * tile.pass_blocks + given * groups) + sums
     if near > 0.6 * machine.l2_bytes:

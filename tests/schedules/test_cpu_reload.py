@@ -45,6 +45,18 @@ def test_exact(key: str, algorithm: str) -> None:
             assert_equal(conv, run(tiled(conv, algorithm, one), tensors), expected)
 
 
+@pytest.mark.parametrize("pass_blocks", [3, 6])
+@pytest.mark.parametrize("algorithm", ["direct/tiled", "im2win/fused", "mcfa/tiled"])
+def test_a_pass_of_parts_of_groups(algorithm: str, pass_blocks: int) -> None:
+    """The staged rows of such a pass have as many channels as the groups that it meets: a number that differs from pass to pass."""
+    conv = Conv2d.parse("n1-c12x9x10-k96x3x3-s2-p1-g3-NHWC-bias")
+    tile = next(tile for tile in _tiles(conv, algorithm) if tile.axis == "channels")
+    parts = replace(tile, lanes=8, vectors=1, rows=1, cols=min(tile.cols, 5), pass_blocks=pass_blocks)
+    assert not schedule_of(algorithm).scheduler.violations(conv, parts, host())
+    tensors = exact_tensors(conv)
+    assert_equal(conv, run(tiled(conv, algorithm, parts), tensors), oracle(conv, **tensors))
+
+
 def test_every_step_begins_with_a_fence_that_is_no_instruction(tmp_path: Path) -> None:
     conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
     tile = next(tile for tile in _tiles(conv, "direct/tiled") if tile.axis == "channels")
