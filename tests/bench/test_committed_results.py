@@ -39,6 +39,8 @@ STALE = {
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
+    "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
+    "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/models-b1.json": "other kernels and choice and runtime and models",
     "studies/amd-epyc-znver4-2t/operators.json": "other kernels and choice and runtime and models",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other kernels and choice and runtime",
@@ -54,7 +56,6 @@ STALE = {
     "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
     "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/untuned-drawn-cuda-1.json": "other kernels and choice",
-    "studies/nvidia-h200/untuned-drawn-cuda-2.json": "other kernels and choice",
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
 }
 
