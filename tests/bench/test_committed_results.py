@@ -40,7 +40,6 @@ STALE = {
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
-    "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/models-b1.json": "other kernels and choice and runtime and models",
     "studies/amd-epyc-znver4-2t/operators.json": "other kernels and choice and runtime and models",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other kernels and choice and runtime",
