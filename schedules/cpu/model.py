@@ -85,7 +85,7 @@ def fma_units(machine: Machine, lanes: int) -> int:
 
 
 def further_pieces(machine: Machine, windows: int, lanes: int) -> int:
-    """Further pieces of the last vector of so many windows where they do not fill it: 4 + 2 + 1 of seven. None where machines have masks."""
+    """Further pieces of the last vector of so many windows where they do not fill it: 4 + 2 + 1 of seven. None with masks."""
     return max((windows % lanes).bit_count() - 1, 0) if machine.registers < MANY else 0
 
 
