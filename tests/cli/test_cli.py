@@ -22,6 +22,7 @@ from im2win.bench.results import Result
 from im2win.cli.commands import facts, tables, workload
 from im2win.cli.commands.build import file_stem
 from im2win.cli.commands.demo import im2col_product
+from im2win.common.torch_import import needed
 from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.numerics.reference import reference
@@ -128,12 +129,27 @@ def test_a_missing_extra_is_named(command: Callable[..., Any], monkeypatch: pyte
 # --- facts ---------------------------------------------------------------------------------------------------------
 
 
+LOADED = """
+import sys
+from im2win.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print(end.code, sorted({"tvm", "tvm_ffi", "torch"} & {*sys.modules}))
+"""
+
+
 def test_help_lists_the_verbs_and_does_not_load_the_compiler() -> None:
-    code = "import sys, im2win.cli.main as c\ntry: c.main([])\nexcept SystemExit as e: print(e.code, 'tvm' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60, check=True)
     for verb in ("tune", "build", "bench", "layers", "logs", "algorithms", "device", "demo"):
         assert f" {verb} " in done.stdout
-    assert done.stdout.splitlines()[-1] == "0 False"
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.skipif(needed(), reason="with NVIDIA's driver PyTorch is loaded, as it brings CUDA's libraries")
+def test_commands_load_the_compiler_without_pytorch() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, "device"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "0 ['tvm', 'tvm_ffi']"
 
 
 def test_version(command: Callable[..., Any]) -> None:

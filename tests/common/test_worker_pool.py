@@ -122,11 +122,12 @@ def test_a_cpu_is_one_place() -> None:
         assert len(found) == 1 and CpuBackend(machine).measurement_slots() == [{"TVM_NUM_THREADS": "1"}]
 
 
-def test_a_process_without_pytorch_finds_none() -> None:
-    """Nor a None in its place, of which array libraries would ask for its classes."""
+def test_tvm_in_a_process_without_pytorch_finds_none() -> None:
+    """Nor a None in its place, of which array libraries would ask for its classes. Others find PyTorch, and TVM takes its tensors."""
+    pytest.importorskip("torch")
     path = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
     with Worker("worker_jobs", path, torch=False) as worker:
-        assert worker.call("torch", 60.0) == (False, False)
+        assert worker.call("torch", 60.0) == (False, True, [2, 3])
 
 
 def test_who_stops_asking_leaves_no_answer_behind() -> None:

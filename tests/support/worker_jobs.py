@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -27,7 +28,11 @@ def handle(job: str) -> Any:
     if job == "hang":
         time.sleep(600)
     if job == "torch":
-        return importlib.util.find_spec("torch") is not None, "torch" in sys.modules
+        import tvm
+
+        with_tvm, found = "torch" in sys.modules, importlib.util.find_spec("torch") is not None
+        torch = importlib.import_module("torch")
+        return with_tvm, found, list(tvm.runtime.from_dlpack(torch.ones(2, 3)).shape)
     print("noise on standard output")
     print("noise on standard error", file=sys.stderr)
     return f"did {job}", os.getpid()

@@ -37,6 +37,7 @@ import numpy as np
 
 from im2win.bench.peers.cpu import Array
 from im2win.bench.peers.subject import Subject
+from im2win.common.torch_import import BEGIN
 from im2win.spec.conv2d import Conv2d
 
 LEAST_SHARE = 0.7  # CPU time over threads * elapsed time; pools spin while they wait, so threads with a core each give nearly 1
@@ -93,7 +94,7 @@ class Worker:
             "OMP_NUM_THREADS": count,
             "TVM_NUM_THREADS": count,
         }
-        command = [sys.executable, "-m", "im2win.bench.harness_worker", str(theirs.fileno())]
+        command = [sys.executable, "-c", f"{BEGIN}from im2win.bench.harness_worker import main; main()", str(theirs.fileno())]
         self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         self._pipe = ours

@@ -1,4 +1,4 @@
-"""The process of one subject: `python -m im2win.bench.harness_worker FD` serves requests of `im2win.bench.harness.Worker` over a pipe."""
+"""The process of one subject: it serves requests of `im2win.bench.harness.Worker` over a pipe."""
 
 from __future__ import annotations
 
@@ -89,7 +89,3 @@ def main() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped worker must not outlive its parent
     os.dup2(2, 1)  # output of libraries goes to stderr
     serve(Connection(int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

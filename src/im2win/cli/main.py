@@ -13,6 +13,7 @@ import typer
 from im2win import __version__
 from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune
 from im2win.cli.log_lines import log_lines
+from im2win.common.torch_import import keep_from_tvm, needed
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -49,6 +50,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not needed():
+        keep_from_tvm()
     try:
         with log_lines():
             status = app(args=words or ["--help"], prog_name="im2win", standalone_mode=False)

@@ -14,22 +14,11 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import IO, Any
 
+from im2win.common.torch_import import BEGIN
+
 STARTUP_S = 60.0
 _FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT}
 """Signals that end a process without a fault of its job: sent by a user, by a job scheduler, or by the system when memory is short."""
-
-# Hides PyTorch from imports. None in sys.modules would do that too, but breaks code that looks up its classes there.
-_WITHOUT_TORCH = """
-import sys
-from importlib.machinery import PathFinder
-
-class Finder(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name == "torch" else super().find_spec(name, path, target)
-
-sys.meta_path = [Finder if one is PathFinder else one for one in sys.meta_path]
-"""
 
 
 class WorkerError(RuntimeError):
@@ -49,13 +38,12 @@ class Worker:
     Args:
         module: with a function `main` that serves.
         env: environment variables in addition to the parent's.
-        torch: whether it may import PyTorch. tvm_ffi imports it if it can, which takes longer than everything that compiling for a CPU
-            needs. For a GPU it is needed, since it brings CUDA's libraries.
+        torch: whether TVM may import PyTorch (see `im2win.common.torch_import`). For a GPU it is needed, since it brings CUDA's libraries.
     """
 
     def __init__(self, module: str, env: dict[str, str] | None = None, *, torch: bool = True) -> None:
         self._module = module
-        self._begin = "" if torch else _WITHOUT_TORCH
+        self._begin = "" if torch else BEGIN
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: Connection | None = None

@@ -11,8 +11,6 @@ import numpy as np
 import typer
 
 import im2win
-from im2win.bench.peers.cpu import Array
-from im2win.bench.peers.subject import PeerError, Tensors, Trial
 from im2win.cli.commands import options, tables, tune, workload
 from im2win.common.progress import reporting
 from im2win.common.quantities import counted
@@ -22,6 +20,8 @@ from im2win.spec.conv2d import Conv2d
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from im2win.bench.peers.cpu import Array
+    from im2win.bench.peers.subject import Tensors, Trial
     from im2win.bench.results import Result
     from im2win.spec.suites import Layer
 
@@ -37,6 +37,8 @@ class Exported:
     name: str = "ours"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        from im2win.bench.peers.subject import Trial
+
         op = im2win.load(self.folder / f"{conv}.so")
         layer = op.bind(tensors.filter, tensors.bias)
         output = np.full(conv.output_shape, np.nan, conv.dtype)
@@ -50,6 +52,8 @@ class NumpyProduct:
     name: str = "numpy"
 
     def prepare(self, conv: Conv2d, tensors: Tensors, threads: int) -> Trial:
+        from im2win.bench.peers.subject import PeerError, Trial
+
         if conv.layout != "NCHW" or len(conv.arguments) != 3 or conv.activation != "none":
             raise PeerError("numpy: `conv` must be NCHW without an epilogue.")
         output: list[Array] = []
