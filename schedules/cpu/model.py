@@ -41,6 +41,7 @@ PIECE = 3.5  # loads that cost as much as each further piece of a vector that th
 MANY = 32  # vector registers, and masks; machines with fewer have sixteen, and none
 _WAY = 4096  # bytes of a way of the level-1 cache: lines at this distance lie in one set
 _WAYS = 8  # of the level-2 cache
+_FREE_WAYS = 5  # of these, that filters and outputs leave to inputs
 _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; beyond, it loads one element at a time
 
 
@@ -284,4 +285,4 @@ def _conflicting(conv: Conv2d, tile: Tile, machine: Machine) -> bool:
     """
     way = machine.l2_bytes // _WAYS
     sets = way // math.gcd(conv.itemsize * conv.height * conv.width, way)
-    return conv.layout == "NCHW" and conv.in_channels // conv.groups // tile.chunks >= sets * _WAYS
+    return conv.layout == "NCHW" and conv.in_channels // conv.groups // tile.chunks >= sets * _FREE_WAYS
