@@ -2,7 +2,7 @@
 
     python benchmarks/confirm.py                   # all of them
     python benchmarks/confirm.py benchmarks/results/nvidia-h200/papers12-float32-b128.json
-    python benchmarks/confirm.py --drop benchmarks/studies/nvidia-h200/zoo-float16-b1.json
+    python benchmarks/confirm.py --drop benchmarks/studies/nvidia-h200/zoo-float16-b1.json    # and measure again what it dropped
 
 Nothing is measured and no device is needed (see `im2win.bench.confirmation`). Run it on new files too: it adds the fingerprints of their
 kernels, without which no later source can confirm them. Files of other kinds, and files that do not hold tiles, are measured anew instead.
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", type=Path, default=FILES, help="default: all results, the zoo's, and studies of untuned layers")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--drop", action="store_true", help="remove networks with other kernels from files of the zoo")
+    parser.add_argument("--drop", action="store_true", help="remove what has other kernels today: networks of the zoo, untuned layers")
     options = parser.parse_args(arguments)
     refused = 0
     with ProcessPoolExecutor(options.processes) as pool:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             if path.name.startswith("zoo-"):
                 reasons = _confirm_zoo(path, pool, options.drop)
             else:
-                reasons = _confirm_untuned(path, pool) if path.name.startswith("untuned-") else _confirm(path, pool)
+                reasons = _confirm_untuned(path, pool, options.drop) if path.name.startswith("untuned-") else _confirm(path, pool)
             refused += bool(reasons)
             print(f"{path}: {'; '.join(reasons[:3]) or 'made by kernels that are equal to those of today'}", flush=True)
     return 1 if refused else 0
@@ -87,13 +87,18 @@ def _confirm_zoo(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[str]
     return reasons
 
 
-def _confirm_untuned(path: Path, pool: ProcessPoolExecutor) -> list[str]:
+def _confirm_untuned(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[str]:
     """As `_confirm`, for a study of untuned layers."""
     study = json.loads(path.read_text(encoding="utf-8"))
     device = device_named(study["device"])
     if device is None:
         return [f"{study['device']} is unknown"]
-    new, reasons = untuned_confirmed(study, list(pool.map(functools.partial(default_moved, device=device), study["rows"], chunksize=4)))
+    moved = list(pool.map(functools.partial(default_moved, device=device), study["rows"], chunksize=4))
+    new, reasons = untuned_confirmed(study, moved)
+    if any(moved) and drop:
+        kept = [row for row, why in zip(study["rows"], moved, strict=True) if not why]
+        new, _ = untuned_confirmed({**study, "rows": kept}, [])
+        reasons = [f"{len(moved) - len(kept)} of {len(moved)} rows are dropped, {reasons[0]}"]
     replace_json(path, new)
     return reasons
 
