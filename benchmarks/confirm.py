@@ -28,6 +28,7 @@ from im2win.bench.confirmation import (
     device_named,
     problems,
     untuned_confirmed,
+    untuned_kept,
     zoo_confirmed,
     zoo_kept,
 )
@@ -96,9 +97,8 @@ def _confirm_untuned(path: Path, pool: ProcessPoolExecutor, drop: bool) -> list[
     moved = list(pool.map(functools.partial(default_moved, device=device), study["rows"], chunksize=4))
     new, reasons = untuned_confirmed(study, moved)
     if any(moved) and drop:
-        kept = [row for row, why in zip(study["rows"], moved, strict=True) if not why]
-        new, _ = untuned_confirmed({**study, "rows": kept}, [])
-        reasons = [f"{len(moved) - len(kept)} of {len(moved)} rows are dropped, {reasons[0]}"]
+        new, others = untuned_kept(study, moved)
+        reasons = others or [f"{len(moved) - len(new['rows'])} of {len(moved)} rows are dropped, {reasons[0]}"]
     replace_json(path, new)
     return reasons
 

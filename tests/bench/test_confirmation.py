@@ -19,6 +19,7 @@ from im2win.bench.confirmation import (
     default_moved,
     problems,
     untuned_confirmed,
+    untuned_kept,
     zoo_confirmed,
     zoo_kept,
 )
@@ -154,3 +155,12 @@ def test_a_study_of_untuned_layers_is_confirmed_where_default_tiles_stay(row: Ro
     assert untuned_confirmed({**study, "digests": TODAY}, [""]) == ({**study, "digests": TODAY}, [])
     unknown, reasons = untuned_confirmed({**study, "digests": BEFORE}, [""])
     assert "does not say which kernels" in reasons[0] and "confirmed" not in unknown
+
+
+def test_layers_whose_default_tile_moved_are_dropped_where_the_others_are_confirmed() -> None:
+    rows = [{"conv": str(replace(CONV, batch=batch))} for batch in (1, 2, 3)]
+    study = {"digests": {**TODAY, "choice": "other"}, "rows": rows}
+    assert untuned_kept(study, ["", "moved", ""]) == ({**study, "rows": [rows[0], rows[2]], "confirmed": TODAY}, [])
+    older = {**study, "digests": BEFORE}
+    same, reasons = untuned_kept(older, ["", "moved", ""])
+    assert same == older and "does not say which kernels" in reasons[0]

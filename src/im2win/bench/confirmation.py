@@ -199,6 +199,19 @@ def untuned_confirmed(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[d
     return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons
 
 
+def untuned_kept(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A study without the rows whose default tile has moved, confirmed: `benchmarks/untuned.py` measures these anew.
+
+    Where the other rows cannot be confirmed, the study stays as it is, with the reasons.
+
+    Args:
+        moved: by row, what `default_moved` returns.
+    """
+    rows = [row for row, reason in zip(study["rows"], moved, strict=True) if not reason]
+    kept, reasons = untuned_confirmed({**study, "rows": rows}, [])
+    return (dict(study), reasons) if reasons else (kept, [])
+
+
 def confirmed(result: Result, rows: list[Checked]) -> Result:
     """The result with its rows' fingerprints, and with today's digests if every row was found to be equal."""
     layers = [one.row for one in rows]
