@@ -109,6 +109,12 @@ def exact_tensors(conv: Conv2d, seed: int = 0) -> Tensors:
     }
 
 
+def integers(conv: Conv2d) -> tuple[Array, Array, Array]:
+    """x, w and the exact output of a problem without an epilogue."""
+    tensors = exact_tensors(conv)
+    return tensors["data"], tensors["filter"], oracle(conv, **tensors)
+
+
 def normal_tensors(conv: Conv2d, seed: int = 0) -> Tensors:
     """Normally distributed float32 for every argument but the output."""
     rng = np.random.default_rng(seed)
