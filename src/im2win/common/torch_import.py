@@ -1,6 +1,6 @@
 """Keeps TVM from importing PyTorch.
 
-It does so wherever PyTorch is installed, which takes longer than everything that compiling for a CPU needs.
+TVM imports it wherever it is installed. That takes longer than everything that compiling for a CPU needs.
 """
 
 from __future__ import annotations
