@@ -23,10 +23,6 @@ INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "s
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
-    "results/amd-epyc-znver4-2t/dilated-float32-b1.json": "other kernels and choice and runtime",
-    "results/amd-epyc-znver4-2t/papers12-float32-b1.json": "other kernels and choice",
-    "results/amd-epyc-znver4-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
-    "results/amd-epyc-znver4-2t/resnet50-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
@@ -40,15 +36,11 @@ STALE = {
     f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
-    "studies/amd-epyc-znver4-2t/models-b1.json": "other kernels and choice and runtime and models",
-    "studies/amd-epyc-znver4-2t/operators.json": "other kernels and choice and runtime and models",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other kernels and choice and runtime",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-2.json": "other kernels and choice and runtime",
     f"{AMD}/models-b1.json": "no digest",
     f"{AMD}/op-overhead.json": "no digest",
     f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
-    f"{AMD}/shared-process.json": "other kernels and choice and runtime",
-    f"{AMD}/zoo-float32-b1.json": "other kernels and choice and runtime",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other kernels and choice and runtime",
     "studies/nvidia-h200/op-overhead.json": "no digest",
     "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
