@@ -99,7 +99,8 @@ def test_layers_with_few_such_taps_keep_a_product_without_branches() -> None:
     assert needed(Conv2d.parse(dilated)) < 0.2 and needed(Conv2d.parse(plain)) > MOST_NEEDED[False]
     assert _conditions(dilated, "direct/tiled") == 3  # row, column, and all of the tile inside
     assert _conditions(dilated, "im2win/fused") == 2  # zeros are in the im2win tensor
-    assert _conditions(plain, "direct/tiled") == _conditions(plain, "im2win/fused") == 0
+    for algorithm in ("direct/tiled", "im2win/fused"):  # some machines rank a tile first that skips them
+        assert _conditions(plain, algorithm, padding="multiplied") == 0
 
 
 ROWS = {
@@ -209,9 +210,10 @@ def test_what_refuses_chunks() -> None:
 
 
 def test_the_space_offers_chunks_where_filters_exceed_the_cache() -> None:
-    long, short = Conv2d.parse("n1-c2048x28x28-k256x3x3-p24-d24"), Conv2d.parse("n1-c16x28x28-k64x3x3-p24-d24")
-    for conv, offered in ((long, True), (short, False)):
-        tiles = [tile for _, tile in ranked_tiles(conv, SCHEDULES["direct/tiled"], host())]
+    machine = replace(host(), mcpu="znver4", isa="avx512f", lanes=16, registers=32, l2_bytes=1 << 20)
+    long, short = Conv2d.parse("n1-c2048x28x28-k256x3x3-p24-d24"), Conv2d.parse("n1-c16x28x28-k64x3x3-p24-d24")  # 36 KB of filters
+    for conv, l1_bytes, offered in ((long, 48 << 10, True), (short, 48 << 10, False), (short, 32 << 10, True)):
+        tiles = SCHEDULES["direct/tiled"].scheduler.space(conv, replace(machine, l1_bytes=l1_bytes))
         assert any(tile.chunks > 1 for tile in tiles) == offered
         assert all("chunks" not in tile.as_dict() or tile.chunks > 1 for tile in tiles)
 
