@@ -67,6 +67,8 @@ def _fields(tile: MultistageTile) -> Iterator[str]:
         for name in names:
             if getattr(tile, name) < least:
                 yield f"`{name}` (={getattr(tile, name)}) must be at least {least}"
+    if tile.fetched not in (0, 1):
+        yield f"`fetched` (={tile.fetched}) must be 0 or 1"
 
 
 def _warps(conv: Conv2d, tile: MultistageTile) -> Iterator[str]:
@@ -116,6 +118,8 @@ def _shapes(conv: Conv2d, tile: MultistageTile, windows: WindowSource) -> Iterat
         yield "`order` Cuvc is for halo tiles"
     if tile.order == "uvc" and tile.halo:
         yield "`order` uvc is not for halo tiles"
+    if tile.fetched and (tile.halo or not im2col_taps.fetches(conv, tile.order, windows)):
+        yield "`fetched` (=1) is for windows that are close in memory while the sum's elements are not"
 
 
 def _fits(conv: Conv2d, tile: MultistageTile, gpu: Gpu, windows: WindowSource) -> Iterator[str]:

@@ -1,5 +1,9 @@
 """Loader of windows that copies every tap by itself: implicit im2col, whose matrix exists one step at a time in shared memory.
 
+Where the sum's neighbouring elements lie apart (channels first) there are two ways. Groups of four lanes copy an element or word each of
+eight neighbouring windows: asynchronously, but a warp reads four lines at a time. Or the tile's elements are `fetched`: the lanes of a warp
+read one line, neighbouring windows of one element, and each stores 16 bytes of its own window at a time.
+
 A window's slab is a row of 64 bytes. Eight lanes read eight rows at a time, 16 bytes each. Chunk q of row p lies at place q ^ (p / 2 % 4)
 (a swizzle), so that these eight chunks, and the words that a warp writes, lie in different banks.
 """
@@ -19,6 +23,9 @@ from im2win.schedules.cuda.primitives import CHUNK, WORD, Arena, Expr, barrier, 
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
+
+
+CLOSE = 2  # elements between neighbouring windows, at most, whose elements neighbouring lanes fetch
 
 
 def taps_are_whole(conv: Conv2d, tile: MultistageTile) -> bool:
@@ -48,10 +55,31 @@ def _reads(conv: Conv2d, order: str, plan: WindowSource) -> tuple[int, bool, boo
     return 0, along, strides.padded
 
 
+def apart(conv: Conv2d, order: str, plan: WindowSource) -> bool:
+    """Whether the sum's neighbouring elements lie apart in memory."""
+    return not _reads(conv, order, plan)[1]
+
+
+def fetches(conv: Conv2d, order: str, plan: WindowSource) -> bool:
+    """Whether elements may be `fetched`: neighbouring windows are close in memory, and the sum's neighbouring elements lie apart."""
+    return apart(conv, order, plan) and plan.strides(conv).x <= CLOSE
+
+
 def lanes_along_sum(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
-    """Lanes of a warp that copy one window: as many as have a unit of a contiguous slab, else 4 beside 8 neighbouring windows."""
+    """Lanes of a warp that copy one window.
+
+    As many as have a unit of a contiguous slab; else 4 beside 8 neighbouring windows. Of a `fetched` window, as few as the block's threads
+    allow.
+    """
     unit, along, _ = _reads(conv, tile.order, plan)
-    return tile.slab // unit if unit and along else 4
+    if unit and along:
+        return tile.slab // unit
+    return next(lanes for lanes in ((1, 2, 4) if tile.fetched else (4,)) if lanes == 4 or tile.block_n * lanes % tile.threads == 0)
+
+
+def copied_elements(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
+    """Elements of an asynchronous copy; 0 where elements are loaded one by one to registers."""
+    return 0 if tile.fetched else unit_elements(conv, tile.order, plan)
 
 
 def _table_shape(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> tuple[int, int]:
@@ -85,7 +113,8 @@ class Gather:
     ) -> None:
         self._conv, self._tile, self._strides, self._source = conv, tile, plan.strides(conv), source
         self._group, self._first = group, block * tile.block_n
-        self._unit = unit_elements(conv, tile.order, plan)
+        self._unit = copied_elements(conv, tile, plan)
+        self._parts = 1 if self._unit else (CHUNK if tile.fetched else WORD) // conv.itemsize  # elements loaded one by one, stored together
         self._per_entry = max(self._unit, 1)
         self._lanes = lanes_along_sum(conv, tile, plan)
         self.shared = arena.take("windows", _shape(tile), tile.dtype)
@@ -178,8 +207,7 @@ class Gather:
     def _units(self, step: Expr) -> Iterator[tuple[int, Expr, Any, Any, Expr]]:
         """(slab, unit of the slab, table entry or None, (u, v) or None, offset) of this thread's units, the same for all its windows."""
         conv, tile = self._conv, self._tile
-        parts = 1 if self._unit else WORD // conv.itemsize  # elements of a word that are loaded one by one
-        per_slab = tile.slab // self._per_entry
+        parts, per_slab = self._parts, tile.slab // self._per_entry
         for slab, q, part in itertools.product(range(tile.slabs), range(per_slab // parts // self._lanes), range(parts)):
             unit = (q * self._lanes + self._k) * parts + part
             if self._table is not None:
@@ -209,7 +237,7 @@ class Gather:
                 call(f"copy_async<{size}>", to, pointer(self._source, self._base[i] + offset), *inside)
 
     def _fetch(self, step: Expr) -> None:
-        """Loads elements to registers one by one, where they are smaller than the smallest asynchronous copy."""
+        """Loads elements to registers one by one."""
         zero = tirx.const(0, self._conv.dtype)
         for j, (_, _, entry, tap, offset) in enumerate(self._units(step)):
             with T.unroll(self._rows) as i:
@@ -219,20 +247,19 @@ class Gather:
                 T.buffer_store(self._fetched, value, [self._register(i, j)])
 
     def _register(self, row: Expr, j: int) -> Expr:
-        """Register of the j-th element of a row; the elements of a word have neighbouring registers."""
-        parts = WORD // self._conv.itemsize
-        return (j // parts * self._rows + row) * parts + j % parts
+        """Register of the j-th element of a row; elements that are stored together have neighbouring registers."""
+        return (j // self._parts * self._rows + row) * self._parts + j % self._parts
 
     def _put(self, stage: Expr) -> None:
-        """Stores the loaded elements to shared memory, a word at a time."""
-        parts = WORD // self._conv.itemsize
-        words = self._tile.slab // parts // self._lanes
-        for slab, q in itertools.product(range(self._tile.slabs), range(words)):
+        """Stores the loaded elements to shared memory, a word or 16 bytes at a time."""
+        parts = self._parts
+        stores = self._tile.slab // parts // self._lanes
+        for slab, q in itertools.product(range(self._tile.slabs), range(stores)):
             with T.unroll(self._rows) as i:
                 row = self._row + i * self._step_rows
-                *outer, at = self._place(stage, slab, row, q * self._lanes + self._k, WORD)
+                *outer, at = self._place(stage, slab, row, q * self._lanes + self._k, parts * self._conv.itemsize)
                 with T.vectorized(parts) as part:
-                    T.buffer_store(self.shared, self._fetched[self._register(i, (slab * words + q) * parts) + part], [*outer, at + part])
+                    T.buffer_store(self.shared, self._fetched[self._register(i, (slab * stores + q) * parts) + part], [*outer, at + part])
 
     # --- producer side ---------------------------------------------------------------------------------------------------
 
@@ -255,7 +282,7 @@ class Gather:
 
     @property
     def copies(self) -> bool:
-        """Whether copies are asynchronous. Elements of less than 4 bytes are loaded through registers."""
+        """Whether copies are asynchronous, not loads to registers."""
         return self._unit > 0
 
     # --- consumer side ---------------------------------------------------------------------------------------------------

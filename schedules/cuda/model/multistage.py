@@ -14,17 +14,20 @@ import math
 from dataclasses import dataclass
 
 from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.arithmetic import SLAB
 from im2win.schedules.cuda.epilogue.store import run_length
 from im2win.schedules.cuda.kernels.multistage import operand_of, pack_of, shared_bytes, step_filters, windows_of
 from im2win.schedules.cuda.legality.multistage import OTHERS, sum_registers, word_registers
 from im2win.schedules.cuda.loaders import im2col_taps
 from im2win.schedules.cuda.loaders.halo_geometry import Geometry
 from im2win.schedules.cuda.mma.fma import fma_lanes
+from im2win.schedules.cuda.primitives import WORD
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
+MOST_REGISTERS = 255  # of a thread
 PRODUCT_CYCLES = {"f16": 14.8, "s8": 9.7, "tf32": 9.7, "tf32x3": 11.4}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
 FMA_CYCLES = 1.3  # of a scheduler, for a multiplication and addition of each lane
 GROUP_CYCLES = 0.44  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
@@ -37,7 +40,10 @@ SPLIT_LATENCY = 2230  # the same where they multiply parts of float32 elements
 FETCH_LATENCY = 630  # cycles until elements that are copied through registers have arrived
 SPLIT_ISSUES = 22  # instructions of a warp that splits 16 bytes in each of its threads into two TF32 parts
 COPY_ISSUES = 10  # instructions of an asynchronous copy with its address
+SCATTERED_ISSUES = 22  # of a copy of one element by lanes that read several lines at a time, which pass one after the other
 FETCH_ISSUES = 19  # instructions of an element that is copied through registers
+FETCHED_ISSUES = {4: 9, 2: 14, 1: 14}  # by bytes, of an element of a `fetched` window, with its share of a store of 16 bytes
+SPILL_ISSUES = 20  # instructions of a step for each fetched element without a register
 PATCH_ISSUES = 86  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
 LAUNCH_S = 2.2e-6  # seconds from the end of a kernel to the work of the next
@@ -127,11 +133,14 @@ def _work(conv: Conv2d, tile: MultistageTile) -> Work:
     pack, source = pack_of(conv, tile), windows_of(conv, tile)
     channel_blocks, step = pack.blocks(conv), step_filters(source, tile)
     steps = math.prod(pack.shape(conv)) // channel_blocks // step_filters(conv, tile)
+    fetched = _fetched(tile)
+    registers = _registers(source, tile) + fetched
     filters = step * source.itemsize * steps
     run = run_length(source, tile, operand_of(tile).run(source, tile))
     busy, others = _step_issues(source, tile)
+    others += SPILL_ISSUES * min(max(registers - MOST_REGISTERS, 0), fetched)
     return Work(
-        channel_blocks, steps, min(_registers(source, tile), 255) * tile.threads, busy, others, filters,
+        channel_blocks, steps, min(registers, MOST_REGISTERS) * tile.threads, busy, others, filters,
         filter_issues=filters / steps / 16 / tile.threads * COPY_ISSUES,
         stores=tile.positions * tile.accumulators * _kept(source, tile) / tile.warp_m / run * (6 if run == 1 else 4), run=run,
     )  # fmt: skip
@@ -150,13 +159,28 @@ def _registers(conv: Conv2d, tile: MultistageTile) -> int:
     return -(-(sum_registers(conv, tile) + operands) // 8) * 8
 
 
+def _fetched(tile: MultistageTile) -> int:
+    """Registers in which a thread holds elements of `fetched` windows before it stores them to shared memory."""
+    return tile.block_n * tile.slabs * SLAB // WORD // tile.threads if tile.fetched else 0
+
+
+def _copy_issues(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
+    """Instructions of a copy of windows that are copied tap by tap."""
+    if tile.fetched:
+        return FETCHED_ISSUES[conv.itemsize]
+    unit = im2col_taps.unit_elements(conv, tile.order, plan)
+    if not unit:
+        return FETCH_ISSUES
+    return SCATTERED_ISSUES if im2col_taps.apart(conv, tile.order, plan) else COPY_ISSUES
+
+
 def _copies(conv: Conv2d, tile: MultistageTile, plan: WindowSource, steps: int) -> tuple[float, float, bool]:
     """(instructions with which a thread copies its share of a block's windows, bytes that the block copies, whether through registers)."""
     if not tile.halo:
-        unit = im2col_taps.unit_elements(conv, tile.order, plan)
+        unit = im2col_taps.copied_elements(conv, tile, plan)
         elements = tile.block_n * tile.block_k * steps
         each = elements / max(unit, 1) / tile.threads
-        return each * (COPY_ISSUES if unit else FETCH_ISSUES), float(elements * conv.itemsize), not unit
+        return each * _copy_issues(conv, tile, plan), float(elements * conv.itemsize), not unit
     channels, most = conv.in_channels // conv.groups, 16 // conv.itemsize
     elements = Geometry.of(conv, tile, plan).pixels * channels
     unit = most if conv.layout == "NHWC" and channels % most == 0 else 1

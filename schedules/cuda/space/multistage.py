@@ -6,11 +6,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from im2win.device.gpu import Gpu
 from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
 from im2win.schedules.cuda.legality.multistage import multiplier_violations, window_violations
-from im2win.schedules.cuda.loaders import channel_planes
+from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
@@ -122,5 +123,7 @@ def _multiplied(conv: Conv2d, gpu: Gpu, product: str, orders: tuple[str, ...]) -
 def space(conv: Conv2d, gpu: Gpu, windows: WindowSource, products: Sequence[str]) -> list[MultistageTile]:
     """Every legal tile with these kinds of arithmetic that is worth a trial, in a fixed order."""
     orders = () if windows.halo else _orders(conv, windows)
-    tiles = (tile for product in products for tile in _multiplied(conv, gpu, product, orders))
+    tiles = [tile for product in products for tile in _multiplied(conv, gpu, product, orders)]
+    fetched = [order for order in orders if im2col_taps.fetches(conv, order, windows)]
+    tiles += [replace(tile, fetched=1) for tile in tiles if tile.order in fetched]
     return [tile for tile in tiles if not window_violations(conv, tile, gpu, windows)]

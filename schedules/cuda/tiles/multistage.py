@@ -41,9 +41,11 @@ class MultistageTile(BaseTile):
         they are loaded, see `winograd.rows`. 0: no Winograd.
     band: for Winograd in bands, MiB that transformed tiles and their products take at a time.
     split: for split-K, number of parts of the input channels; the other fields then describe the product of one part.
+    fetched: 1 where neighbouring lanes load the elements of neighbouring windows to registers, each those of its own, and store 16 bytes at
+        a time to shared memory, see `loaders.im2col_taps`. 0: asynchronous copies, or words where elements are smaller than these copies.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = ("split",)
+    LATER: ClassVar[tuple[str, ...]] = ("split", "fetched")
 
     product: str
     block_m: int
@@ -59,6 +61,7 @@ class MultistageTile(BaseTile):
     outputs: int = 0
     band: int = 0
     split: int = 1
+    fetched: int = 0
 
     @derived
     def halo(self) -> bool:
@@ -148,13 +151,13 @@ class MultistageTile(BaseTile):
     @property
     def deduplication_key(self) -> tuple[Any, ...]:
         """Tiles with equal keys count as alike; the tuner's first population takes one of them."""
-        return self.split, self.product, self.warp_m, self.warp_n, self.halo
+        return self.split, self.product, self.warp_m, self.warp_n, self.halo, self.fetched
 
     def features(self) -> dict[str, float]:
         """Numerical features of a tile, for the tuner's cost model."""
         return {
             "slabs": self.slabs, "stages": self.stages, "images": self.images, "rows": self.rows, "cols": self.cols,
-            "channel_planes": self.order == "cuv", "outputs": self.outputs,
+            "channel_planes": self.order == "cuv", "outputs": self.outputs, "fetched": self.fetched,
         }  # fmt: skip
 
     @derived

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -101,6 +102,23 @@ DEPTHS = {
     ]),
     "fetched": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1-float16", lambda slabs, stages: [
         tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
+    ]),
+    # lanes that have one window each, two and four; 60 channels are no whole chunk of 16 bytes for bytes
+    "fetched windows": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
+        replace(made, fetched=1) for made in (
+            tile("fma", (32, 64), (16, 32), slabs, stages, "uvc"), tile("tf32x3", (32, 128), (32, 32), slabs, stages, "uvc"),
+            tile("wg_tf32", (32, 128), (32, 128), slabs, stages + 1, "uvc"),
+        )
+    ]),
+    "fetched windows of halves": ("implicit_gemm/tiled", "n2-c60x9x11-k32x3x3-s2-p1-float16", lambda slabs, stages: [
+        replace(made, fetched=1) for made in (
+            tile("f16", (32, 64), (16, 32), slabs, stages, "uvc"), tile("wg_f16", (32, 128), (32, 64), slabs, stages + 1, "uvc"),
+        )
+    ]),
+    "fetched windows of bytes": ("implicit_gemm/tiled", "n1-c60x6x7-k32x3x3-p1-int8", lambda slabs, stages: [
+        replace(made, fetched=1) for made in (
+            tile("s8", (32, 64), (32, 32), slabs, stages, "uvc"), tile("wg_s8", (32, 64), (32, 64), slabs, stages + 1, "uvc"),
+        )
     ]),
     "halo tile": ("direct/tiled", "n1-c60x6x7-k32x3x3-p1", lambda slabs, stages: [
         tile("fma", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7), tile("tf32x3", (32, 32), (16, 16), slabs, stages, "Cuvc", 1, 4, 7),

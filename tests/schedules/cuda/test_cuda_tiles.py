@@ -75,6 +75,8 @@ RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("halo tile", {"images": 0, "rows": 0, "cols": 0, "order": "uvc"}, r"windows staged by rows need a halo tile"),
     ("gather", {"order": "Cuvc"}, r"`order` Cuvc is for halo tiles"),
     ("halo tile", {"order": "uvc"}, r"`order` uvc is not for halo tiles"),
+    ("gather", {"fetched": 2}, r"`fetched` \(=2\) must be 0 or 1"),
+    ("halo tile", {"fetched": 1}, r"`fetched` \(=1\) is for windows that are close in memory while the sum's elements are not"),
     ("gather", {"block_n": 512, "slabs": 2, "stages": 4}, r"the block's \d+ bytes of shared memory must be at most 232448"),
     ("gather", {"block_m": 256}, r"`block_m` \(=256\) must not hold 16 channels or more beyond a group's 128"),
     ("gather", {"block_n": 8, "warp_n": 8}, r"`block_n` \(=8\) must be a multiple of the 16 windows copied at a time"),
@@ -332,3 +334,20 @@ def test_rows_and_columns_are_permutations(run: int) -> None:
 )
 def test_copies_are_as_wide_as_neighbours_and_strides_allow(key: str, order: str, elements: int) -> None:
     assert unit_elements(Conv2d.parse(key), order, WindowSource()) == elements
+
+
+@pytest.mark.parametrize(
+    ("key", "offered"),
+    [
+        ("n1-c64x28x28-k64x1x1", True),
+        ("n1-c64x28x28-k64x3x3-s2-p1-float16", True),
+        ("n1-c64x28x28-k64x3x3-s3-p1", False),  # a line holds few windows
+        ("n1-c64x28x28-k64x1x1-NHWC", False),  # the channels of a window are neighbours
+    ],
+)
+def test_windows_are_fetched_where_they_are_neighbours_and_their_elements_are_not(key: str, offered: bool) -> None:
+    conv = Conv2d.parse(key)
+    tiles = schedule_of("implicit_gemm/tiled").on_gpu.space(conv, H200, "float32")
+    assert {tile.fetched for tile in tiles} == ({0, 1} if offered else {0})
+    assert all("fetched" in tile.as_dict() for tile in tiles if tile.fetched)
+    assert not any("fetched" in tile.as_dict() for tile in tiles if not tile.fetched)  # as in records from before there was the field
