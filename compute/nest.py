@@ -44,12 +44,17 @@ def placeholders(conv: Conv2d, pack: FilterPack) -> dict[str, te.Tensor]:
 
 def _tap(conv: Conv2d, pack: FilterPack, c: Expr, u: Expr, v: Expr) -> Expr:
     kernel_h, kernel_w = conv.kernel
+    if pack.order == "uvc":
+        return (u * kernel_w + v) * (conv.in_channels // conv.groups) + c
     return (c * kernel_h + u) * kernel_w + v if pack.order == "cuv" else (c * kernel_w + v) * kernel_h + u
 
 
 def split_tap(conv: Conv2d, pack: FilterPack, k: Expr) -> tuple[Expr, Expr, Expr]:
     """The inverse of the packing order: index of K -> (c, u, v)."""
     kernel_h, kernel_w = conv.kernel
+    if pack.order == "uvc":
+        channels = conv.in_channels // conv.groups
+        return k % channels, k // channels // kernel_w, k // channels % kernel_w
     c, tap = k // (kernel_h * kernel_w), k % (kernel_h * kernel_w)
     return (c, tap // kernel_w, tap % kernel_w) if pack.order == "cuv" else (c, tap % kernel_h, tap // kernel_h)
 
@@ -64,7 +69,7 @@ def convolve(conv: Conv2d, pack: FilterPack, inputs: dict[str, te.Tensor], opera
     per_group, depth = pack.blocks_per_group(conv), conv.in_channels // conv.groups // chunks
     c = te.reduce_axis((0, depth), "c")
     u, v = te.reduce_axis((0, conv.kernel[0]), "u"), te.reduce_axis((0, conv.kernel[1]), "v")
-    taps = [c, u, v] if pack.order == "cuv" else [c, v, u]
+    taps = [{"c": c, "u": u, "v": v}[axis] for axis in pack.order]
     shape = conv.batch, pack.blocks(conv), out_h, out_w, pack.block
 
     def summed(first: Expr, n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr) -> Expr:

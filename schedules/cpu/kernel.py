@@ -193,10 +193,11 @@ def _micro_kernel(sch: Schedule, product: SBlockRV, conv: Conv2d, tile: Tile, ta
     held = [row, col, vector, lane] if tile.axis == "channels" else [row, channel, vector, lane]
     steps: list[LoopRV] = []
     if tile.unroll > 1:
-        if taps == 3 and math.prod(conv.kernel) > 1:
+        if taps == 3 and math.prod(conv.kernel) > 1 and tile.order != "uvc":
             steps = [sums.pop()]
         else:
-            sums[0], inner = sch.split(sums[0], [None, math.gcd(tile.unroll, int(sch.get(sums[0]).extent))])
+            at = -1 if tile.order == "uvc" else 0
+            sums[at], inner = sch.split(sums[at], [None, math.gcd(tile.unroll, int(sch.get(sums[at]).extent))])
             steps = [inner]
     sch.reorder(*sums, *steps, *held)
     unroll(sch, *steps, *held[:3])
@@ -245,7 +246,7 @@ def _stage(sch: Schedule, conv: Conv2d, tile: Tile, plan: Plan, step: LoopRV) ->
     parts: list[LoopRV] = []
     for axis, loop in enumerate(loops):
         letters = dict(plan.fused).get(axis, "")
-        inner = [extents[letter] for letter in (tile.order[1:] if letters == "uv" else letters)]
+        inner = [extents[letter] for letter in (tile.order.replace("c", "") if letters == "uv" else letters)]
         parts += sch.split(loop, [None, *inner]) if inner else [loop]
     if plan.where == "root":
         sch.parallel(sch.fuse(*parts[:3]))

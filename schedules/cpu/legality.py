@@ -57,6 +57,8 @@ def _fits(conv: Conv2d, tile: Tile, machine: Machine, matrix: bool) -> Iterator[
     # A tile of more windows than a line has is the same kernel as the tile that just covers the line, so only that one is legal.
     if windows > (line if along_channels else -(-line // tile.lanes) * tile.lanes):
         yield f"the tile's windows (={windows}) must fit the line (={line})"
+    if tile.order == "uvc" and (matrix or not padding.skips(conv)):
+        yield "`order` uvc is for layers that leave out taps in the padding, and not for a matrix"
     if matrix and tile.rows != 1:
         yield "`rows` must be 1: the windows of a matrix have no rows"
     if matrix and not along_channels and tile.row_block != 1:

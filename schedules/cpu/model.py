@@ -27,6 +27,7 @@ SHORT_SPILL = 4.5  # cycles of a K step that it costs with fewer registers: shor
 LOADED_AGAIN = 0.022  # share of that for a shared input without a register: it is loaded again, while no sum waits for it
 ROW = 0.5  # cycles of each further row of inputs that a K step reads, shared by the columns of the kernel
 AHEAD = 3  # registers with inputs that LLVM loads ahead
+GUARD = 1.0  # cycles to ask whether a tap lies inside the input
 PREDICATE = 1.5  # share of a K step that predicated reads cost
 ADDED = 1.5  # cycles of a vector of sums to which a chunk of channels is added
 WAKE = 4000.0  # cycles to wake the other threads and to wait for the last of them
@@ -139,13 +140,15 @@ def _missing_of_few(conv: Conv2d, tile: Tile, registers: int, matrix: bool) -> f
     need = tile.accumulators + tile.vectors + 1 + (AHEAD if tile.vectors == 1 else 0)  # a load that a single product needs comes early
     taps, _ = _unrolled(conv, tile)
     again = 0
-    if not (matrix or tile.inputs == "reloaded" or math.prod(conv.kernel) == 1 or (tile.unroll == 1 and taps > 3)):
+    if not (matrix or tile.inputs == "reloaded" or tile.order == "uvc" or math.prod(conv.kernel) == 1 or (tile.unroll == 1 and taps > 3)):
         again = max(tile.accumulators + tile.vectors + _shared(conv, tile) + AHEAD - registers, 0)
     return max(need - registers, 0) + LOADED_AGAIN * again
 
 
 def _unrolled(conv: Conv2d, tile: Tile) -> tuple[int, bool]:
     """Taps of the innermost kernel axis, and whether that is the rows'."""
+    if tile.order == "uvc":
+        return 1, False
     down = tile.order == "cvu"
     return conv.kernel[0 if down else 1], down
 
@@ -162,8 +165,9 @@ def _input_bytes(conv: Conv2d, tile: Tile, windows: int, matrix: bool) -> float:
     channels, (rows, cols) = conv.in_channels // conv.groups, conv.kernel
     if matrix:
         return channels * rows * cols * (4.0 * windows + LINE)
-    run = (windows - 1) * conv.stride[1] + conv.window[1]
-    return channels * ((tile.rows - 1) * conv.stride[0] + rows) * (4.0 * run + LINE)
+    run = (windows - 1) * conv.stride[1]
+    row = min(4.0 * (run + conv.window[1]) + LINE, cols * (4.0 * (run + 1) + LINE))  # one run, or one for each column of the kernel
+    return channels * ((tile.rows - 1) * conv.stride[0] + rows) * row
 
 
 def _longer(one: float, other: float) -> float:
@@ -199,6 +203,10 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         columns = padding.multiplied(conv, 1, width)
         read = padding.multiplied(conv, 0, tile.rows) * columns
         sweep *= read
+        if tile.order != "uvc":  # every channel asks again which taps lie inside
+            rows, cols = conv.kernel
+            asked = rows * (1 + cols * padding.multiplied(conv, 0, tile.rows))
+            sweep += GUARD * lines * (whole + bool(rest)) * conv.in_channels / conv.groups * asked
         if where == "inline":
             sweep *= 1 + PREDICATE * (1 - padding.whole(conv, 0, tile.rows) * padding.whole(conv, 1, width))
     elif tile.padding == "skipped":
@@ -209,6 +217,9 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
 
     filter_bytes = 4.0 * depth * tile.block * read
     input_bytes = 4.0 * conv.in_channels // conv.groups * ((tile.row_block - 1) * conv.stride[0] + conv.window[0]) * conv.padded_size[1]
+    if where == "inline" and padding.skips(conv):
+        reached = min(tile.row_block * conv.kernel[0] * padding.multiplied(conv, 0, 1), conv.height)  # rows of the input
+        input_bytes = 4.0 * conv.in_channels / conv.groups * reached * conv.width
     if where == "root":
         input_bytes = 4.0 * staged / conv.groups / row_blocks
     tiles = lines * (whole + bool(rest))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from im2win.device.cpu import Machine
 from im2win.schedules.cpu.legality import unrolls_columns, violations
 from im2win.schedules.cpu.model import MANY
-from im2win.schedules.cpu.tile import ORDERS, VECTORS, Tile
+from im2win.schedules.cpu.tile import VECTORS, Tile
 from im2win.spec import padding
 from im2win.spec.conv2d import Conv2d
 
@@ -44,9 +44,15 @@ def _lanes(conv: Conv2d, machine: Machine) -> list[int]:
     return [w for w in widths if w == widths[-1] or all(waste[w] < waste[wider] for wider in widths if wider > w)]
 
 
-def _sums(conv: Conv2d) -> list[tuple[str, int]]:
-    """(order, unroll). The order only matters where the kernel has rows and columns."""
-    orders = ORDERS if min(conv.kernel) > 1 else ORDERS[:1]
+def _sums(conv: Conv2d, matrix: bool) -> list[tuple[str, int]]:
+    """(order, unroll).
+
+    The order only matters where the kernel has rows and columns. Where taps are left out, all channels of one may follow one another, so
+    that a register tile asks once whether the tap lies inside.
+    """
+    orders = ["cuv", "cvu"] if min(conv.kernel) > 1 else ["cuv"]
+    if not matrix and padding.skips(conv):
+        orders.append("uvc")
     return [(order, unroll) for order in orders for unroll in (1, 4)]
 
 
@@ -137,7 +143,7 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
         for pass_blocks in passes:
             made = [
                 Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll, chunks)
-                for order, unroll in _sums(conv)
+                for order, unroll in _sums(conv, matrix)
                 for chunks in counts
             ]
             if axis == "channels" and not matrix and cols == conv.output_size[1] and _much_padding(conv):

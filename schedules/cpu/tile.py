@@ -9,7 +9,7 @@ from im2win.common.caching import derived, hashed_once
 from im2win.packing.cpu_blocked import FilterPack
 from im2win.schedules.plain import PlainTile
 
-ORDERS = ("cuv", "cvu")
+ORDERS = ("cuv", "cvu", "uvc")
 AXES = ("channels", "windows")
 PADDING = ("multiplied", "skipped")
 INPUTS = ("shared", "reloaded")
@@ -66,8 +66,10 @@ class RegisterTile(PlainTile):
 class Tile(RegisterTile):
     """The tile of windows times filters: with axis "channels" inputs are broadcast, with "windows" filters.
 
-    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it.
-    unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter.
+    order: loop order of the sum, outermost first: c channel, u kernel row, v kernel column. Filters are packed in it. With "uvc", for
+        layers that leave out taps in the padding, a register tile asks once for all channels whether a tap lies inside the input.
+    unroll: unrolled steps of the sum in the micro-kernel: the whole innermost kernel axis, or this many channels of a 1x1 filter and in
+        the order "uvc".
     chunks: of input channels. The filters of one stay in level-2 cache while the register tile sweeps over the block of output rows, whose
         sums are kept beside the product.
     padding: whether taps that fall into the padding are "multiplied" or "skipped". To skip them, a register tile holds whole output rows:
@@ -92,6 +94,6 @@ class Tile(RegisterTile):
     def features(self) -> dict[str, float]:
         """Numbers that tell tiles of this family apart, for the tuner's cost model."""
         return {
-            **super().features(), "cvu": self.order == "cvu", "unroll": self.unroll, "chunks": self.chunks,
+            **super().features(), "cvu": self.order == "cvu", "uvc": self.order == "uvc", "unroll": self.unroll, "chunks": self.chunks,
             "skipped": self.padding == "skipped", "reloaded": self.inputs == "reloaded",
         }  # fmt: skip

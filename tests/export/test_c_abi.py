@@ -27,7 +27,7 @@ from im2win.export import c_abi
 from im2win.export.c_abi import cpu
 from im2win.export.c_abi.header import identifier
 from im2win.numerics.tolerance import tolerance
-from im2win.packing.cpu_blocked import FilterPack
+from im2win.packing.cpu_blocked import FilterPack, TapOrder
 from im2win.registry.ranking import ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.runtime.manifest import ArtefactError
@@ -123,9 +123,10 @@ def test_winograds_filters_of_any_form(tmp_path: Path) -> None:
     assert_close(conv, library(conv, tensors, packed), oracle(conv, **tensors), tolerance(conv))
 
 
-def test_packing_by_columns(tmp_path: Path) -> None:
-    """The order of an im2win window, with channels and groups that fill no block."""
-    conv, pack = Conv2d.parse("n1-c6x9x11-k14x3x2-g2"), FilterPack(4, "cvu")
+@pytest.mark.parametrize("order", ["cuv", "cvu", "uvc"])
+def test_packing_in_every_order(tmp_path: Path, order: TapOrder) -> None:
+    """The orders of a filter, of an im2win window and tap by tap, with channels and groups that fill no block."""
+    conv, pack = Conv2d.parse("n1-c6x9x11-k14x3x2-g2"), FilterPack(4, order)
     w = exact_tensors(conv)["filter"]
     text = "\n".join(['#include "pack.h"', *cpu._windows(conv, pack), "int layer(const float *w, float *packed) {"])
     (tmp_path / "own.c").write_text(f"{text} return im2win_pack_1_windows(&filters, w, packed); }}\n")

@@ -127,6 +127,16 @@ def test_a_slow_tile_is_not_borrowed(log: Log) -> None:
     assert look(log, illegal=(9,)).record == ok(1.2e-3, near, tile={"rows": 2})
 
 
+def test_hints_of_a_layer_in_two_logs_count_once(tmp_path: Path) -> None:
+    mine, packaged = Log(tmp_path / "mine"), Log(tmp_path / "packaged")
+    *near, far = (CONV.with_(out_channels=CONV.out_channels * factor) for factor in (2, 3, 4, 6))
+    for one in (mine, packaged):
+        fill(one, *(ok(conv=conv) for conv in near))
+    fill(packaged, ok(conv=far))
+    found = look(mine, packaged, unearned=lambda record, *_: None if record.conv == str(far) else "a hint")
+    assert found.record == ok(conv=far) and [reason for _, reason in found.skipped] == ["a hint"] * 6
+
+
 def _crowded_folder(log: Log, count: int) -> None:
     (log.folder / DEVICE).mkdir(parents=True)
     for channels in range(1, count + 1):

@@ -225,7 +225,7 @@ def test_filters_of_any_memory_order() -> None:
         assert_equal(CONV, default(CONV)(x, same), expected)
 
 
-@pytest.mark.parametrize("order", ["cuv", "cvu"])
+@pytest.mark.parametrize("order", ["cuv", "cvu", "uvc"])
 @pytest.mark.parametrize("key", ["n1-c6x9x11-k10x3x2", "n1-c6x9x11-k15x3x2-g3"])
 def test_packed_filters_by_the_formula(key: str, order: Any) -> None:
     conv, pack = Conv2d.parse(key), FilterPack(4, order)
@@ -235,7 +235,8 @@ def test_packed_filters_by_the_formula(key: str, order: Any) -> None:
     seen = np.zeros(packed.shape, bool)
     for (j, c, u, v), value in np.ndenumerate(w):
         block = j // per_group * pack.blocks_per_group(conv) + j % per_group // 4
-        place = block, (c * 3 + u) * 2 + v if order == "cuv" else (c * 2 + v) * 3 + u, j % per_group % 4
+        step = {"cuv": (c * 3 + u) * 2 + v, "cvu": (c * 2 + v) * 3 + u, "uvc": (u * 2 + v) * w.shape[1] + c}[order]
+        place = block, step, j % per_group % 4
         assert packed[place] == value and wide[block, j % per_group % 4] == bias[j]
         seen[place] = True
     assert not packed[~seen].any(), "what is not a filter is zero"

@@ -47,6 +47,39 @@ def test_exact(key: str, algorithm: str) -> None:
             assert_equal(conv, run(tiled(conv, algorithm, replace(tile, chunks=chunks)), tensors), expected)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("key", LAYERS, ids=LAYERS.values())
+def test_all_channels_of_a_tap_are_exact(key: str, algorithm: str) -> None:
+    conv = Conv2d.parse(key)
+    tensors = exact_tensors(conv)
+    expected = oracle(conv, **tensors)
+    tiles = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host()) if tile.order == "uvc"]
+    kinds = {(tile.axis, tile.unroll): tile for tile in sorted(tiles, key=lambda tile: tile.rows * tile.cols)}
+    assert kinds.keys() >= {("channels", 1), ("channels", 4)}
+    for tile in kinds.values():
+        assert_equal(conv, run(tiled(conv, algorithm, tile), tensors), expected)
+
+
+def test_a_register_tile_asks_for_all_channels_of_a_tap() -> None:
+    conv, row = Conv2d.parse("n1-c61x14x14-k64x3x3-p12-d12"), schedule_of("direct/tiled")  # nothing else is 61 long
+    tile = next(tile for _, tile in ranked_tiles(conv, row, host()) if tile.order == "uvc" and tile.axis == "channels")
+    for order, first in (("cuv", "for "), ("uvc", "if ")):
+        script = lower(conv, row, replace(tile, order=order, unroll=1), host()).script()
+        lines = [line.strip() for line in script.splitlines()]
+        nest = [line for line in lines if line.startswith("if ") or (line.startswith("for ") and "(61" in line)]
+        assert nest[0].startswith(first), script
+
+
+def test_where_all_channels_of_a_tap_are_offered() -> None:
+    dilated, plain = Conv2d.parse("n1-c64x14x14-k64x3x3-p12-d12"), Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
+    for conv, algorithm, offered in ((dilated, "direct/tiled", True), (plain, "direct/tiled", False), (dilated, "im2col/tiled", False)):
+        row = schedule_of(algorithm)
+        tiles = [tile for _, tile in ranked_tiles(conv, row, host())]
+        assert any(tile.order == "uvc" for tile in tiles) == offered
+        broken = row.scheduler.violations(conv, replace(tiles[0], order="uvc", padding="multiplied"), host())
+        assert offered or broken == ["`order` uvc is for layers that leave out taps in the padding, and not for a matrix"]
+
+
 @pytest.mark.parametrize("key", ["n1-c12x9x14-k32x3x3-p1-bias-relu", "n2-c12x9x14-k24x3x3-NHWC-add", "n1-c16x6x6-k20x1x1"])
 def test_chunks_of_channels_are_exact_without_padding_too(key: str) -> None:
     conv = Conv2d.parse(key)

@@ -227,7 +227,7 @@ def test_build(options: dict[str, Any], kind: type[Exception], message: str) -> 
 
 TILES: list[tuple[dict[str, Any], str]] = [
     ({"axis": "rows"}, "`axis` (=rows) must be one of channels, windows"),
-    ({"order": "vuc"}, "`order` (=vuc) must be one of cuv, cvu"),
+    ({"order": "vuc"}, "`order` (=vuc) must be one of cuv, cvu, uvc"),
     ({"lanes": 5}, "`lanes` (=5) must be one of (1, 2, 4, 8, 16)"),
     ({"lanes": 2}, "`lanes` (=2) must be at least 4, what shuffles can transpose to NCHW"),
     ({"vectors": 0}, "`vectors` (=0) must be at least 1"),

@@ -24,7 +24,6 @@ from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
-
 CLOSE = 2  # elements between neighbouring windows, at most, whose elements neighbouring lanes fetch
 
 

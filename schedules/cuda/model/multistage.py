@@ -43,6 +43,7 @@ COPY_ISSUES = 10  # instructions of an asynchronous copy with its address
 SCATTERED_ISSUES = 22  # of a copy of one element by lanes that read several lines at a time, which pass one after the other
 FETCH_ISSUES = 19  # instructions of an element that is copied through registers
 FETCHED_ISSUES = {4: 9, 2: 14, 1: 14}  # by bytes, of an element of a `fetched` window, with its share of a store of 16 bytes
+TABLE_ISSUES = {4: 8, 2: 0, 1: 0}  # more for each number that its thread reads of the table of taps, for all its windows
 SPILL_ISSUES = 20  # instructions of a step for each fetched element without a register
 PATCH_ISSUES = 86  # more instructions for a pixel of a halo tile, with its look-up of the offset and neighbours in other rows
 L2_SHARE = 40 << 20  # bytes that level-2 cache holds beside the data that streams through it
@@ -164,10 +165,12 @@ def _fetched(tile: MultistageTile) -> int:
     return tile.block_n * tile.slabs * SLAB // WORD // tile.threads if tile.fetched else 0
 
 
-def _copy_issues(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> int:
+def _copy_issues(conv: Conv2d, tile: MultistageTile, plan: WindowSource) -> float:
     """Instructions of a copy of windows that are copied tap by tap."""
     if tile.fetched:
-        return FETCHED_ISSUES[conv.itemsize]
+        numbers = 0 if im2col_taps.taps_are_whole(conv, tile) else 1 + plan.strides(conv).padded
+        windows = tile.block_n * im2col_taps.lanes_along_sum(conv, tile, plan) / tile.threads
+        return FETCHED_ISSUES[conv.itemsize] + TABLE_ISSUES[conv.itemsize] * numbers / windows
     unit = im2col_taps.unit_elements(conv, tile.order, plan)
     if not unit:
         return FETCH_ISSUES

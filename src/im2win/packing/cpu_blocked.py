@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from im2win.spec.conv2d import Conv2d
 
-TapOrder = Literal["cuv", "cvu"]  # c: input channel, u: kernel row, v: kernel column; the last one is innermost
+TapOrder = Literal["cuv", "cvu", "uvc"]  # c: input channel, u: kernel row, v: kernel column; the last one is innermost
 
 Array = npt.NDArray[Any]
 
@@ -19,8 +19,9 @@ Array = npt.NDArray[Any]
 class FilterPack:
     """Filters as [channel blocks, K, block]: one K step of one block is a contiguous run of `block` output channels.
 
-    K = in_channels / groups * kernel_h * kernel_w runs over the taps in `order`: "cuv" (channel, row, column) or "cvu", the order of an
-    im2win window (channel, column, row). Channels that do not fill a group's last block are padded with zero filters.
+    K = in_channels / groups * kernel_h * kernel_w runs over the taps in `order`: "cuv" (channel, row, column); "cvu", the order of an
+    im2win window (channel, column, row); or "uvc" (row, column, channel), in which the channels of a tap follow one another. Channels that
+    do not fill a group's last block are padded with zero filters.
     """
 
     block: int
@@ -42,7 +43,7 @@ class FilterPack:
     def filter(self, conv: Conv2d, w: Array) -> Array:
         """Packs filters of `conv.filter_shape` into `shape(conv)`, contiguous."""
         groups, per_group = conv.groups, conv.out_channels // conv.groups
-        taps = w.transpose(0, 1, 3, 2) if self.order == "cvu" else w
+        taps = w.transpose(0, *("_cuv".index(axis) for axis in self.order))
         flat = taps.reshape(groups, per_group, -1)
         padded = self.blocks_per_group(conv) * self.block
         if padded != per_group:

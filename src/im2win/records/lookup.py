@@ -189,7 +189,7 @@ def find(
         threads: only records with this many threads apply; None leaves that to `accepts`.
     """
     skipped: list[tuple[Record, str]] = []
-    hints = 0
+    hints: set[str] = set()
     for tier, log, records in _ladder(conv, device, logs, alike):
         best = math.inf
         for record in best_first(record for record in records if record.target == target):
@@ -206,11 +206,11 @@ def find(
                     if hint is None:
                         return Found(settled(record, records, log) if tier == "exact" else record, tier, skipped)
                     skipped.append((record, hint))
-                    hints += tier == "nearest layer"
+                    hints |= {record.conv} if tier == "nearest layer" else set()
                     break
                 reason = f"its tile is not legal for {conv}: {'; '.join(problems)}"
             skipped.append((record, reason))
-        if hints == _NEAR_HINTS:
+        if len(hints) == _NEAR_HINTS:
             break
     return Found(None, "none", skipped)
 

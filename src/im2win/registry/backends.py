@@ -87,7 +87,7 @@ class Backend(Protocol):
     def alike(self, conv: Conv2d, other: Conv2d) -> bool: ...
 
 
-CPU_TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "row_block", "cvu", "unroll", "outputs")
+CPU_TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "row_block", "cvu", "uvc", "unroll", "outputs")
 """What a CPU tile may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
 
 

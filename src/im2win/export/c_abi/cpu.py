@@ -176,8 +176,10 @@ def _check(machine: Machine) -> str:
 
 def _windows(conv: Conv2d, pack: FilterPack | ChannelPack) -> list[str]:
     conv, filters = packed(conv, pack)
-    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, filters.block, int(filters.order == "cvu")
-    return [f"static const im2win_windows filters = {_braces((*sizes, math.prod(filters.shape(conv))))};"]
+    extents = dict(zip("cuv", conv.filter_shape[1:], strict=True))
+    steps = [math.prod(extents[inner] for inner in filters.order[filters.order.index(axis) + 1 :]) for axis in "cuv"]
+    sizes = conv.out_channels, *conv.filter_shape[1:], conv.groups, filters.block, math.prod(filters.shape(conv)), _braces(steps)
+    return [f"static const im2win_windows filters = {_braces(sizes)};"]
 
 
 def _transformed(conv: Conv2d, pack: WinogradPack) -> list[str]:

@@ -26,8 +26,8 @@ int im2win_pack_1_windows(const im2win_windows *layer, const float *w, float *pa
     for (int c = 0; c < layer->in_channels; c++)
       for (int u = 0; u < rows; u++)
         for (int v = 0; v < columns; v++) {
-          size_t tap = layer->by_columns ? (size_t)v * rows + u : (size_t)u * columns + v;
-          to[(c * taps + tap) * block] = w[(k * (size_t)layer->in_channels + c) * taps + (size_t)u * columns + v];
+          size_t k_step = c * layer->steps[0] + u * layer->steps[1] + v * layer->steps[2];
+          to[k_step * block] = w[(k * (size_t)layer->in_channels + c) * taps + (size_t)u * columns + v];
         }
   }
   return IM2WIN_OK;

@@ -6,10 +6,10 @@
 
 #define IM2WIN_MOST_TILE 16
 
-/* block: output channels of a block; by_columns: the order of the sum is columns before rows of the kernel. */
+/* block: output channels of a block; steps: elements of the sum from an input channel, kernel row and column to the next. */
 typedef struct {
-  int out_channels, in_channels, rows, columns, groups, block, by_columns;
-  size_t packed;
+  int out_channels, in_channels, rows, columns, groups, block;
+  size_t packed, steps[3];
 } im2win_windows;
 
 /* down, across: the matrices G of kernel columns and rows, [tile][kernel], of so many rows each; strides: in the packed tensor, of the
