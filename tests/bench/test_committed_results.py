@@ -40,8 +40,6 @@ STALE = {
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/untuned-drawn-cpu-3.json": "other kernels and choice",
-    "studies/amd-epyc-znver4-2t/epilogues.json": "other kernels and choice",
-    "studies/amd-epyc-znver4-2t/shared-process.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other kernels and choice and runtime",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-2.json": "other kernels and choice and runtime",
     f"{AMD}/models-b1.json": "no digest",
