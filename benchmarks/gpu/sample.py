@@ -20,7 +20,8 @@ from im2win import Conv2d
 from im2win.bench import cuda_builds
 from im2win.device.gpu import device_gpu
 from im2win.numerics.tolerance import tolerance
-from im2win.registry.backends import Backend, backend_for
+from im2win.registry.backends import backend_for
+from im2win.registry.interface import Backend
 from im2win.registry.schedules import SCHEDULES
 from im2win.schedules.studies import cuda_ladder as ladder
 from im2win.schedules.studies import sliding

@@ -17,7 +17,9 @@ from im2win.common.worker_pool import Worker, WorkerError, as_ready, in_order
 from im2win.device import gpu
 from im2win.device.cpu import Machine
 from im2win.device.gpu import H200
-from im2win.registry.backends import CpuBackend, CudaBackend, backend_for
+from im2win.registry.backends import backend_for
+from im2win.registry.cpu_backend import CpuBackend
+from im2win.registry.cuda_backend import CudaBackend
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.layers import shared_out
@@ -86,7 +88,7 @@ def test_pools_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start when they get a job: none does here."""
     monkeypatch.setattr(CudaBackend, "measurement_slots", lambda self: [{"CUDA_VISIBLE_DEVICES": name} for name in "0123"])
     monkeypatch.setattr(CudaBackend, "check_tools", lambda self: None)
-    monkeypatch.setattr("im2win.registry.backends.usable_cpus", lambda: 17)
+    monkeypatch.setattr("im2win.registry.cuda_backend.usable_cpus", lambda: 17)
     with pools(H200, 100) as all_of_them:
         assert [len(pool.builders) for pool in all_of_them] == [4, 4, 4, 4]
     with pools(H200, 2) as two:

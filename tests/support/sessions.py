@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from im2win.registry.backends import Kernel
+from im2win.registry.interface import Kernel
 from im2win.registry.schedules import SCHEDULES
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.cost_model import Choice

@@ -15,7 +15,7 @@ from im2win.common.progress import Reporter
 from im2win.device.cpu import Machine
 from im2win.records.log import Log
 from im2win.records.record import Record
-from im2win.registry.backends import CpuBackend
+from im2win.registry.cpu_backend import CpuBackend
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner import layers
 from im2win.tuner.layers import tune_layers

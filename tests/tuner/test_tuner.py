@@ -26,7 +26,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.records.judge import rivals_now
 from im2win.records.log import Log
 from im2win.records.lookup import stale
-from im2win.registry.backends import Kernel
+from im2win.registry.interface import Kernel
 from im2win.registry.ranking import default_tile, ranked_tiles
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.tuner.cost_model import LEAST, Choice, CostModel

@@ -20,7 +20,8 @@ from im2win.device.gpu import Gpu
 from im2win.packing.codec import Pack
 from im2win.records.lookup import choose
 from im2win.registry import cpu_lowering, cuda_lowering
-from im2win.registry.backends import Device, Tile, backend_for, device_for
+from im2win.registry.backends import Device, backend_for, device_for
+from im2win.registry.interface import Tile
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.runtime.cuda import CudaOp

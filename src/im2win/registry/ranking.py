@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from im2win.device.cpu import Machine
-from im2win.registry.backends import Backend, Device, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Backend
 from im2win.registry.schedules import Schedule, candidates, schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d

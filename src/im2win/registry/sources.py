@@ -37,7 +37,7 @@ _GENERATORS = {
 }  # fmt: skip
 _CHOICE = {"legality", "model", "objective", "space"}  # of files and of folders
 _LISTS = {"spec/suites.py", "spec/captured_layers.py"}  # say which layers there are, and nothing of how one is computed
-_SELECTORS = ("registry/backends.py", "registry/ranking.py", "records/merit.py")  # beside the generator's registry, tiles and rules
+_SELECTORS = ("registry/backends.py", "registry/interface.py", "registry/{target}_backend.py", "registry/ranking.py", "records/merit.py")
 _LOOK_UP = ("records/judge.py", "records/lookup.py", "records/tiers.py")
 _RUNTIME = {"cpu": ("codegen/pool/*.[ch]",), "cuda": ()}  # runs kernels' loops, and is no part of them
 _MODELS = ("frontends/models/*.py", "frontends/onnx/*.py")  # compile what is no convolution
@@ -51,7 +51,7 @@ def files(target: str) -> list[Path]:
 
 def choice_files(target: str) -> list[Path]:
     """The files that select the default tile of a problem for a target, and that say which records beat it."""
-    return _found((*_GENERATORS[target], *_SELECTORS))
+    return _found((*_GENERATORS[target], *(path.format(target=target) for path in _SELECTORS)))
 
 
 def _found(patterns: Iterable[str]) -> list[Path]:

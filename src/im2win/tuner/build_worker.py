@@ -11,7 +11,8 @@ from pathlib import Path
 from im2win.codegen.llvm import TileError
 from im2win.common.messages import brief
 from im2win.common.worker_pool import serve
-from im2win.registry.backends import Device, Kernel, Tile, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Kernel, Tile
 from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d

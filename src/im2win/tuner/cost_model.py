@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Tile
 from im2win.registry.schedules import schedule_of
 from im2win.spec.conv2d import Conv2d
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.common.worker_pool import WorkerError, in_order
-from im2win.registry.backends import Kernel
+from im2win.registry.interface import Kernel
 from im2win.registry.schedules import schedule_of
 from im2win.spec.accuracy import Accuracy
 from im2win.tuner.build_worker import BuildJob, Built

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from im2win.common.worker_pool import Worker, WorkerError, in_order
-from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Tile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 from im2win.tuner.build_worker import RankJob, rank

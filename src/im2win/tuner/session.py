@@ -18,7 +18,8 @@ from im2win.records.judge import rivals_now
 from im2win.records.log import Log, best_first
 from im2win.records.lookup import applies_at_once, stale, tile_violations
 from im2win.records.record import NO_KERNEL, Record, utc_now
-from im2win.registry.backends import Device, Kernel, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Kernel
 from im2win.registry.ranking import first_of
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import code_digest

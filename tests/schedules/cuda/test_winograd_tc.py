@@ -27,7 +27,7 @@ from im2win.reconstruct.fusion.pairs import pair
 from im2win.reconstruct.fusion.uniform import FEW, few
 from im2win.records.log import Log
 from im2win.records.lookup import choose, search
-from im2win.registry import backends, cuda_lowering
+from im2win.registry import cuda_lowering, interface
 from im2win.registry.backends import backend_for
 from im2win.registry.ranking import default_tile
 from im2win.registry.schedules import candidates, schedule_of
@@ -348,7 +348,7 @@ def test_a_session_proposes_records_and_resumes(log: Log) -> None:
     assert session.default == session.search.all[0] and session.default in batch and len({choice.tile for choice in batch}) == len(batch)
     assert {choice.tile.fusion for choice in batch} == {"none", "shmem", "llc"}
     first, second, *_ = batch
-    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), backends.Kernel(Sizes(CONV, first.tile).workspace_bytes, "0" * 16))
+    session.record(first, Outcome("ok", error=1e-3, samples_s=[1e-5]), interface.Kernel(Sizes(CONV, first.tile).workspace_bytes, "0" * 16))
     session.record(second, Outcome("build_error", "pkf-llc does not apply: there is no pair"), None)
     again = Session(CONV, ["winograd/tensor_cores"], H200, log, 32, 0, accuracy="winograd")
     assert again.tried == session.tried and again.best == session.best and again.best is not None and again.best[0] == first
