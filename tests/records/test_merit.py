@@ -24,7 +24,7 @@ from im2win.records.record import Record
 from im2win.records.standings import device_of, of_layer, stamp, unmet
 from im2win.records.tiers import tier_for
 from im2win.registry import sources
-from im2win.registry.backends import CpuBackend
+from im2win.registry.cpu_backend import CpuBackend
 from im2win.registry.ranking import default_of, ranked_tiles
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import choice_digest, code_digest
@@ -128,6 +128,17 @@ def test_a_record_that_had_rivals_of_the_default_s_schedule_is_used(log: Log) ->
     fill(log, record, *rivals(LEAST_RIVALS - 1))
     assert tier(look(log), record) == "hint"
     fill(log, made(5e-3, standard(), LEAST_RIVALS))
+    assert tier(look(log), record) == "exact"
+
+
+def test_tiles_of_before_the_default_s_fields_are_no_rivals(log: Log) -> None:
+    """What is new in the default tile had no chance against the record, however many tiles without it were timed."""
+    new, record = set(tiles(standard())[-1]), made(1e-3)
+    without = [replace(one, tile={name: value for name, value in one.tile.items() if name != "order"}) for one in rivals(2 * LEAST_RIVALS)]
+    assert "order" in new and all(new - set(one.tile) == {"order"} for one in without)
+    found = look(fill(log, record, *without))
+    assert tier(found, record) == "hint" and "too few of this algorithm with its fields were" in reason(found)
+    fill(log, *rivals(LEAST_RIVALS))
     assert tier(look(log), record) == "exact"
 
 
@@ -371,5 +382,6 @@ def test_the_source_that_selects_defaults() -> None:
         chosen = {path.relative_to(sources.ROOT) for path in sources.choice_files(target)}
         generators = {path.relative_to(sources.ROOT) for path in sources.files(target)}
         names = {str(path) for path in chosen - generators}
-        assert generators < chosen and {"registry/ranking.py", "registry/backends.py", "records/merit.py"} < names
+        assert generators < chosen and {"registry/ranking.py", f"registry/{target}_backend.py", "records/merit.py"} < names
+        assert not {f"registry/{other}_backend.py" for other in sources.TARGETS if other != target} & names
         assert any(sources.chooses(Path(name)) for name in names) and choice_digest(target) != code_digest(target)

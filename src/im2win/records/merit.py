@@ -6,6 +6,7 @@ with its target and number of threads,
 
 - the default tile was *met*: it has a record, and is slower or failed, or is the record itself; or
 - it had *rivals*: tiles of the default's algorithm and schedule were timed, at least `LEAST_RIVALS` or all there are, and none is better.
+  They have every field of the default tile: tiles of before a schedule learned something are no evidence against what it does with it.
 
 The default tile is that of the layer on this device with the accuracy asked for. To know it a whole space is ranked, a third of a second on
 a CPU. Records say by `rivals` that the session that wrote them measured today's default, and proofs list layers (`proofs.Choices`); only
@@ -22,7 +23,7 @@ from typing import Any
 
 from im2win.records.log import best_first
 from im2win.records.record import Record
-from im2win.registry.backends import Backend, Tile
+from im2win.registry.interface import Backend, Tile
 from im2win.registry.schedules import SCHEDULES, schedule_of
 from im2win.spec import methods
 
@@ -31,7 +32,7 @@ Applies = Callable[[Record], str | None]
 
 _WHY = {
     "new-algorithm": "{method}, the algorithm of today's default tile, was not tried",
-    "new-tile": "today's default tile, of {method}, was not tried, and too few others of this algorithm were",
+    "new-tile": "today's default tile, of {method}, was not tried, and too few of this algorithm with its fields were",
     "slower": "today's default tile, of {method}, or another of this algorithm is better there",
 }
 
@@ -71,8 +72,10 @@ def standing(
     tried = latest(one for one in records if one.method == method and (one.target, one.threads) == (record.target, record.threads))
     if own := next((one for one in tried if _is(one, tile, backend) and applies(one) is None), None):
         return Standing("met" if own.cost >= record.cost else "slower", method, own.cost / record.cost)
-    rivals = list(itertools.islice((one for one in best_first(tried) if applies(one) is None), LEAST_RIVALS))
-    if not rivals:
+    named = tile.as_dict().keys()
+    alike = (one for one in best_first(tried) if named <= one.tile.keys() and applies(one) is None)
+    rivals = list(itertools.islice(alike, LEAST_RIVALS))
+    if not rivals and not any(applies(one) is None for one in best_first(tried)):
         return Standing("new-algorithm", method)
     if len(rivals) < LEAST_RIVALS and len(rivals) < len(backend.ranked(record.conv2d, SCHEDULES[method])):
         return Standing("new-tile", method)
