@@ -3,7 +3,7 @@
 A thread block is a prologue, steps and an epilogue. The time of a step is the largest of three: the instructions of its warps on their
 schedulers; the latency of one warp's chain, where too few warps hide it; the latency of its copies, where these run too few steps ahead.
 Beside the multiprocessors, level-2 cache and memory give lower bounds. Constants are fitted to measurements on an NVIDIA H200.
-On 90 float32 layers recorded there, the recorded tile that the models rank first costs 1.09 times as much as the best, and 1.51 times
+On 90 float32 layers recorded there, the recorded tile that the models rank first costs 1.07 times as much as the best, and 1.26 times
 at most.
 """
 
@@ -27,7 +27,7 @@ from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
-MOST_REGISTERS = 255  # of a thread
+MOST_REGISTERS = 255  # of a thread, of a block that has so many for each
 PRODUCT_CYCLES = {"f16": 14.8, "s8": 9.7, "tf32": 9.7, "tf32x3": 11.4}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
 FMA_CYCLES = 1.3  # of a scheduler, for a multiplication and addition of each lane
 GROUP_CYCLES = 0.44  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
@@ -129,19 +129,20 @@ class Work:
 
 
 @functools.lru_cache(maxsize=1 << 14)  # schedules that differ in their source of windows rank the same tiles
-def _work(conv: Conv2d, tile: MultistageTile) -> Work:
+def _work(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Work:
     """The work of a block. `conv` is the whole problem."""
     pack, source = pack_of(conv, tile), windows_of(conv, tile)
     channel_blocks, step = pack.blocks(conv), step_filters(source, tile)
     steps = math.prod(pack.shape(conv)) // channel_blocks // step_filters(conv, tile)
     fetched = _fetched(tile)
     registers = _registers(source, tile) + fetched
+    most = min(MOST_REGISTERS, gpu.registers // tile.threads // 8 * 8)
     filters = step * source.itemsize * steps
     run = run_length(source, tile, operand_of(tile).run(source, tile))
     busy, others = _step_issues(source, tile)
-    others += SPILL_ISSUES * min(max(registers - MOST_REGISTERS, 0), fetched)
+    others += SPILL_ISSUES * min(max(registers - most, 0), fetched)
     return Work(
-        channel_blocks, steps, min(registers, MOST_REGISTERS) * tile.threads, busy, others, filters,
+        channel_blocks, steps, min(registers, most) * tile.threads, busy, others, filters,
         filter_issues=filters / steps / 16 / tile.threads * COPY_ISSUES,
         stores=tile.positions * tile.accumulators * _kept(source, tile) / tile.warp_m / run * (6 if run == 1 else 4), run=run,
     )  # fmt: skip
@@ -246,7 +247,7 @@ def _launch_latency(tile: MultistageTile) -> int:
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu, plan: WindowSource) -> Estimate:
     """The estimate for a legal tile."""
-    work, whole = _work(conv, tile), conv
+    work, whole = _work(conv, tile, gpu), conv
     conv, plan = windows_of(conv, tile), WindowSource(staged="rows") if tile.in_rows else plan
     traffic, shared = traffic_of(conv, plan), shared_bytes(conv, tile, plan)
     steps, parts = work.steps, traffic.parts

@@ -14,6 +14,8 @@ from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.schedules.cuda.windows import WindowSource
 from im2win.spec.conv2d import Conv2d
 
+DRAM_SHARE = 2 / 3  # of the bandwidth of memory that transforms reach: bands are short
+
 
 def estimate(conv: Conv2d, tile: MultistageTile, gpu: Gpu) -> Estimate:
     """The estimate for a legal tile.
@@ -32,7 +34,7 @@ def in_bands(conv: Conv2d, tiles: Tiles, one: Estimate, gpu: Gpu) -> Estimate:
     bands = math.prod(tiles.bands)
     given, output = (math.prod(shape) * conv.itemsize for shape in (conv.input_shape, conv.output_shape))
     speed = gpu.l2_bytes_s if tiles.workspace_bytes <= L2_SHARE else gpu.dram_bytes_s
-    transforms = bands * (tiles.workspace_bytes / speed + 2 * LAUNCH_S) + (given + output) / gpu.dram_bytes_s
+    transforms = bands * (tiles.workspace_bytes / speed + 2 * LAUNCH_S) + (given + output) / (DRAM_SHARE * gpu.dram_bytes_s)
     return replace(
         one, compute=bands * one.compute, cache=bands * one.cache, memory=bands * tiles.workspace_bytes / speed,
         transform=transforms + bands * LAUNCH_S,

@@ -19,7 +19,8 @@ from im2win.records.merit import Applies, Standing, latest, standing
 from im2win.records.proofs import current_proof
 from im2win.records.record import Record
 from im2win.records.tiers import same_convolution
-from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Tile
 from im2win.registry.ranking import default_of
 from im2win.registry.schedules import candidates, schedule_of
 from im2win.registry.sources import choice_digest

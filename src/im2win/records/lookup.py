@@ -18,7 +18,8 @@ from im2win.records.judge import DefaultOf, Judge, Settled, unsuited
 from im2win.records.log import Accepts, Log, best_first
 from im2win.records.proofs import proven, verdict
 from im2win.records.record import Record, TileValue, parse_key
-from im2win.registry.backends import Device, Tile, backend_for
+from im2win.registry.backends import Device, backend_for
+from im2win.registry.interface import Tile
 from im2win.registry.schedules import SCHEDULES, candidates, schedule_of
 from im2win.registry.sources import code_digest
 from im2win.spec import methods
