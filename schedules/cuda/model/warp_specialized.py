@@ -22,6 +22,8 @@ COPY_CYCLES = 30  # cycles of a warpgroup for every copy of filters: the wait at
 CYCLE_BYTES = 50  # bytes that a multiprocessor receives in a cycle, with all of them busy
 FOUR = 2.2  # factor of clusters of four that share windows or filters, for tiles of several rows
 FOUR_LONG = 1.25  # the same for other tiles
+CROWDED = {2: 1.0, 4: 1.15, 8: 1.45}  # by size, factor of clusters that share accumulators and do not all find their places at once
+FULL = 0.9  # share of the places that are taken, from which on clusters wait for one another's
 FEW = 2  # copies of filters for a tile, so that its blocks wait for one another most of the time
 SENT_LATENCY = 1000  # cycles until accumulators of other blocks have arrived, and may be overwritten
 SENT_BYTES = 24  # bytes of accumulators that a block receives in a cycle
@@ -50,6 +52,8 @@ def estimate(conv: Conv2d, tile: WarpSpecializedTile, gpu: Gpu) -> Estimate:
     apart = 1.0
     if tile.cluster // tile.sum_blocks == 4:
         apart = FOUR if tile.rows > 1 or copies <= FEW else FOUR_LONG
+    if tile.sum_blocks > 1 and resident > 1 and blocks > FULL * resident * gpu.multiprocessors:
+        apart = CROWDED[tile.cluster]
     size = conv.itemsize * steps * tile.units * tile.unit
     filters = work // tile.filter_blocks * tile.block_m * taps * size
     windows = work // tile.window_blocks * field.pixels * size

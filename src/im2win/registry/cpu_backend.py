@@ -15,7 +15,9 @@ from im2win.registry.schedules import SCHEDULES, Schedule
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
-TILE_FEATURES = ("windows", "lanes", "vectors", "rows", "cols", "row_block", "cvu", "uvc", "unroll", "chunks", "skipped", "reloaded", "outputs")
+TILE_FEATURES = (
+    "windows", "lanes", "vectors", "rows", "cols", "row_block", "cvu", "uvc", "unroll", "chunks", "skipped", "reloaded", "outputs",
+)  # fmt: skip
 """What a CPU tile may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
 
 
