@@ -34,8 +34,6 @@ STALE = {
     f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
     f"{H200}/ladder-papers12-float32-b128.json": "no digest",
     f"{H200}/memory-papers12-b128.json": "no digest",
-    f"{H200}/papers12-exact-float32-b128.json": "other kernels and choice",
-    f"{H200}/papers12-tf32-nhwc-float32-b128.json": "other kernels and choice",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice",
@@ -57,8 +55,6 @@ STALE = {
     "studies/nvidia-h200/winograd-tensor-cores.json": "no digest",
     "studies/nvidia-h200/zoo-float16-b1.json": "other kernels and choice",
     "studies/nvidia-h200/zoo-float16-b32.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b1.json": "other kernels and choice",
-    "studies/nvidia-h200/zoo-float32-b32.json": "other kernels and choice",
 }
 
 # Layers whose shipped choice was slower than the default tile. Only stale files may have any.
