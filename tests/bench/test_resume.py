@@ -106,9 +106,10 @@ def test_a_run_measures_what_is_missing_and_loses_nothing(tmp_path: Path, monkey
     monkeypatch.setattr(bench, "kept", lambda *rest, **named: dict(times))
     seen: list[list[str]] = []
     new = bench.run(
-        LAYERS, against=(), rounds=2, seconds_warmup=0.01, threads=1, before=result(),
+        LAYERS, against=(), rounds=2, seconds_warmup=0.01, threads=1, before=result(ceilings={"fma_gflops": 90.0, "copy_gbs": 12.0}),
         keep=lambda partial: seen.append([row.layer for row in partial.layers]),
     )  # fmt: skip
     assert seen == [["conv0", "conv2"], ["conv0", "conv1", "conv2"], ["conv0", "conv1", "conv2"]]
     assert [bool(row.date) for row in new.layers] == [True, False, True] and new.layers[1].ours_ms != 1.0
+    assert new.ceilings == {"fma_gflops": 100.0, "copy_gbs": 12.0}  # of both runs, so that the rows of neither are above them
     assert Result.load(new.save(tmp_path / "r.json")) == new

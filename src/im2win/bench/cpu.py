@@ -27,7 +27,7 @@ from im2win.bench.memory import MeasureError, peak_bytes
 from im2win.bench.peers.cpu import Array, peers
 from im2win.bench.peers.subject import PeerError, Subject, Tensors, Trial
 from im2win.bench.results import OURS, UNTUNED, Result, Row, Spread, roofline_fraction, suite_of
-from im2win.bench.resume import in_order, kept
+from im2win.bench.resume import highest_ceilings, in_order, kept
 from im2win.bench.source import digests
 from im2win.builder.build import build_tile, looked_up
 from im2win.common.comparison import judged
@@ -154,6 +154,7 @@ def run(
     if before is not None:
         names = [one.name for one in field if one.name not in (OURS, UNTUNED)]
         rows = kept(before, result, wanted, machine, accuracy=accuracy, peers=names, untuned=untuned, logs=folder, algorithm=algorithm)
+        result.ceilings = highest_ceilings(before, result)
     with ExitStack() as stack:
         workers = {one.name: stack.enter_context(Worker(one, machine.threads)) for one in field}
         for done, layer in enumerate(wanted, 1):

@@ -53,6 +53,11 @@ def kept(
     return found
 
 
+def highest_ceilings(before: Result, run: Result) -> dict[str, float]:
+    """The higher of both runs' ceilings: measuring an upper bound may fall short of it, and no row of either run is to be above it."""
+    return {name: max(value, before.ceilings.get(name, value)) for name, value in run.ceilings.items()}
+
+
 def in_order(rows: Mapping[int, Row]) -> list[Row]:
     """Rows by position, the kept ones among the measured ones."""
     return [rows[place] for place in sorted(rows)]
