@@ -31,7 +31,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from im2win.schedules.cpu.products import Ends, Expr, Values, at, change_loops, same, uses, with_body
+from im2win.schedules.cpu.products import Change, Ends, Expr, Values, at, same, uses, with_body
 from im2win.schedules.cpu.tile import Tile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.padding import read_place, skips
@@ -39,13 +39,13 @@ from im2win.spec.padding import read_place, skips
 _OUTPUTS, _TAPS = ("m", "x"), ("u", "v")  # axes of the product, of rows and of columns
 
 
-def skip_padding(module: tvm.IRModule, conv: Conv2d, tile: Tile) -> tvm.IRModule:
-    """A scheduled module whose products leave out taps in the padding; the same module where neither layer nor tile asks for it."""
+def padding_changes(conv: Conv2d, tile: Tile) -> list[Change]:
+    """Changes of loops by which products leave out taps in the padding; none where neither layer nor tile asks for it."""
     if skips(conv):
-        return change_loops(module, functools.partial(_guard_taps, conv))
+        return [functools.partial(_guard_taps, conv)]
     if tile.padding == "skipped":
-        return change_loops(module, functools.partial(_guard_windows, conv))
-    return module
+        return [functools.partial(_guard_windows, conv)]
+    return []
 
 
 def _guard_taps(conv: Conv2d, loop: Expr, values: Values, inner: Ends, body: Any) -> Any:
@@ -100,10 +100,14 @@ def _plain(stmt: Any) -> Any:
     if isinstance(stmt, tirx.For):
         body = _plain(stmt.body)
         return body and tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
+    if isinstance(stmt, tirx.SeqStmt):  # a fence, then the product
+        *fences, product = stmt.seq
+        body = _plain(product)
+        return body and tirx.SeqStmt([*fences, body])
     old = stmt.block
-    value, product = old.body.value, old.body.value.b
-    read = product.a
+    value, times = old.body.value, old.body.value.b
+    read = times.a
     if not isinstance(read, tvm.ir.Call):
         return None
-    value = type(value)(value.a, type(product)(read.args[1], product.b))
+    value = type(value)(value.a, type(times)(read.args[1], times.b))
     return with_body(stmt, tirx.BufferStore(old.body.buffer, value, old.body.indices))

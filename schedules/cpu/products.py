@@ -20,14 +20,14 @@ Ends = Mapping[Any, tuple[int, int]]  # first and last value of the loops inside
 Change = Callable[[Expr, Values, Ends, Any], Any]
 
 
-def change_loops(module: tvm.IRModule, change: Change) -> tvm.IRModule:
+def change_loops(module: tvm.IRModule, *changes: Change) -> tvm.IRModule:
     """A scheduled module whose products' loops have other bodies.
 
     Args:
-        change: (loop variable, values of the product's axes, first and last value of the loops inside, body) -> body. It is called for
-            every loop that holds nothing but a product, innermost first.
+        changes: each (loop variable, values of the product's axes, first and last value of the loops inside, body) -> body. They are
+            called, in this order, for every loop that holds nothing but a product, innermost first.
     """
-    return tvm.IRModule({name: func.with_body(_changed(func.body, change)) for name, func in module.functions.items()})
+    return tvm.IRModule({name: func.with_body(_changed(func.body, changes)) for name, func in module.functions.items()})
 
 
 def with_body(realize: SBlockRealize, body: Any) -> SBlockRealize:
@@ -38,17 +38,18 @@ def with_body(realize: SBlockRealize, body: Any) -> SBlockRealize:
     return SBlockRealize(realize.iter_values, realize.predicate, block)
 
 
-def _changed(stmt: Any, change: Change) -> Any:
+def _changed(stmt: Any, changes: tuple[Change, ...]) -> Any:
     if isinstance(stmt, SBlockRealize):
-        return with_body(stmt, _changed(stmt.block.body, change))
+        return with_body(stmt, _changed(stmt.block.body, changes))
     if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_changed(child, change) for child in stmt.seq])
+        return tirx.SeqStmt([_changed(child, changes) for child in stmt.seq])
     if not isinstance(stmt, tirx.For):
         return stmt
     found = _product(stmt)
-    body = _changed(stmt.body, change)
+    body = _changed(stmt.body, changes)
     if found is not None:
-        body = change(stmt.loop_var, *found, body)
+        for change in changes:
+            body = change(stmt.loop_var, *found, body)
     return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding, stmt.annotations)
 
 

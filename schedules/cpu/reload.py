@@ -20,7 +20,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from im2win.schedules.cpu.products import Ends, Expr, Values, change_loops, uses, with_body
+from im2win.schedules.cpu.products import Ends, Expr, Values, uses, with_body
 
 _FENCE = "im2win_fence"
 _LLVM = f"""
@@ -32,13 +32,12 @@ define void @{_FENCE}() alwaysinline nounwind {{
 _SUM = ("c", "u", "v")  # axes of the sum
 
 
-def reload_inputs(module: tvm.IRModule) -> tvm.IRModule:
-    """A scheduled module whose products' K steps load their inputs themselves."""
-    fenced = change_loops(module, _fence)
-    return tvm.IRModule({name: func.with_body(_with_definition(func.body)) for name, func in fenced.functions.items()})
+def with_fence(module: tvm.IRModule) -> tvm.IRModule:
+    """A module whose loops `fence` has changed, with the definition of the fence."""
+    return tvm.IRModule({name: func.with_body(_with_definition(func.body)) for name, func in module.functions.items()})
 
 
-def _fence(loop: Expr, values: Values, inner: Ends, body: Any) -> Any:
+def fence(loop: Expr, values: Values, inner: Ends, body: Any) -> Any:
     """The body of a loop of a product; that of the innermost loop over K steps begins with the fence."""
     if not any(uses(values[axis], loop) for axis in _SUM) or any(uses(values[axis], var) for axis in _SUM for var in inner):
         return body

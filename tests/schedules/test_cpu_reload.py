@@ -27,11 +27,11 @@ LAYERS = {
 ALGORITHMS = ("direct/tiled", "im2win/stored", "im2win/fused", "mec/tiled", "mcfa/tiled")
 
 
-def _tiles(conv: Conv2d, algorithm: str) -> list[Any]:
+def _tiles(conv: Conv2d, algorithm: str, padding: str = "multiplied") -> list[Any]:
     """The best tile of each axis, with inputs reloaded."""
     ranked = [tile for _, tile in ranked_tiles(conv, schedule_of(algorithm), host())]
     first = {tile.axis: tile for tile in reversed(ranked)}
-    return [replace(tile, padding="multiplied", inputs="reloaded") for tile in first.values()]
+    return [replace(tile, padding=padding, inputs="reloaded") for tile in first.values()]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -43,6 +43,18 @@ def test_exact(key: str, algorithm: str) -> None:
     for tile in _tiles(conv, algorithm):
         for one in {tile, replace(tile, order="cvu", unroll=4), replace(tile, unroll=1)}:
             assert_equal(conv, run(tiled(conv, algorithm, one), tensors), expected)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("key", ["n1-c8x9x13-k40x3x3-p1-bias-relu", "n1-c4x9x12-k16x1x7-p0x3"])
+def test_exact_where_padding_is_skipped(key: str, algorithm: str) -> None:
+    conv = Conv2d.parse(key)
+    scheduler = schedule_of(algorithm).scheduler
+    tiles = [tile for tile in _tiles(conv, algorithm, "skipped") if not scheduler.violations(conv, tile, host())]
+    assert tiles
+    tensors = exact_tensors(conv)
+    for tile in tiles:
+        assert_equal(conv, run(tiled(conv, algorithm, tile), tensors), oracle(conv, **tensors))
 
 
 @pytest.mark.parametrize("pass_blocks", [3, 6])
@@ -57,10 +69,18 @@ def test_a_pass_of_parts_of_groups(algorithm: str, pass_blocks: int) -> None:
     assert_equal(conv, run(tiled(conv, algorithm, parts), tensors), oracle(conv, **tensors))
 
 
-def test_every_step_begins_with_a_fence_that_is_no_instruction(tmp_path: Path) -> None:
-    conv = Conv2d.parse("n1-c64x14x14-k64x3x3-p1")
-    tile = next(tile for tile in _tiles(conv, "direct/tiled") if tile.axis == "channels")
-    assert lower(conv, schedule_of("direct/tiled"), tile, host()).script().count("im2win_fence") == 1
+@pytest.mark.parametrize(
+    ("key", "padding", "products"),
+    [
+        ("n1-c64x14x14-k64x3x3-p1", "multiplied", 1),
+        ("n1-c64x14x14-k64x3x3-p1", "skipped", 1),
+        ("n1-c64x14x14-k64x3x3-p6-d6", "multiplied", 2),  # one for taps that lie inside for all windows, one for some of them
+    ],
+)
+def test_every_step_begins_with_a_fence_that_is_no_instruction(key: str, padding: str, products: int, tmp_path: Path) -> None:
+    conv = Conv2d.parse(key)
+    tile = next(tile for tile in _tiles(conv, "direct/tiled", padding) if tile.axis == "channels")
+    assert lower(conv, schedule_of("direct/tiled"), tile, host()).script().count("im2win_fence") == products
     library = tiled(conv, "direct/tiled", tile).export(tmp_path / "kernel.so")
     assert "im2win_fence" not in subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
 

@@ -14,8 +14,9 @@ from im2win.device.cpu import Machine
 from im2win.schedules.cpu import legality, model
 from im2win.schedules.cpu import space as windows_space
 from im2win.schedules.cpu.kernel import Plan, schedule
-from im2win.schedules.cpu.padding import skip_padding
-from im2win.schedules.cpu.reload import reload_inputs
+from im2win.schedules.cpu.padding import padding_changes
+from im2win.schedules.cpu.products import change_loops
+from im2win.schedules.cpu.reload import fence, with_fence
 from im2win.schedules.cpu.tile import Tile
 from im2win.schedules.cpu_depthwise import kernel as depthwise_cpu
 from im2win.schedules.cpu_depthwise import legality as depthwise_legality
@@ -93,8 +94,10 @@ class Windows:
         """The scheduled module, one function `conv2d` over the tensors of `conv.arguments`; whether the tile is legal is not asked."""
         chunks = {"chunks": tile.chunks} if tile.chunks > 1 else {}
         tensors = row.define(conv, tile.pack, tile.row_block, **chunks)
-        module = skip_padding(kernel_module(conv, schedule(conv, tensors, tile, self.plan(conv))), conv, tile)
-        return reload_inputs(module) if tile.inputs == "reloaded" else module
+        reloaded = tile.inputs == "reloaded"
+        changes = [*padding_changes(conv, tile), *([fence] if reloaded else [])]
+        module = change_loops(kernel_module(conv, schedule(conv, tensors, tile, self.plan(conv))), *changes)
+        return with_fence(module) if reloaded else module
 
     def held_bytes(self, conv: Conv2d, tile: Any) -> int:
         """Bytes that packed filters take beyond the filters: a few of padding, not counted."""
