@@ -58,8 +58,8 @@ def _parts(memory: Iterable[MemoryResult]) -> str:
     found = next(iter(memory), None)
     if found is None:
         return _NOTHING
-    both = [row.formula_bytes for row in found.layers if {"mcfa", "im2col"} <= row.formula_bytes.keys()]
-    saved = [100 * (1 - one["mcfa"] / one["im2col"]) for one in both]
+    both = [row.formula_bytes for row in found.layers if {"mcfa/tiled", "im2col/tiled"} <= row.formula_bytes.keys()]
+    saved = [100 * (1 - one["mcfa/tiled"] / one["im2col/tiled"]) for one in both]
     return f"{statistics.mean(saved):.0f} % on average, {min(saved):.0f} to {max(saved):.0f} % ({len(both)} layers, {found.brand})"
 
 
