@@ -18,11 +18,13 @@ from im2win.bench.source import stale
 ROOT = Path(__file__).parents[2] / "benchmarks"
 FILES = {path.relative_to(ROOT).as_posix(): path for kind in ("results", "studies") for path in sorted(ROOT.glob(f"{kind}/*/*.json"))}
 
-INTEL, H200, AMD = "results/intel-xeon-rocketlake-2t", "results/nvidia-h200", "studies/amd-epyc-znver5-2t"
+H200 = "results/nvidia-h200"
 
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
+    "results/amd-epyc-znver3-2t/resnet50-exact-float32-b1.json": "other kernels",
+    "results/amd-epyc-znver3-2t/resnet50-float32-b1.json": "other kernels",
     "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
@@ -31,24 +33,14 @@ STALE = {
     "results/intel-xeon-emeraldrapids-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/intel-xeon-emeraldrapids-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/intel-xeon-emeraldrapids-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
-    f"{INTEL}/ladder-papers12-float32-b1.json": "no digest",
-    f"{H200}/ladder-papers12-float32-b128.json": "no digest",
-    f"{H200}/memory-papers12-b128.json": "no digest",
     f"{H200}/papers12-tvm16-float32-b128.json": "no digest",
     "studies/amd-epyc-znver3-2t/models-b1.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/operators.json": "other kernels and choice",
     "studies/amd-epyc-znver3-2t/untuned-drawn-cpu-3.json": "other kernels and choice",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-1.json": "other kernels and choice and runtime",
     "studies/amd-epyc-znver4-2t/untuned-drawn-cpu-2.json": "other kernels and choice and runtime",
-    f"{AMD}/models-b1.json": "no digest",
-    f"{AMD}/op-overhead.json": "no digest",
-    f"{AMD}/pytorch-resnet50-float32-b1.json": "no digest",
     "studies/intel-xeon-emeraldrapids-2t/epilogues.json": "other kernels and choice and runtime",
     "studies/nvidia-h100-80gb-hbm3/untuned-drawn-cuda-2.json": "other kernels and choice",
-    "studies/nvidia-h200/op-overhead.json": "no digest",
-    "studies/nvidia-h200/pytorch-resnet50-float16-b32.json": "no digest",
-    "studies/nvidia-h200/pytorch-resnet50-float32-b32.json": "no digest",
-    "studies/nvidia-h200/sliding-window.json": "no digest",
     "studies/nvidia-h200/untuned-drawn-cuda-1.json": "other kernels and choice",
     "studies/nvidia-h200/untuned-drawn-cuda-2.json": "other kernels and choice",
     "studies/nvidia-h200/untuned-drawn-cuda-3.json": "other kernels and choice",
