@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, roofline_fraction, summarise
+from im2win.bench.results import Result, ResultError, Row, Spread, geometric_mean, mean_at_roof, roofline_fraction, summarise
 from im2win.reports import memory as memory_report
 from im2win.reports import papers, studies
 from im2win.reports import tables as report
@@ -128,6 +128,19 @@ def test_a_fraction_is_of_the_arithmetic_that_ran() -> None:
     lines = report.layer_table(on_gpu([layer, replace(layer, algorithm="winograd")])).splitlines()
     assert [line.split("|")[5].strip() for line in lines[2:4]] == ["85", "–"]  # noqa: RUF001
     assert "50000 GFLOPS (FMA) and 130000 GFLOPS (three TF32 products)" in lines[-1] and "none for Winograd's form" in lines[-1]
+
+
+def test_the_mean_at_the_roofline_leaves_winograd_as_it_was() -> None:
+    times = {"ours_ms": 1.0, "peers": {"torch_nchw": 2.0}, "best_peer": "torch_nchw", "ratio": 2.0}
+    direct = Row("a", "n8-c512x56x56-k512x3x3", algorithm="direct/tiled", **times)  # type: ignore[arg-type]
+    winograd = replace(direct, algorithm="winograd/tiled", ours_ms=0.5, ratio=4.0)
+    both = on_gpu([direct, winograd])
+    share = roofline_fraction(direct, [], both.ceilings)
+    assert share is not None and mean_at_roof(both) == pytest.approx(math.sqrt(2 / share * 4))
+    sentence = "With all others at their roofline the geometric mean would be"
+    assert sentence in report.caption(both)
+    assert sentence not in report.caption(on_gpu([direct])) and sentence not in report.caption(on_gpu([winograd]))
+    assert mean_at_roof(on_gpu([])) is None
 
 
 def test_workspaces_are_shown_where_they_were_measured() -> None:

@@ -200,6 +200,19 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
     return max(flops / peak, conv.bytes_moved / ceilings["copy_gbs"]) / 1e6 / row.ours_ms
 
 
+def mean_at_roof(result: Result) -> float | None:
+    """The geometric mean of ratios if im2win's layers ran at their roofs, except Winograd's: those stay as they were measured.
+
+    It is above what schedules of the direct form can bring. None where nothing was compared.
+    """
+
+    def least(row: Row) -> float:
+        of_roof = roofline_fraction(row, result.accuracy, result.ceilings)
+        return min(1.0, 1.0 if of_roof is None else of_roof)
+
+    return geometric_mean(row.ratio / least(row) for row in result.layers if row.ratio is not None)
+
+
 def slower_choices(rows: Iterable[Row]) -> list[Row]:
     """The rows whose kernel, as chosen by the look-up, was slower than the default tile in the same run.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.bench.memory_result import PREFIX, MemoryResult
-from im2win.bench.results import WINOGRAD, Result, Row, arithmetic_roofs, roofline_fraction, summarise
+from im2win.bench.results import WINOGRAD, Result, Row, arithmetic_roofs, mean_at_roof, roofline_fraction, summarise
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
 from im2win.reports import ladder as ladder_report
@@ -209,11 +209,14 @@ def caption(result: Result) -> str:
     roofs = " and ".join(f"{peak:.0f} GFLOPS ({name})" for name, peak in _roofs(result).items())
     peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in _SHOWN_VERSIONS)
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
+    winograd = [row.algorithm.startswith(WINOGRAD) for row in result.layers if row.ratio is not None]
+    at_roof = number(mean_at_roof(result), 2)
     return (
         f"{result.suite}, {result.dtype}, {batch}; {_machine(result)} (`{result.device}`); "
         f"measured ceilings {roofs}, {result.ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
         "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
-        + (f" {_OF_ROOF}" if len(_roofs(result)) > 1 or any(row.algorithm.startswith(WINOGRAD) for row in result.layers) else "")
+        + (f" {_OF_ROOF}" if len(_roofs(result)) > 1 or any(winograd) else "")
+        + (f" With all others at their roofline the geometric mean would be {at_roof}." if any(winograd) and not all(winograd) else "")
         + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
     )
 
