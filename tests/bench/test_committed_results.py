@@ -23,8 +23,8 @@ H200 = "results/nvidia-h200"
 # Files that are older than the kernels they time, with what `im2win.bench.source.stale` says of them. "no digest": they are from before
 # files held digests, so that nothing proves which kernels they timed.
 STALE = {
-    "results/amd-epyc-znver3-2t/resnet50-exact-float32-b1.json": "other kernels",
-    "results/amd-epyc-znver3-2t/resnet50-float32-b1.json": "other kernels",
+    "results/amd-epyc-znver3-2t/resnet50-exact-float32-b1.json": "other kernels and choice",
+    "results/amd-epyc-znver3-2t/resnet50-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
