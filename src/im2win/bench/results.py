@@ -203,7 +203,7 @@ def roofline_fraction(row: Row, accuracy: Collection[str], ceilings: Mapping[str
 def mean_at_roof(result: Result) -> float | None:
     """The geometric mean of ratios if im2win's layers ran at their roofs, except Winograd's: those stay as they were measured.
 
-    It is above what schedules of the direct form can bring. None where nothing was compared.
+    Layers above their roof, such as those that leave out padding, stay as they were measured as well. None where nothing was compared.
     """
 
     def least(row: Row) -> float:

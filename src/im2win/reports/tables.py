@@ -209,14 +209,15 @@ def caption(result: Result) -> str:
     roofs = " and ".join(f"{peak:.0f} GFLOPS ({name})" for name, peak in _roofs(result).items())
     peers = ", ".join(f"{name} {version}" for name, version in result.versions.items() if name in _SHOWN_VERSIONS)
     batch = "the model's batch" if result.batch is None else f"batch {result.batch}"
-    winograd = [row.algorithm.startswith(WINOGRAD) for row in result.layers if row.ratio is not None]
+    winograd = any(row.algorithm.startswith(WINOGRAD) for row in result.layers)
+    others = any(not row.algorithm.startswith(WINOGRAD) for row in result.layers if row.ratio is not None)
     at_roof = number(mean_at_roof(result), 2)
     return (
         f"{result.suite}, {result.dtype}, {batch}; {_machine(result)} (`{result.device}`); "
         f"measured ceilings {roofs}, {result.ceilings['copy_gbs']:.1f} GB/s; {peers}; {result.date[:10]}. "
         "Ratio: best peer's time over ours, above 1 we win. Sums count every layer as often as it occurs."
-        + (f" {_OF_ROOF}" if len(_roofs(result)) > 1 or any(winograd) else "")
-        + (f" With all others at their roofline the geometric mean would be {at_roof}." if any(winograd) and not all(winograd) else "")
+        + (f" {_OF_ROOF}" if len(_roofs(result)) > 1 or winograd else "")
+        + (f" With all others at their roofline the geometric mean would be {at_roof}." if winograd and others else "")
         + (" Peak memory: of a process that runs the layer, over its input, filters and output." if memory else "")
     )
 
