@@ -50,7 +50,8 @@ _SHUFFLED = 8  # elements between windows up to which LLVM shuffles vectors; bey
 class Estimate:
     """Cycles of one core by cause, and bytes of workspace. `cost` ranks tiles, see `im2win.spec.objective`.
 
-    steps: parallel steps that the threads share. passes: times that the threads are woken, when there are several steps.
+    steps: parallel steps that the threads share. passes: times that the threads are woken, when there are several steps. alone: steps of
+        these that run on one thread after the others: the pass with a smaller last block is peeled off the parallel loop.
     """
 
     conv: Conv2d
@@ -63,6 +64,7 @@ class Estimate:
     threads: int
     held: float
     passes: int = 1
+    alone: int = 0
 
     @property
     def cost(self) -> float:
@@ -73,12 +75,12 @@ class Estimate:
     def total(self) -> float:
         """Cycles of the whole layer on all threads."""
         work = self.product + self.write_back + self.stage + self.cache + self.memory
-        return work * self.imbalance / self.threads + (WAKE * self.passes if min(self.steps, self.threads) > 1 else 0.0)
+        return work * self.imbalance / self.threads + (WAKE * self.passes if min(self.steps - self.alone, self.threads) > 1 else 0.0)
 
     @property
     def imbalance(self) -> float:
         """Steps of the thread that has most, over the average."""
-        return -(-self.steps // self.threads) * self.threads / self.steps
+        return (-(-(self.steps - self.alone) // self.threads) + self.alone) * self.threads / self.steps
 
 
 def fma_units(machine: Machine, lanes: int) -> int:
@@ -263,6 +265,7 @@ def estimate(conv: Conv2d, tile: Tile, machine: Machine, *, matrix: bool, where:
         threads=machine.threads,
         held=private + (conv.itemsize * staged if where == "root" else 0),
         passes=2 if where == "root" else 1,
+        alone=int(passes > 1 and (conv.out_channels // conv.groups) % tile.block > 0),
     )
 
 

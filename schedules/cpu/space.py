@@ -139,7 +139,10 @@ def space(conv: Conv2d, machine: Machine, *, matrix: bool) -> tuple[Tile, ...]:
         counts = [1]
         if axis == "channels":
             line = row_block * conv.output_size[1]
-            counts = _line_chunks(conv, machine, (vectors, cols), line) if matrix else _chunks(conv, machine, block)
+            if matrix:
+                counts = _line_chunks(conv, machine, (vectors, cols), line)
+            elif rows * cols < line:  # several register tiles read a chunk's filters
+                counts = _chunks(conv, machine, block)
         for pass_blocks in passes:
             made = [
                 Tile(axis, lanes, vectors, rows, cols, row_block, pass_blocks, order, unroll, chunks)
