@@ -18,6 +18,7 @@ schedule stores `pad` as a whole: a parallel step stages what it reads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
@@ -26,12 +27,30 @@ from im2win.compute import nest
 from im2win.compute.arithmetic import TensorExpressions
 from im2win.packing.cpu_channels import ChannelPack
 from im2win.spec import activations
+from im2win.spec.arithmetic import Arithmetic
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 PAD = "pad"
 TURNED = "turned"  # input rows with channels innermost, where vectors hold channels and the layout has them outermost
 
 Expr = Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a definition depends on beside the layer.
+
+    expressions: the operations of activations in a type. packed_bias: whether the bias comes in channel blocks, as CPU kernels take it.
+    out: name of the output and of the block that writes it.
+    """
+
+    expressions: Callable[[str], Arithmetic] = TensorExpressions
+    packed_bias: bool = True
+    out: str = nest.OUT
+
+
+CPU = Target()
 
 
 def channels(conv: Conv2d, pack: ChannelPack) -> list[te.Tensor]:
@@ -47,9 +66,13 @@ def channels(conv: Conv2d, pack: ChannelPack) -> list[te.Tensor]:
     return _convolve(conv, pack, inputs, (out_h, out_w), operand)
 
 
-def channels_staged(conv: Conv2d, pack: ChannelPack, row_block: int) -> list[te.Tensor]:
-    """The kernel's arguments, for vectors of channels of a padded copy. Shapes: see `nest.placeholders`."""
-    inputs, (out_h, out_w) = _placeholders(conv, pack), conv.output_size
+def channels_staged(conv: Conv2d, pack: ChannelPack, row_block: int, target: Target = CPU, cols: int = 1) -> list[te.Tensor]:
+    """The kernel's arguments, for vectors of channels of a padded copy. Shapes: see `nest.placeholders`.
+
+    Args:
+        cols: windows whose number in a row is rounded up to a multiple of this one.
+    """
+    inputs, out_h, out_w = _placeholders(conv, pack, target), conv.output_size[0], -(-conv.output_size[1] // cols) * cols
     data, row_blocks, last = inputs["data"], -(-out_h // row_block), conv.out_channels // conv.groups
     step, reach = row_block * conv.stride[0], (_reach(conv, 0, row_blocks * row_block), _reach(conv, 1, out_w))
     shape = conv.batch, count(conv, pack), row_blocks, _reach(conv, 0, row_block)
@@ -72,12 +95,12 @@ def channels_staged(conv: Conv2d, pack: ChannelPack, row_block: int) -> list[te.
         y, x = m % row_block * conv.stride[0] + u * conv.dilation[0], x * conv.stride[1] + v * conv.dilation[1]
         return padded[n, jo, m // row_block, y, x, ji]
 
-    return _convolve(conv, pack, inputs, (row_blocks * row_block, out_w), operand)
+    return _convolve(conv, pack, inputs, (row_blocks * row_block, out_w), operand, target)
 
 
-def windows(conv: Conv2d, pack: ChannelPack, row_block: int, lanes: int) -> list[te.Tensor]:
+def windows(conv: Conv2d, pack: ChannelPack, row_block: int, lanes: int, target: Target = CPU) -> list[te.Tensor]:
     """The kernel's arguments, for vectors of `lanes` neighbouring windows of one channel. Shapes: see `nest.placeholders`; NCHW."""
-    inputs = _placeholders(conv, pack)
+    inputs = _placeholders(conv, pack, target)
     rows, cols = (-(-size // part) * part for size, part in zip(conv.output_size, (row_block, lanes), strict=True))
     stride, last = conv.stride[1], conv.out_channels // conv.groups
     height, width = _reach(conv, 0, rows), -(-_reach(conv, 1, cols) // stride)
@@ -92,7 +115,7 @@ def windows(conv: Conv2d, pack: ChannelPack, row_block: int, lanes: int) -> list
         y, x = m * conv.stride[0] + u * conv.dilation[0], x * stride + v * conv.dilation[1]
         return padded[n, _over(_channel(conv, pack, jo, ji), last), y, x % stride, x // stride]
 
-    return _convolve(conv, pack, inputs, (rows, cols), operand)
+    return _convolve(conv, pack, inputs, (rows, cols), operand, target)
 
 
 def count(conv: Conv2d, pack: ChannelPack) -> int:
@@ -105,9 +128,11 @@ def columns_read(conv: Conv2d) -> int:
     return min(conv.width, max(_reach(conv, 1, conv.output_size[1]) - conv.padding[1], 1))
 
 
-def _placeholders(conv: Conv2d, pack: ChannelPack) -> dict[str, te.Tensor]:
-    """The kernel's inputs as in `nest.placeholders`, filters and bias in the layout of the pack."""
+def _placeholders(conv: Conv2d, pack: ChannelPack, target: Target = CPU) -> dict[str, te.Tensor]:
+    """The kernel's inputs as in `nest.placeholders`, filters in the layout of the pack, and the bias, too, where the target packs it."""
     inputs = nest.placeholders(pack.single_group(conv), pack.filters(conv))
+    if conv.bias and not target.packed_bias:
+        inputs["bias"] = te.placeholder((conv.out_channels,), conv.dtypes["bias"], name="bias")
     return {**inputs, "data": te.placeholder(conv.input_shape, conv.dtype, name="data")}
 
 
@@ -144,7 +169,12 @@ def _zero_unless(conv: Conv2d, conditions: list[Expr], value: Expr) -> Expr:
 
 
 def _convolve(
-    conv: Conv2d, pack: ChannelPack, inputs: dict[str, te.Tensor], size: tuple[int, int], operand: Callable[..., Expr]
+    conv: Conv2d,
+    pack: ChannelPack,
+    inputs: dict[str, te.Tensor],
+    size: tuple[int, int],
+    operand: Callable[..., Expr],
+    target: Target = CPU,
 ) -> list[te.Tensor]:
     """The product of `size` (rows, columns) as a sum over taps, with epilogue and write-back; returns the kernel's arguments.
 
@@ -152,18 +182,23 @@ def _convolve(
     """
     u, v = te.reduce_axis((0, conv.kernel[0]), "u"), te.reduce_axis((0, conv.kernel[1]), "v")
     partial, blocks = conv.out_channels % pack.block, count(conv, pack)
-    arithmetic, last = TensorExpressions(conv.dtype), "none" if conv.residual else conv.activation
+    sums = ELEMENT_TYPES[conv.dtype].sums
+    arithmetic, last = target.expressions(sums), "none" if conv.residual else conv.activation
 
     def packed(jo: Expr, ji: Expr) -> tuple[Expr, Expr]:
         return (0, _channel(conv, pack, jo, ji)) if partial else (jo, ji)
 
     def summand(n: Expr, jo: Expr, m: Expr, x: Expr, ji: Expr) -> Expr:
         run, place = packed(jo, ji)
-        return te.sum(operand(n, jo, m, x, ji, u, v) * inputs["filter"][run, u * conv.kernel[1] + v, place], axis=[u, v])
+        one, tap = operand(n, jo, m, x, ji, u, v), inputs["filter"][run, u * conv.kernel[1] + v, place]
+        return te.sum(one.astype(sums) * tap.astype(sums), axis=[u, v])
+
+    def bias(jo: Expr, ji: Expr) -> Expr:
+        return inputs["bias"](*packed(jo, ji)) if target.packed_bias else inputs["bias"](_channel(conv, pack, jo, ji))
 
     def row(*i: Expr) -> Expr:
         value = product(*i)
-        return activations.apply(last, arithmetic, value + inputs["bias"](*packed(i[1], i[4])) if conv.bias else value)
+        return activations.apply(last, arithmetic, value + bias(i[1], i[4]).astype(sums) if conv.bias else value)
 
     def taken(*i: Expr) -> Expr:
         n, j, m, x = i if conv.layout == "NCHW" else (i[0], i[3], i[1], i[2])
@@ -172,10 +207,13 @@ def _convolve(
             place += j // ((blocks - 1) * pack.block) * (pack.block - partial)  # 0 in all blocks but the last
         return rows[n, j // pack.block, m, x, place]
 
+    def written(*i: Expr) -> Expr:
+        if not conv.residual:
+            return taken(*i).astype(conv.out_dtype)
+        return activations.apply(conv.activation, arithmetic, turned(*i) + inputs["residual"](*i).astype(sums)).astype(conv.out_dtype)
+
     product = te.compute((conv.batch, blocks, *size, pack.block), summand, name=nest.CONV)
     rows = te.compute(product.shape, row, name=nest.ROWS)
-    if not conv.residual:
-        return [*inputs.values(), te.compute(conv.output_shape, taken, name=nest.OUT)]
-    turned, given = te.compute(conv.output_shape, taken, name=nest.TRANSPOSED), inputs["residual"]
-    out = te.compute(conv.output_shape, lambda *i: activations.apply(conv.activation, arithmetic, turned(*i) + given(*i)), name=nest.OUT)
-    return [*inputs.values(), out]
+    if conv.residual:
+        turned = te.compute(conv.output_shape, taken, name=nest.TRANSPOSED)
+    return [*inputs.values(), te.compute(conv.output_shape, written, name=target.out)]

@@ -39,7 +39,7 @@ def placeholders(conv: Conv2d, pack: FilterPack) -> dict[str, te.Tensor]:
         "bias": (pack.blocks(conv), pack.block),
         "residual": conv.output_shape,
     }
-    return {name: te.placeholder(shapes[name], conv.dtype, name=name) for name in conv.arguments[:-1]}
+    return {name: te.placeholder(shapes[name], conv.dtypes[name], name=name) for name in conv.arguments[:-1]}
 
 
 def _tap(conv: Conv2d, pack: FilterPack, c: Expr, u: Expr, v: Expr) -> Expr:

@@ -87,4 +87,4 @@ PRODUCTS = _with_warpgroups(
         "tf32x3": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="float32", parts=2),
         **{row.kind: Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab) for dtype, row in NATIVE.items()},
     }
-)
+) | {"fma_f16": Product("float16", "float32", MULTIPLIERS["float16"].slab, "core")}

@@ -40,8 +40,9 @@ MAX_WASTE = 1.15  # most channels that a block computes, over those that exist
 
 
 def products(conv: Conv2d, gpu: Gpu) -> list[str]:
-    """The kinds of arithmetic for a problem's element type on a GPU."""
-    return [name for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (gpu.warpgroups or one.unit != "warpgroup")]
+    """The kinds of arithmetic for a problem's element type on a GPU. Tensor cores multiply all types but float32 in IEEE arithmetic."""
+    fitting = ((name, one) for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (one.unit != "core" or name == "fma"))
+    return [name for name, one in fitting if gpu.warpgroups or one.unit != "warpgroup"]
 
 
 @functools.lru_cache(maxsize=256)

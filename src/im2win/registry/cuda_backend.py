@@ -23,7 +23,7 @@ from im2win.spec.conv2d import Conv2d
 _MANY_WINDOWS = 1 << 15
 TILE_FEATURES = (
     "slabs", "stages", "images", "rows", "cols", "channel_planes", "outputs", "sync_free", "shmem", "llc", "wave", "cluster", "pingpong",
-    "taps", "filter_stages", "filter_blocks", "fetched",
+    "taps", "filter_stages", "filter_blocks", "fetched", "windows_staged",
 )  # fmt: skip
 """What a `CudaTile` may say of itself in `features`, for one cost model of all families; 0 of those that it does not have."""
 

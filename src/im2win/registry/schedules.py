@@ -13,7 +13,7 @@ from im2win.compute import direct, im2col, im2win, mcfa, mec
 from im2win.registry.algorithms import ALGORITHMS, Algorithm, Define
 from im2win.registry.cpu_schedules import CudaOnly, Depthwise, Scheduler, Windows, Winograd
 from im2win.schedules.cpu.kernel import Plan, Where
-from im2win.schedules.cuda.families import tma
+from im2win.schedules.cuda.families import depthwise, tma
 from im2win.schedules.cuda.families.base import CudaSchedule
 from im2win.schedules.cuda.families.multistage import Multistage, OutputParts
 from im2win.schedules.cuda.families.split_k import SplitK
@@ -157,7 +157,9 @@ _ROWS = (
     ),
     Schedule(ALGORITHMS["direct"], "persistent", "persistent thread blocks, resident filters", tma.PERSISTENT),
     Schedule(ALGORITHMS["direct"], "warp_specialized", "producer and consumer warps, filters and inputs in stages", tma.WARP_SPECIALIZED),
-    Schedule(ALGORITHMS["direct"], "depthwise", "vectors of channels of different groups, or of windows", scheduler=Depthwise()),
+    Schedule(
+        ALGORITHMS["direct"], "depthwise", "vectors of channels of different groups, or of windows", depthwise.Depthwise(), Depthwise(),
+    ),
     Schedule(
         ALGORITHMS["im2win"], "stored", "the whole tensor stored", Multistage(WindowSource("ncmku")), Windows(_im2win("root"), _nothing),
     ),
