@@ -174,9 +174,12 @@ def test_spaces_are_not_empty_and_legal(key: str, dtype: str) -> None:
     conv = Conv2d.parse(key).with_(dtype=dtype)
     few = conv.in_channels // conv.groups <= FEW_CHANNELS
     for algorithm in cuda_algorithms(conv):
-        if algorithm == "direct/depthwise":
-            continue  # it has one product for each type, which no other schedule has
         schedule = schedule_of(algorithm).on_gpu
+        if algorithm == "direct/depthwise":  # it has one product for each type
+            space = schedule.space(conv, H200, "float32")
+            assert space and len(set(space)) == len(space) and {tile.dtype for tile in space} == {dtype}
+            assert not any(schedule.violations(conv, tile, H200) for tile in space)
+            continue
         halo = isinstance(schedule, Multistage) and schedule.windows.halo
         for product in products(conv, H200):
             found = tiles(conv, algorithm, product)
