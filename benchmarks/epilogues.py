@@ -3,7 +3,7 @@
     python benchmarks/epilogues.py --json benchmarks/studies/DEVICE/epilogues.json [NETWORK...]
 
 The layers are those that `im2win.torch.optimize` would build for the networks with one image, with everything that is fused into them.
-Nothing else should run meanwhile.
+Layers that the file already holds with today's kernels, on the same device, are not timed again. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.frontends.torch.optimizing import problems
 from im2win.records.record import utc_now
-from im2win.reports.epilogues import STUDY
-from im2win.studies.entries import SCHEMA
+from im2win.studies.confirmation import held
+from im2win.studies.entries import EPILOGUES, SCHEMA
 from im2win.studies.epilogues import measure
 
 DEFAULT = ["efficientnet_b0", "convnext_tiny", "mobilenetv3_large_100"]
@@ -35,15 +35,18 @@ def main() -> None:
     if unknown := [name for name in options.networks if name not in NETWORKS]:
         parser.error(f"`NETWORK` (={unknown[0]}) must be one of {', '.join(NETWORKS)}.")
     found = [conv for name in options.networks for conv, _ in problems(built(name), images(name, 1))]
-    convs = [conv for conv in dict.fromkeys(found) if conv.activation != "none"]
 
     def note(done: int, row: dict[str, Any]) -> None:
         cost = f"{100 * row['cost']:.0f} %" if "cost" in row else row["failed"]
-        print(f"{done}/{len(convs)} {row['conv']}: {cost}", flush=True)
+        print(f"{done}/{len(new)} {row['conv']}: {cost}", flush=True)
 
-    facts = {"device": Machine.host().name, "networks": options.networks, "date": utc_now(), "digests": digests("cpu")}
-    rows = measure(convs, rounds=options.rounds, progress=note)
-    replace_json(options.json, {"study": STUDY, "schema": SCHEMA, **facts, "layers": rows})
+    facts = {"study": EPILOGUES, "schema": SCHEMA, "device": Machine.host().name, "networks": options.networks}
+    before = {row["conv"]: row for row in held(options.json, "layers", facts)}
+    convs = [conv for conv in dict.fromkeys(found) if conv.activation != "none"]
+    new = [conv for conv in convs if str(conv) not in before]
+    measured = {row["conv"]: row for row in measure(new, rounds=options.rounds, progress=note)}
+    rows = [(before | measured)[str(conv)] for conv in convs]
+    replace_json(options.json, {**facts, "date": utc_now(), "digests": digests("cpu"), "layers": rows})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 Without models all nine graphs that the package onnx carries (AlexNet, DenseNet-121, Inception v1 and v2, ResNet-50, ShuffleNet, SqueezeNet,
 VGG-19, ZFNet-512) take part, with random weights in place of their constant ones, and five networks as PyTorch's exporter writes them.
 Each is compiled for the batch, and timed as `benchmarks/README.md` says: a process for each subject, interleaved rounds, outputs checked
-against ONNX Runtime's.
+against ONNX Runtime's. Models that the file already holds with today's kernels, on the same device with the same versions, are
+skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 import im2win
 from im2win.bench.cpu import commit, versions
-from im2win.bench.models import INSIDE, PEERS, measure, with_random_weights
+from im2win.bench.models import INSIDE, PEERS, convs_of, measure, with_random_weights
 from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.records.record import utc_now
-from im2win.reports.deploy import MODELS
-from im2win.studies.entries import SCHEMA
+from im2win.studies.confirmation import held
+from im2win.studies.entries import MODELS, SCHEMA
 
 LIGHT = ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet", "vgg19", "zfnet512")
 
@@ -81,15 +82,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     machine = Machine.host(options.threads)
-    facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    facts = {**facts, "digests": digests("cpu", models=True)}
-    result: dict[str, Any] = {"study": MODELS, "schema": SCHEMA, **facts, "batch": options.batch, "models": []}
-    for model in options.models:
+    facts = {
+        "study": MODELS, "schema": SCHEMA, "device": machine.name, "brand": machine.brand, "threads": machine.threads,
+        "batch": options.batch, "versions": versions(),
+    }  # fmt: skip
+    against = options.against.split(",")
+    rows = [row for row in held(options.json, "models", facts) if {*row["peers"], *row["peers_failed"]} == set(against)]
+    known = {row["model"] for row in rows if bool(row["inside_ms"] or row["inside_failed"]) == options.inside}
+    for model in (one for one in options.models if Path(one).stem not in known):
         with tempfile.TemporaryDirectory(prefix="im2win-models-") as folder:
             source, library = source_of(model, Path(folder)), Path(folder) / "model.so"
-            im2win.compile_model(source, library, batches=[options.batch], logs=options.logs, threads=options.threads)
+            compiled = im2win.compile_model(source, library, batches=[options.batch], logs=options.logs, threads=options.threads)
             inside = inside_onnxruntime(source, Path(folder), options) if options.inside else None
-            against = options.against.split(",")
             row = measure(Path(model).stem, source, library, against, machine.threads, options.rounds, inside=inside)
         timed = {**row.peers, **({INSIDE: row.inside_ms} if row.inside_ms else {})}
         peers = ", ".join(f"{name} {value:.3f}" for name, value in timed.items())
@@ -97,9 +101,9 @@ def main() -> None:
         for name, reason in {"ours": row.failed, INSIDE: row.inside_failed, **row.peers_failed}.items():
             if reason:
                 print(f"  {name} failed: {reason}", flush=True)
-        result["models"].append(row.as_dict())
-        result["date"] = utc_now()
-        replace_json(options.json, result)
+        rows = [one for one in rows if one["model"] != row.model] + [row.as_dict() | {"convs": convs_of(compiled)}]
+        made = {"commit": commit(), "date": utc_now(), "digests": digests("cpu", models=True)}
+        replace_json(options.json, {**facts, **made, "models": rows})
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from im2win.common.files import replace_json
 from im2win.frontends.torch import conv_op
 from im2win.records.record import utc_now
 from im2win.registry.backends import backend_for, device_for
-from im2win.reports.deploy import NO_GRAD, OVERHEAD
-from im2win.studies.entries import SCHEMA
+from im2win.reports.deploy import NO_GRAD
+from im2win.studies.entries import OVERHEAD, SCHEMA
 
 CALLS = 200
 THROUGH_PYTORCH = ("module", "place", "operator", "torch_module")

@@ -4,6 +4,7 @@
 
 Each is an ONNX graph of one operator, or of the few that exporters write for it, at the size that it has in a network. It is compiled for
 one image, and timed as `benchmarks/README.md` says: a process for each subject, interleaved rounds, outputs checked against ONNX Runtime's.
+Those that the file already holds with today's kernels, on the same device with the same versions, are skipped.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from onnx import helper, numpy_helper
 
 import im2win
 from im2win.bench.cpu import commit, versions
-from im2win.bench.models import measure
+from im2win.bench.models import convs_of, measure
 from im2win.bench.source import digests
 from im2win.common.files import replace_json
 from im2win.device.cpu import Machine
 from im2win.records.record import utc_now
-from im2win.reports.deploy import OPERATORS
-from im2win.studies.entries import SCHEMA
+from im2win.studies.confirmation import held
+from im2win.studies.entries import OPERATORS, SCHEMA
 
 OPSET = 20
 Shapes = Mapping[str, tuple[int, ...]]
@@ -153,21 +154,24 @@ def main() -> None:
     if unknown := [name for name in options.names if name not in GRAPHS]:
         parser.error(f"`NAME` (={unknown[0]!r}) must be one of {', '.join(GRAPHS)}.")
     machine = Machine.host(options.threads)
-    facts = {"device": machine.name, "brand": machine.brand, "threads": machine.threads, "commit": commit(), "versions": versions()}
-    facts = {**facts, "digests": digests("cpu", models=True)}
-    result: dict[str, Any] = {"study": OPERATORS, "schema": SCHEMA, **facts, "batch": 1, "models": []}
-    for name in options.names:
+    facts = {
+        "study": OPERATORS, "schema": SCHEMA, "device": machine.name, "brand": machine.brand, "threads": machine.threads, "batch": 1,
+        "versions": versions(),
+    }  # fmt: skip
+    rows = held(options.json, "models", facts)
+    known = {row["model"] for row in rows}
+    for name in (one for one in options.names if one not in known):
         with tempfile.TemporaryDirectory(prefix="im2win-operators-") as folder:
             source, library = Path(folder) / "operator.onnx", Path(folder) / "operator.so"
             onnx.save(model(*GRAPHS[name]), source)
-            im2win.compile_model(source, library, batches=[1], threads=options.threads)
+            compiled = im2win.compile_model(source, library, batches=[1], threads=options.threads)
             row = measure(name, source, library, ["onnxruntime"], machine.threads, options.rounds)
         times = f"ours {row.ours_ms or float('nan'):.4f} ms, ONNX Runtime {row.peers.get('onnxruntime', float('nan')):.4f}"
         print(f"{name}: {times}, ratio {row.ratio or float('nan'):.2f} {row.failed or ''}", flush=True)
         shapes = {port: list(shape) for port, shape in GRAPHS[name][1].items()}
-        result["models"].append({**row.as_dict(), "inputs": shapes})
-        result["date"] = utc_now()
-        replace_json(options.json, result)
+        rows.append({**row.as_dict(), "inputs": shapes, "convs": convs_of(compiled)})
+        made = {"commit": commit(), "date": utc_now(), "digests": digests("cpu", models=True)}
+        replace_json(options.json, {**facts, **made, "models": rows})
 
 
 if __name__ == "__main__":

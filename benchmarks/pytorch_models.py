@@ -33,10 +33,9 @@ from im2win.device.gpu import NoGpuError
 from im2win.numerics.reference import error
 from im2win.records.record import utc_now
 from im2win.registry.backends import backend_for, device_for
-from im2win.reports.deploy import PYTORCH
 from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
-from im2win.studies.entries import SCHEMA
+from im2win.studies.entries import PYTORCH, SCHEMA
 
 SEED = 0
 MODELS = {"resnet18": 18, "resnet50": 50}

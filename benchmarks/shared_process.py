@@ -29,9 +29,9 @@ from im2win.device.cpu import Machine
 from im2win.numerics.reference import error
 from im2win.numerics.tolerance import tolerance
 from im2win.records.record import utc_now
-from im2win.reports.deploy import ALONE, ANOTHER, PAUSE, SHARED
+from im2win.reports.deploy import ALONE, ANOTHER, PAUSE
 from im2win.spec.conv2d import Conv2d, ConvError
-from im2win.studies.entries import SCHEMA
+from im2win.studies.entries import SCHEMA, SHARED
 
 LAYERS = ["n1-c128x14x14-k128x3x3-p1", "n1-c64x56x56-k64x3x3-p1", "n1-c64x112x112-k128x3x3-p1"]  # small to large
 MATRIX = 512  # rows and columns of the matrices that numpy multiplies

@@ -9,7 +9,6 @@ compared. The file is written after every layer; layers that it already holds wi
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import tempfile
@@ -20,15 +19,15 @@ from typing import Any
 
 import im2win
 from im2win.bench.cpu import commit, versions
-from im2win.bench.source import SOURCE, digests, stale
+from im2win.bench.source import SOURCE, digests
 from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
 from im2win.records.log import Log
 from im2win.records.record import Record, utc_now
 from im2win.registry.backends import Device, backend_for, device_for
-from im2win.reports.untuned import STUDY
 from im2win.spec.captured_layers import LayerFileError, read_layers
-from im2win.studies.entries import SCHEMA
+from im2win.studies.confirmation import held
+from im2win.studies.entries import SCHEMA, UNTUNED
 from im2win.tuner.pool import Pool
 from im2win.tuner.tuning import TuneError
 
@@ -74,15 +73,11 @@ def main() -> None:
         print(message, flush=True)
     convs = [layer.conv for layer in layers]
     facts = {
-        "study": STUDY, "schema": SCHEMA, "device": device.name, "brand": device.brand, "threads": backend_for(device).threads,
+        "study": UNTUNED, "schema": SCHEMA, "device": device.name, "brand": device.brand, "threads": backend_for(device).threads,
         "layers_from": options.layers.stem, "trials": options.trials, "versions": versions(),
     }  # fmt: skip
     made = digests(options.target)
-    rows: list[dict[str, Any]] = []
-    if options.json.exists():
-        before = json.loads(options.json.read_text(encoding="utf-8"))
-        today = stale(before.get("confirmed") or before["digests"]) is None
-        rows = before["rows"] if today and all(before.get(name) == facts[name] for name in ("device", "layers_from", "trials")) else []
+    rows = held(options.json, "rows", facts)
     known = {row["conv"] for row in rows}
     begun = time.monotonic()
     with Pool(device) as pool:

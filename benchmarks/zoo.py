@@ -10,13 +10,12 @@ same versions, are skipped. Each row says by a digest which source of the packag
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from im2win.bench.cpu import commit, versions
-from im2win.bench.source import SOURCE, digests, stale
+from im2win.bench.source import SOURCE, digests
 from im2win.bench.zoo import ALLOWED, SUBJECTS, measured, reference
 from im2win.bench.zoo_builds import build_ahead
 from im2win.bench.zoo_networks import NETWORKS
@@ -24,8 +23,8 @@ from im2win.common.files import replace_json
 from im2win.device.gpu import NoGpuError
 from im2win.records.record import utc_now
 from im2win.registry.backends import backend_for, device_for
-from im2win.reports.zoo import STUDY
-from im2win.studies.entries import SCHEMA
+from im2win.studies.confirmation import held
+from im2win.studies.entries import SCHEMA, ZOO
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,13 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         "device": device.name, "brand": device.brand, "threads": threads, "dtype": options.dtype, "batch": options.batch,
         "versions": versions(),
     }  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    if options.json.exists():
-        before = json.loads(options.json.read_text(encoding="utf-8"))
-        today = stale(before.get("confirmed") or before["digests"]) is None
-        same = today and all(before.get(name) == value for name, value in facts.items())
-        told = {"reference": before["reference"]} if "reference" in before else {}
-        rows = [told | row for row in before["rows"]] if same else []
+    rows = held(options.json, "rows", facts)
     names = [name for name in options.only.split(",") if not any(row["network"] == name for row in rows)]
     if options.build_ahead:
         for name, why in build_ahead(names, options.batch, options.dtype, options.device, subjects).items():
@@ -69,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         found = measured(name, options.batch, options.dtype, options.device, subjects, options.seconds, threads)
         rows += [row | {"source": made[SOURCE], "reference": reference(options.dtype)} for row in found]
         replace_json(options.json, {
-            "study": STUDY, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms",
+            "study": ZOO, "schema": SCHEMA, **facts, "tolerance": ALLOWED[options.dtype], "unit": "ms",
             "commit": commit(), "date": utc_now(), "digests": made, "rows": rows,
         })  # fmt: skip
         for row in found:

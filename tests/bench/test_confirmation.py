@@ -11,18 +11,7 @@ from recorded import fill, ok
 from scripts import script
 
 from im2win.bench import confirmation
-from im2win.bench.confirmation import (
-    accuracy_of,
-    checked,
-    chosen,
-    confirmed,
-    default_moved,
-    problems,
-    untuned_confirmed,
-    untuned_kept,
-    zoo_confirmed,
-    zoo_kept,
-)
+from im2win.bench.confirmation import accuracy_of, checked, confirmed
 from im2win.bench.results import Result, Row, Spread
 from im2win.bench.source import digests, stale
 from im2win.device.cpu import Machine
@@ -120,47 +109,3 @@ def test_the_script_rewrites_files(row: Row, tmp_path: Path, monkeypatch: pytest
     assert module.main([str(path), str(other), "--processes", "1"]) == 1
     assert Result.load(path).layers[0].fingerprint and not Result.load(other).layers[0].fingerprint
     assert "b.json: unknown-cpu is unknown" in capsys.readouterr().out
-
-
-def test_the_zoo_is_confirmed_where_its_problems_have_the_same_kernels() -> None:
-    study = {"digests": TODAY, "rows": [{"groups": {"ours": {"convs": [str(CONV)]}, "ours_nhwc": {"convs": []}}}]}
-    assert problems(study) == [str(CONV)] and problems({"rows": [{"groups": {"ours": {"layers": 1}}}]}) == []
-    kernels = {str(CONV): chosen(str(CONV), HERE)}
-    new, reasons = zoo_confirmed(study, kernels)
-    assert not reasons and new["kernels"] == kernels and "confirmed" not in new
-    later, reasons = zoo_confirmed({**new, "digests": BEFORE}, kernels)
-    assert not reasons and later["confirmed"] == TODAY
-    other, reasons = zoo_confirmed({**new, "digests": BEFORE}, {str(CONV): "cpu:0"})
-    assert reasons == [f"{CONV}: another kernel is chosen today"] and "confirmed" not in other
-    unknown, reasons = zoo_confirmed({**study, "digests": BEFORE}, kernels)
-    assert "does not say which kernels" in reasons[0] and unknown == {**study, "digests": BEFORE}
-
-
-def test_networks_with_other_kernels_are_dropped_from_the_zoo() -> None:
-    other = replace(CONV, batch=CONV.batch + 1)
-    rows = [{"network": str(conv.batch), "groups": {"ours": {"convs": [str(conv)]}}} for conv in (CONV, other, CONV)]
-    study = {"digests": BEFORE, "rows": rows, "kernels": {str(CONV): "cpu:1", str(other): "cpu:2"}}
-    kept = zoo_kept(study, {str(CONV): "cpu:1", str(other): "cpu:3"})
-    assert kept["rows"] == [rows[0], rows[2]] and kept["confirmed"] == TODAY and set(problems(kept)) == {str(CONV)}
-
-
-def test_a_study_of_untuned_layers_is_confirmed_where_default_tiles_stay(row: Row) -> None:
-    same = {"conv": str(CONV), "default": {"algorithm": row.algorithm, "tile": row.tile}}
-    other, failed = {"conv": str(CONV), "default": {"algorithm": "mec/tiled", "tile": row.tile}}, {"conv": str(CONV), "failed": "why"}
-    moved = [default_moved(one, HERE) for one in (same, other, failed)]
-    assert moved == ["", f"{CONV}: another default tile is chosen today", ""]
-    study = {"digests": {**TODAY, "choice": "other"}, "rows": [same]}
-    assert untuned_confirmed(study, [""]) == ({**study, "confirmed": TODAY}, [])
-    assert untuned_confirmed(study, moved) == (study, [moved[1]])
-    assert untuned_confirmed({**study, "digests": TODAY}, [""]) == ({**study, "digests": TODAY}, [])
-    unknown, reasons = untuned_confirmed({**study, "digests": BEFORE}, [""])
-    assert "does not say which kernels" in reasons[0] and "confirmed" not in unknown
-
-
-def test_layers_whose_default_tile_moved_are_dropped_where_the_others_are_confirmed() -> None:
-    rows = [{"conv": str(replace(CONV, batch=batch))} for batch in (1, 2, 3)]
-    study = {"digests": {**TODAY, "choice": "other"}, "rows": rows}
-    assert untuned_kept(study, ["", "moved", ""]) == ({**study, "rows": [rows[0], rows[2]], "confirmed": TODAY}, [])
-    older = {**study, "digests": BEFORE}
-    same, reasons = untuned_kept(older, ["", "moved", ""])
-    assert same == older and "does not say which kernels" in reasons[0]

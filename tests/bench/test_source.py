@@ -19,6 +19,9 @@ from im2win.studies.entries import SCHEMA
 
 FILES = ("registry/ranking.py", "schedules/cpu/model.py", "schedules/cuda/space/plain.py", "schedules/cuda/loop.py", "bench/cpu.py")
 
+KEY = "n1-c8x8x8-k8x3x3"
+COMPILED = SimpleNamespace(manifest=SimpleNamespace(layers=[SimpleNamespace(conv=KEY), SimpleNamespace(conv=KEY)]))
+
 
 def _package(root: Path) -> Path:
     for name in FILES:
@@ -129,14 +132,18 @@ def test_the_study_of_models_holds_them(tmp_path: Path, monkeypatch: pytest.Monk
     pytest.importorskip("onnx")
     module, path = script("benchmarks/models.py"), tmp_path / "models.json"
     row = SimpleNamespace(model="m", ours_ms=1.0, inside_ms=None, ratio=2.0, peers={}, peers_failed={}, failed=None, inside_failed=None)
-    row.as_dict = lambda: {"model": "m"}
-    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: None)
+    peers = {"peers": {"onnxruntime": 2.0, "torch": 3.0}, "peers_failed": {}}
+    row.as_dict = lambda: {"model": "m", **peers, "inside_ms": None, "inside_failed": None}
+    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: COMPILED)
     monkeypatch.setattr(module, "measure", lambda *_, **__: row)
     monkeypatch.setattr(sys, "argv", ["models.py", "--json", str(path), "m.onnx"])
     module.main()
     written = json.loads(path.read_text())
     assert written["schema"] == SCHEMA and written["digests"] == source.digests("cpu", models=True)
-    assert written["models"] == [{"model": "m"}]
+    assert written["models"] == [{**row.as_dict(), "convs": [KEY]}]
+    monkeypatch.setattr(module, "measure", None)  # known models are not measured again
+    module.main()
+    assert json.loads(path.read_text())["models"] == written["models"]
 
 
 def test_a_study_of_models_is_stale_with_what_compiles_them() -> None:
@@ -153,11 +160,11 @@ def test_the_study_of_operators_holds_them(tmp_path: Path, monkeypatch: pytest.M
         assert all(dim.dim_value > 0 for dim in made.graph.output[0].type.tensor_type.shape.dim)
     row = SimpleNamespace(ours_ms=1.0, ratio=2.0, peers={"onnxruntime": 2.0}, failed=None)
     row.as_dict = lambda: {"model": "Add", "ours_ms": 1.0, "peers": row.peers, "ratio": 2.0}
-    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: None)
+    monkeypatch.setattr(im2win, "compile_model", lambda *_, **__: COMPILED)
     monkeypatch.setattr(module, "measure", lambda *_, **__: row)
     monkeypatch.setattr(sys, "argv", ["operators.py", "--json", str(path), "Add"])
     module.main()
     written = json.loads(path.read_text())
     assert written["digests"] == source.digests("cpu", models=True)
-    assert written["models"] == [{**row.as_dict(), "inputs": {"x": [1, 256, 56, 56], "z": [1, 256, 56, 56]}}]
+    assert written["models"] == [{**row.as_dict(), "inputs": {"x": [1, 256, 56, 56], "z": [1, 256, 56, 56]}, "convs": [KEY]}]
     assert "| Add | 1x256x56x56, 1x256x56x56 | 1.000 | 2.000 | 2.00 |" in operators_table([written])

@@ -4,23 +4,20 @@ Any change of the generator makes a file's digests out of date, though most chan
 look its layers up again, with the shipped records and for the file's device, to rank its default tiles again, and to emit their kernels.
 Where algorithm, tile and kernel are equal for every row, the times are those of today's kernels, and the file gets today's digests as
 `confirmed`. Nothing is measured, and the device is not needed. Where a layer's choice has become its default tile, which the same run timed
-beside it, the row takes those times.
-
-A file of the zoo lists the problems of its networks. It is confirmed where the kernels that are chosen for them are equal. A study of
-untuned layers is confirmed where kernels are generated as they were, and the model ranks the same tiles first.
+beside it, the row takes those times. Of other files see `im2win.studies.confirmation`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from im2win.bench.results import OURS, UNTUNED, Result, Row
 from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
 from im2win.builder.build import looked_up
-from im2win.device.gpu import H200, KNOWN, Gpu
+from im2win.device.gpu import H200, KNOWN
 from im2win.records.emission import EmissionError, emitted
 from im2win.records.folders import PACKAGED
 from im2win.records.log import Log
@@ -126,90 +123,6 @@ def _compared(
     except EmissionError as error:
         return f"{what}: {error}"
     return (now,) if fingerprint in ("", now) else f"{what}: its kernel has changed since"
-
-
-def chosen(key: str, device: Device, accuracy: Accuracy = "float32") -> str:
-    """The fingerprint of the kernel that today's source chooses for a problem; "" where no algorithm computes it."""
-    conv = Conv2d.parse(key)
-    try:
-        algorithm, tile, _ = looked_up(conv, device, accuracy=accuracy)
-    except ValueError:
-        return ""
-    return emitted(conv, algorithm, tile.as_dict(), "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
-
-
-def problems(study: Mapping[str, Any]) -> list[str]:
-    """Keys of all problems of a zoo's networks; empty if its rows do not name them."""
-    facts = [one for row in study["rows"] for one in row["groups"].values()]
-    return sorted({key for one in facts for key in one["convs"]}) if all("convs" in one for one in facts) else []
-
-
-def zoo_confirmed(study: Mapping[str, Any], kernels: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """A zoo's study with the fingerprints of its problems' kernels, and confirmed if they are equal; else the reasons why it is not.
-
-    Args:
-        kernels: by problem, what `chosen` returns.
-    """
-    if stale(study.get("confirmed") or study["digests"]) is None:
-        return {**study, "kernels": dict(kernels)}, []
-    if not study.get("kernels"):
-        return dict(study), ["the file does not say which kernels were timed, and the source that made it was another"]
-    if (study.get("confirmed") or study["digests"]).get(RUNTIME) != digests(study["digests"][TARGET]).get(RUNTIME):
-        return dict(study), ["other code ran its kernels' loops"]
-    reasons = [f"{key}: another kernel is chosen today" for key, kernel in kernels.items() if study["kernels"].get(key) != kernel]
-    return dict(study) if reasons else {**study, "confirmed": digests(study["digests"][TARGET])}, reasons
-
-
-def zoo_kept(study: Mapping[str, Any], kernels: Mapping[str, str]) -> dict[str, Any]:
-    """A zoo's study without the networks for which another kernel is chosen today, confirmed: `benchmarks/zoo.py` measures these anew.
-
-    Args:
-        kernels: by problem, what `chosen` returns.
-    """
-
-    def changed(row: Mapping[str, Any]) -> bool:
-        return any(study["kernels"].get(key) != kernels[key] for one in row["groups"].values() for key in one["convs"])
-
-    networks = {row["network"] for row in study["rows"] if changed(row)}
-    kept = {**study, "rows": [row for row in study["rows"] if row["network"] not in networks]}
-    return zoo_confirmed(kept, {key: kernels[key] for key in problems(kept)})[0]
-
-
-def default_moved(row: Mapping[str, Any], device: Device) -> str:
-    """Why a row of a study of untuned layers timed another default tile than today's; "" if it did not, or if its session failed."""
-    if "default" not in row:
-        return ""
-    name, tile = default_tile(Conv2d.parse(row["conv"]), "auto", device)
-    timed = row["default"]["algorithm"], row["default"]["tile"]
-    return "" if timed == (name, tile.as_dict()) else f"{row['conv']}: another default tile is chosen today"
-
-
-def untuned_confirmed(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A study of untuned layers, confirmed if its default tiles and all kernels are those of today; else the reasons why it is not.
-
-    Args:
-        moved: by row, what `default_moved` returns.
-    """
-    made, today = study.get("confirmed") or study["digests"], digests(study["digests"][TARGET])
-    reasons = [reason for reason in moved if reason]
-    if made.get(RUNTIME) != today.get(RUNTIME):
-        reasons.append("other code ran its kernels' loops")
-    if made[KERNELS] != today[KERNELS]:
-        reasons.append("the file does not say which kernels were timed, and the source that made it was another")
-    return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons
-
-
-def untuned_kept(study: Mapping[str, Any], moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A study without the rows whose default tile has moved, confirmed: `benchmarks/untuned.py` measures these anew.
-
-    Where the other rows cannot be confirmed, the study stays as it is, with the reasons.
-
-    Args:
-        moved: by row, what `default_moved` returns.
-    """
-    rows = [row for row, reason in zip(study["rows"], moved, strict=True) if not reason]
-    kept, reasons = untuned_confirmed({**study, "rows": rows}, [])
-    return (dict(study), reasons) if reasons else (kept, [])
 
 
 def confirmed(result: Result, rows: list[Checked]) -> Result:

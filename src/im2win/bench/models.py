@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from im2win.frontends.models.source import Array
     from im2win.frontends.onnxruntime.operators import Rewritten
+    from im2win.runtime.model import Model
 
 _NO_LAYER = Conv2d(1, 1, 1, 1, 1, 1)  # the harness requires a layer; a model's subjects have their own inputs
 TOLERANCE = 1e-3  # of the largest output, after hundreds of layers that are each within their tolerance
@@ -72,6 +73,11 @@ def images(path: Path, seed: int) -> dict[str, Array]:
     random = np.random.default_rng(seed)
     batch = max(bucket.batch for bucket in manifest.buckets)
     return {port.name: aligned(random.normal(size=port.at(batch)).astype(port.dtype)) for port in manifest.inputs}
+
+
+def convs_of(model: Model) -> list[str]:
+    """Keys of the problems whose kernels a compiled model holds."""
+    return sorted({layer.conv for layer in model.manifest.layers})
 
 
 @dataclass(frozen=True)

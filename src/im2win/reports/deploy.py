@@ -9,8 +9,6 @@ from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 from im2win.common.markdown import ms, number
 
-# the studies' names in their files
-MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
 ALONE, ANOTHER, PAUSE = "alone", "another", "pause"  # before the timed call: the same one, one with tensors of its own, or none for a while
 NO_GRAD = "_no_grad"  # suffix of a way that was called outside inference mode
 _TITLES = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch eager"}

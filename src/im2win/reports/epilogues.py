@@ -9,8 +9,6 @@ from typing import Any
 from im2win.bench.results import geometric_mean
 from im2win.common import markdown
 
-STUDY = "epilogues"  # the study's name in its file
-
 
 def table(studies: Sequence[Mapping[str, Any]]) -> str:
     """A row for each activation and device: by how much more time layers take with it, as geometric mean, median and most."""

@@ -17,21 +17,21 @@ from im2win.reports import sliding as sliding_report
 from im2win.reports import untuned as untuned_report
 from im2win.reports import winograd_tc as fused_report
 from im2win.reports import zoo as zoo_report
-from im2win.studies.entries import SLIDING, WINOGRAD_TC
+from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, OVERHEAD, PYTORCH, SHARED, SLIDING, UNTUNED, WINOGRAD_TC, ZOO
 
 Study = Mapping[str, Any]
 
 TABLES: dict[str, Callable[[Sequence[Study]], str]] = {
-    untuned_report.STUDY: untuned_report.table,
+    UNTUNED: untuned_report.table,
     SLIDING: sliding_report.table,
     WINOGRAD_TC: fused_report.table,
-    deploy_report.MODELS: deploy_report.models_table,
-    deploy_report.OPERATORS: deploy_report.operators_table,
-    deploy_report.PYTORCH: deploy_report.pytorch_table,
-    deploy_report.OVERHEAD: deploy_report.overhead_table,
-    deploy_report.SHARED: deploy_report.shared_table,
-    epilogues_report.STUDY: epilogues_report.table,
-    zoo_report.STUDY: zoo_report.table,
+    MODELS: deploy_report.models_table,
+    OPERATORS: deploy_report.operators_table,
+    PYTORCH: deploy_report.pytorch_table,
+    OVERHEAD: deploy_report.overhead_table,
+    SHARED: deploy_report.shared_table,
+    EPILOGUES: epilogues_report.table,
+    ZOO: zoo_report.table,
 }
 
 
@@ -63,7 +63,7 @@ def tables(studies: Sequence[Study]) -> dict[str, Callable[[], str]]:
     shown: dict[str, Callable[[], str]] = {
         name: partial(table, found) for name, table in TABLES.items() if (found := [one for one in studies if one["study"] == name])
     }
-    zoo = [one for one in studies if one["study"] == zoo_report.STUDY]
+    zoo = [one for one in studies if one["study"] == ZOO]
     if zoo:
-        shown[f"{zoo_report.STUDY}-summary"] = partial(zoo_report.summary, zoo)
+        shown[f"{ZOO}-summary"] = partial(zoo_report.summary, zoo)
     return shown

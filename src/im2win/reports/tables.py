@@ -30,7 +30,7 @@ from im2win.reports import zoo as zoo_report
 from im2win.reports.memory import mebibytes
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.methods import shown
-from im2win.studies.entries import LADDER, WINOGRAD_TC
+from im2win.studies.entries import LADDER, WINOGRAD_TC, ZOO
 
 TITLES = {
     "torch_nchw": "PyTorch NCHW",
@@ -290,7 +290,7 @@ def plot_all(folder: Path) -> list[Path]:
         if study.get("study") == WINOGRAD_TC:
             path = folder.parent / "studies" / study["device"] / f"{WINOGRAD_TC}.png"
             paths.append(fused_report.plot(study, path))
-        if study.get("study") == zoo_report.STUDY:
+        if study.get("study") == ZOO:
             name = f"zoo-{study['dtype']}-b{study['batch']}.png"
             paths.append(zoo_report.plot(study, folder.parent / "studies" / study["device"] / name))
     return paths

@@ -10,7 +10,6 @@ from typing import Any
 from im2win.common import markdown
 from im2win.spec.conv2d import Conv2d
 
-STUDY = "untuned"  # the study's name in its file
 FAR = 1.5  # an outlier takes so many times the tuned time
 KINDS = ("all", "depthwise", "grouped", "1x1", "3x3", "others")
 

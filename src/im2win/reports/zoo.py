@@ -9,7 +9,6 @@ from typing import Any
 
 from im2win.common import markdown
 
-STUDY = "zoo"  # the study's name in its files
 OURS, LAYOUTS = ("ours", "ours_nhwc"), ("torch_nchw", "torch_nhwc")  # each in both layouts; the better one counts
 _TITLES = {
     "ours": "im2win",

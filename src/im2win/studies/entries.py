@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+# Names of studies in their files.
+ZOO, UNTUNED, EPILOGUES = "zoo", "untuned", "epilogues"
+MODELS, OPERATORS, PYTORCH, OVERHEAD, SHARED = "models", "operators", "pytorch-models", "op-overhead", "shared-process"
+
 SCHEMA = 2  # of files of studies: since 2 they hold the `digests` of the source (`im2win.bench.source`); older files have no number, or 1
 
 LADDER = "ladder-"  # prefix of the suite's name in a ladder's result

@@ -1,0 +1,185 @@
+"""Whether a study still says what today's source does, as `im2win.bench.confirmation` finds it for results of `im2win bench`.
+
+Rows of most studies name the problems whose kernels they time. Such a study is confirmed where the kernels that today's source chooses for
+these problems are those of the file; the rows whose kernels are others can be dropped, and measured again alone. A study of untuned layers
+is confirmed where kernels are generated as they were, and the model ranks the same tiles first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from im2win.bench.source import KERNELS, RUNTIME, TARGET, digests, stale
+from im2win.bench.source import MODELS as OTHER_OPERATORS
+from im2win.builder.build import looked_up
+from im2win.device.gpu import H200, KNOWN, Gpu
+from im2win.records.emission import emitted
+from im2win.registry.backends import Device
+from im2win.registry.ranking import default_tile
+from im2win.spec.conv2d import Conv2d
+from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, SHARED, ZOO
+
+Study = Mapping[str, Any]
+Keys = Sequence[str]
+
+_RUN_BY = {RUNTIME: "other code ran its kernels' loops", OTHER_OPERATORS: "other code compiled the models' other operators"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Where a kind of study lists what it timed.
+
+    rows: name of the list of rows, or of the rows by problem.
+    of: from a row (where they are listed by problem, from the problem) to the keys of its problems; None if it does not name them.
+    label: what names a row that the study's script can measure alone; "" if it measures all of them.
+    default: whether default tiles were timed, whatever records say.
+    """
+
+    rows: str
+    of: Callable[[Any], Keys | None]
+    label: str = ""
+    default: bool = False
+
+
+def _of_network(row: Mapping[str, Any]) -> Keys | None:
+    groups = row["groups"].values()
+    return [key for one in groups for key in one["convs"]] if all("convs" in one for one in groups) else None
+
+
+def _with_and_without(row: Mapping[str, Any]) -> Keys:
+    return [row["conv"], str(Conv2d.parse(row["conv"]).with_(activation="none"))]
+
+
+LISTINGS: dict[str, Listing] = {
+    ZOO: Listing("rows", _of_network, "network"),
+    MODELS: Listing("models", lambda row: row.get("convs"), "model"),
+    OPERATORS: Listing("models", lambda row: row.get("convs"), "model"),
+    EPILOGUES: Listing("layers", _with_and_without, "conv", default=True),
+    PYTORCH: Listing("layers", lambda row: [row["conv"]] if row["conv"] else []),
+    SHARED: Listing("layers", lambda key: [key]),
+}
+"""By name of the study."""
+
+
+def problems(study: Study) -> list[str]:
+    """Keys of all problems whose kernels a study times; empty if its rows do not name them."""
+    listing = LISTINGS[study["study"]]
+    found = [listing.of(row) for row in study[listing.rows]]
+    return sorted({key for keys in found if keys for key in keys}) if None not in found else []
+
+
+def chosen(key: str, study: Study, device: Device) -> str:
+    """The fingerprint of the kernel that today's source chooses for a problem of a study; "" where no algorithm computes it."""
+    conv = Conv2d.parse(key)
+    try:
+        if LISTINGS[study["study"]].default:
+            algorithm, tile = default_tile(conv, "auto", device)
+        else:
+            algorithm, tile, _ = looked_up(conv, device, accuracy=study.get("accuracy", "float32"))
+    except ValueError:
+        return ""
+    return emitted(conv, algorithm, tile.as_dict(), "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
+
+
+def confirmed(study: Study, kernels: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """A study with the fingerprints of its problems' kernels, and confirmed if they are equal; else the reasons why it is not.
+
+    Args:
+        kernels: by problem, what `chosen` returns.
+    """
+    made, today = _made(study), _today(study)
+    if stale(made) is None:
+        return {**study, "kernels": dict(kernels)}, []
+    if not study.get("kernels"):
+        return dict(study), ["the file does not say which kernels were timed, and the source that made it was another"]
+    reasons = _otherwise_run(made, today)
+    reasons += [f"{key}: another kernel is chosen today" for key, kernel in kernels.items() if study["kernels"].get(key) != kernel]
+    return dict(study) if reasons else {**study, "confirmed": today}, reasons
+
+
+def kept(study: Study, kernels: Mapping[str, str]) -> dict[str, Any]:
+    """A study without the rows for which another kernel is chosen today, confirmed: the study's script measures these anew.
+
+    A study of which no row can be measured alone stays as it is.
+
+    Args:
+        kernels: by problem, what `chosen` returns.
+    """
+    listing = LISTINGS[study["study"]]
+    if not listing.label:
+        return dict(study)
+
+    def changed(row: Mapping[str, Any]) -> bool:
+        return any(study["kernels"].get(key) != kernels[key] for key in listing.of(row) or ())
+
+    rows = study[listing.rows]
+    gone = {row[listing.label] for row in rows if changed(row)}
+    left = {**study, listing.rows: [row for row in rows if row[listing.label] not in gone]}
+    return confirmed(left, {key: kernels[key] for key in problems(left)})[0]
+
+
+def default_moved(row: Mapping[str, Any], device: Device) -> str:
+    """Why a row of a study of untuned layers timed another default tile than today's; "" if it did not, or if its session failed."""
+    if "default" not in row:
+        return ""
+    name, tile = default_tile(Conv2d.parse(row["conv"]), "auto", device)
+    timed = row["default"]["algorithm"], row["default"]["tile"]
+    return "" if timed == (name, tile.as_dict()) else f"{row['conv']}: another default tile is chosen today"
+
+
+def untuned_confirmed(study: Study, moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A study of untuned layers, confirmed if its default tiles and all kernels are those of today; else the reasons why it is not.
+
+    Args:
+        moved: by row, what `default_moved` returns.
+    """
+    made, today = _made(study), _today(study)
+    reasons = [*filter(None, moved), *_otherwise_run(made, today)]
+    if made[KERNELS] != today[KERNELS]:
+        reasons.append("the file does not say which kernels were timed, and the source that made it was another")
+    return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons
+
+
+def untuned_kept(study: Study, moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """A study without the rows whose default tile has moved, confirmed: `benchmarks/untuned.py` measures these anew.
+
+    Where the other rows cannot be confirmed, the study stays as it is, with the reasons.
+
+    Args:
+        moved: by row, what `default_moved` returns.
+    """
+    rows = [row for row, reason in zip(study["rows"], moved, strict=True) if not reason]
+    left, reasons = untuned_confirmed({**study, "rows": rows}, [])
+    return (dict(study), reasons) if reasons else (left, [])
+
+
+def held(path: Path, rows: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a file that need not be measured again: today's kernels and choices, with all the same facts. Empty if there is none.
+
+    Args:
+        rows: under which name the file has them.
+    """
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+    same = stale(_made(before)) is None and all(before.get(name) == value for name, value in facts.items())
+    return list(before[rows]) if same else []
+
+
+def _made(study: Study) -> Mapping[str, str]:
+    """Digests of the source that made a study, or that confirmed it last."""
+    digests_of: Mapping[str, str] = study.get("confirmed") or study.get("digests", {})
+    return digests_of
+
+
+def _today(study: Study) -> dict[str, str]:
+    made = study["digests"]
+    return digests(made[TARGET], models=OTHER_OPERATORS in made)
+
+
+def _otherwise_run(made: Mapping[str, str], today: Mapping[str, str]) -> list[str]:
+    return [reason for name, reason in _RUN_BY.items() if made.get(name) != today.get(name)]
