@@ -93,11 +93,12 @@ def _study(study: dict[str, Any], device: Device, pool: ProcessPoolExecutor, dro
 
 def _untuned(study: dict[str, Any], device: Device, pool: ProcessPoolExecutor, drop: bool) -> tuple[dict[str, Any], list[str]]:
     """As `_study`, for a study of untuned layers."""
-    moved = list(pool.map(functools.partial(studies.default_moved, device=device), study["rows"], chunksize=4))
-    new, reasons = studies.untuned_confirmed(study, moved)
-    if any(moved) and drop:
-        new, others = studies.untuned_kept(study, moved)
-        reasons = others or [f"{len(moved) - len(new['rows'])} of {len(moved)} rows are dropped, {reasons[0]}"]
+    check = functools.partial(studies.untuned_checked, device=device, then=studies.made(study))
+    rows = list(pool.map(check, study["rows"], chunksize=4))
+    new, reasons = studies.untuned_confirmed(study, rows)
+    if drop and any(reason for _, reason in rows):
+        new, others = studies.untuned_kept(study, rows)
+        reasons = others or [f"{len(rows) - len(new['rows'])} of {len(rows)} rows are dropped, {reasons[0]}"]
     return new, reasons
 
 

@@ -14,7 +14,7 @@ from im2win.bench.source import digests
 from im2win.device.cpu import Machine
 from im2win.registry.ranking import default_tile
 from im2win.spec.conv2d import Conv2d
-from im2win.studies.confirmation import chosen, confirmed, default_moved, held, kept, problems, untuned_confirmed, untuned_kept
+from im2win.studies.confirmation import chosen, confirmed, held, kept, problems, untuned_checked, untuned_confirmed, untuned_kept
 from im2win.studies.entries import EPILOGUES, MODELS, OPERATORS, PYTORCH, SHARED, ZOO
 
 HERE = Machine("intel-xeon", "rocketlake", "avx512f", 2, 16, 32, 48 << 10, 2 << 20, 32 << 20)
@@ -114,24 +114,30 @@ def test_rows_are_held_only_by_files_of_today_with_the_same_facts(tmp_path: Path
     assert held(path, "rows", {"device": "here"}) == rows
 
 
-def test_a_study_of_untuned_layers_is_confirmed_where_default_tiles_stay() -> None:
+def test_a_study_of_untuned_layers_is_confirmed_where_tiles_and_kernels_stay() -> None:
     name, tile = default_tile(CONV, "auto", HERE)
-    same = {"conv": str(CONV), "default": {"algorithm": name, "tile": tile.as_dict()}}
-    other, failed = {"conv": str(CONV), "default": {"algorithm": "mec/tiled", "tile": tile.as_dict()}}, {"conv": str(CONV), "failed": "why"}
-    moved = [default_moved(one, HERE) for one in (same, other, failed)]
-    assert moved == ["", f"{CONV}: another default tile is chosen today", ""]
-    study = {"digests": {**TODAY, "choice": "other"}, "rows": [same]}
-    assert untuned_confirmed(study, [""]) == ({**study, "confirmed": TODAY}, [])
-    assert untuned_confirmed(study, moved) == (study, [moved[1]])
-    assert untuned_confirmed({**study, "digests": TODAY}, [""]) == ({**study, "digests": TODAY}, [])
-    unknown, reasons = untuned_confirmed({**study, "digests": BEFORE}, [""])
-    assert "does not say which kernels" in reasons[0] and "confirmed" not in unknown
+    choice = {"algorithm": name, "tile": tile.as_dict(), "ms": 1.0}
+    row = {"conv": str(CONV), "default": choice, "tuned": choice}
+    other, failed = {**row, "default": {**choice, "algorithm": "mec/tiled"}}, {"conv": str(CONV), "failed": "why"}
+    found = [untuned_checked(one, HERE, TODAY) for one in (row, other, failed)]
+    assert [reason for _, reason in found] == ["", f"{CONV}: another default tile is chosen today", ""]
+    marked = found[0][0]
+    assert marked["default"]["fingerprint"] == marked["tuned"]["fingerprint"] != "" and found[1][0] == other and found[2][0] == failed
+    study = {"digests": BEFORE, "rows": [row]}
+    assert "does not say which kernels" in untuned_checked(row, HERE, BEFORE)[1]
+    assert untuned_confirmed(study, [untuned_checked(marked, HERE, BEFORE)]) == ({**study, "rows": [marked], "confirmed": TODAY}, [])
+    changed = {**marked, "tuned": {**marked["tuned"], "fingerprint": "other"}}
+    assert untuned_checked(changed, HERE, BEFORE)[1] == f"{CONV}: its kernel has changed since"
+    assert untuned_confirmed({**study, "digests": TODAY}, found[:1]) == ({"digests": TODAY, "rows": [marked]}, [])
+    _, reasons = untuned_confirmed({**study, "digests": {**BEFORE, "runtime": "other"}}, found[:1])
+    assert reasons == ["other code ran its kernels' loops"]
 
 
-def test_layers_whose_default_tile_moved_are_dropped_where_the_others_are_confirmed() -> None:
+def test_layers_that_today_has_other_kernels_for_are_dropped() -> None:
     rows = [{"conv": str(replace(CONV, batch=batch))} for batch in (1, 2, 3)]
-    study = {"digests": {**TODAY, "choice": "other"}, "rows": rows}
-    assert untuned_kept(study, ["", "moved", ""]) == ({**study, "rows": [rows[0], rows[2]], "confirmed": TODAY}, [])
-    older = {**study, "digests": BEFORE}
-    same, reasons = untuned_kept(older, ["", "moved", ""])
-    assert same == older and "does not say which kernels" in reasons[0]
+    study = {"digests": BEFORE, "rows": rows}
+    checked = [(row, reason) for row, reason in zip(rows, ["", "moved", ""], strict=True)]
+    assert untuned_kept(study, checked) == ({**study, "rows": [rows[0], rows[2]], "confirmed": TODAY}, [])
+    other = {**study, "digests": {**BEFORE, "runtime": "other"}}
+    same, reasons = untuned_kept(other, checked)
+    assert same == other and reasons == ["other code ran its kernels' loops"]

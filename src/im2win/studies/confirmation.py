@@ -2,7 +2,7 @@
 
 Rows of most studies name the problems whose kernels they time. Such a study is confirmed where the kernels that today's source chooses for
 these problems are those of the file; the rows whose kernels are others can be dropped, and measured again alone. A study of untuned layers
-is confirmed where kernels are generated as they were, and the model ranks the same tiles first.
+is confirmed where the model ranks the same tiles first, and both tiles of a row have their kernels.
 """
 
 from __future__ import annotations
@@ -82,7 +82,11 @@ def chosen(key: str, study: Study, device: Device) -> str:
             algorithm, tile, _ = looked_up(conv, device, accuracy=study.get("accuracy", "float32"))
     except ValueError:
         return ""
-    return emitted(conv, algorithm, tile.as_dict(), "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
+    return _fingerprint(conv, algorithm, tile.as_dict(), device)
+
+
+def _fingerprint(conv: Conv2d, algorithm: str, tile: dict[str, Any], device: Device) -> str:
+    return emitted(conv, algorithm, tile, "cuda" if isinstance(device, Gpu) else "cpu", KNOWN.get(device.name, H200))
 
 
 def confirmed(study: Study, kernels: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -91,12 +95,12 @@ def confirmed(study: Study, kernels: Mapping[str, str]) -> tuple[dict[str, Any],
     Args:
         kernels: by problem, what `chosen` returns.
     """
-    made, today = _made(study), _today(study)
-    if stale(made) is None:
+    then, today = made(study), _today(study)
+    if stale(then) is None:
         return {**study, "kernels": dict(kernels)}, []
     if not study.get("kernels"):
         return dict(study), ["the file does not say which kernels were timed, and the source that made it was another"]
-    reasons = _otherwise_run(made, today)
+    reasons = _otherwise_run(then, today)
     reasons += [f"{key}: another kernel is chosen today" for key, kernel in kernels.items() if study["kernels"].get(key) != kernel]
     return dict(study) if reasons else {**study, "confirmed": today}, reasons
 
@@ -122,38 +126,50 @@ def kept(study: Study, kernels: Mapping[str, str]) -> dict[str, Any]:
     return confirmed(left, {key: kernels[key] for key in problems(left)})[0]
 
 
-def default_moved(row: Mapping[str, Any], device: Device) -> str:
-    """Why a row of a study of untuned layers timed another default tile than today's; "" if it did not, or if its session failed."""
+def untuned_checked(row: Mapping[str, Any], device: Device, then: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """A row of a study of untuned layers with its kernels' fingerprints, and why today's source would time others; "" if it would not.
+
+    A row whose session failed stays as it is.
+
+    Args:
+        then: digests of the source that made the study, or that confirmed it last.
+    """
     if "default" not in row:
-        return ""
-    name, tile = default_tile(Conv2d.parse(row["conv"]), "auto", device)
-    timed = row["default"]["algorithm"], row["default"]["tile"]
-    return "" if timed == (name, tile.as_dict()) else f"{row['conv']}: another default tile is chosen today"
+        return dict(row), ""
+    conv = Conv2d.parse(row["conv"])
+    name, tile = default_tile(conv, "auto", device)
+    if (row["default"]["algorithm"], row["default"]["tile"]) != (name, tile.as_dict()):
+        return dict(row), f"{conv}: another default tile is chosen today"
+    choices, same = {what: row[what] for what in ("default", "tuned")}, then[KERNELS] == digests(then[TARGET])[KERNELS]
+    if not same and not all("fingerprint" in one for one in choices.values()):
+        return dict(row), f"{conv}: the file does not say which kernels were timed, and the source that made it was another"
+    now = {what: one | {"fingerprint": _fingerprint(conv, one["algorithm"], one["tile"], device)} for what, one in choices.items()}
+    if not same and now != choices:
+        return dict(row), f"{conv}: its kernel has changed since"
+    return {**row, **now}, ""
 
 
-def untuned_confirmed(study: Study, moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A study of untuned layers, confirmed if its default tiles and all kernels are those of today; else the reasons why it is not.
-
-    Args:
-        moved: by row, what `default_moved` returns.
-    """
-    made, today = _made(study), _today(study)
-    reasons = [*filter(None, moved), *_otherwise_run(made, today)]
-    if made[KERNELS] != today[KERNELS]:
-        reasons.append("the file does not say which kernels were timed, and the source that made it was another")
-    return {**study, **({} if reasons or stale(made) is None else {"confirmed": today})}, reasons
-
-
-def untuned_kept(study: Study, moved: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """A study without the rows whose default tile has moved, confirmed: `benchmarks/untuned.py` measures these anew.
-
-    Where the other rows cannot be confirmed, the study stays as it is, with the reasons.
+def untuned_confirmed(study: Study, checked: Sequence[tuple[dict[str, Any], str]]) -> tuple[dict[str, Any], list[str]]:
+    """A study of untuned layers with its rows' fingerprints, confirmed if default tiles and kernels are those of today; else why it is not.
 
     Args:
-        moved: by row, what `default_moved` returns.
+        checked: by row, what `untuned_checked` returns.
     """
-    rows = [row for row, reason in zip(study["rows"], moved, strict=True) if not reason]
-    left, reasons = untuned_confirmed({**study, "rows": rows}, [])
+    then, today = made(study), _today(study)
+    reasons = [*(reason for _, reason in checked if reason), *_otherwise_run(then, today)]
+    left = {**study, "rows": [row for row, _ in checked]}
+    return {**left, **({} if reasons or stale(then) is None else {"confirmed": today})}, reasons
+
+
+def untuned_kept(study: Study, checked: Sequence[tuple[dict[str, Any], str]]) -> tuple[dict[str, Any], list[str]]:
+    """A study without the rows that today's source would not time, confirmed: `benchmarks/untuned.py` measures these anew.
+
+    Where other code runs kernels, the study stays as it is, with the reasons.
+
+    Args:
+        checked: by row, what `untuned_checked` returns.
+    """
+    left, reasons = untuned_confirmed(study, [(row, reason) for row, reason in checked if not reason])
     return (dict(study), reasons) if reasons else (left, [])
 
 
@@ -166,20 +182,20 @@ def held(path: Path, rows: str, facts: Mapping[str, Any]) -> list[dict[str, Any]
     if not path.exists():
         return []
     before = json.loads(path.read_text(encoding="utf-8"))
-    same = stale(_made(before)) is None and all(before.get(name) == value for name, value in facts.items())
+    same = stale(made(before)) is None and all(before.get(name) == value for name, value in facts.items())
     return list(before[rows]) if same else []
 
 
-def _made(study: Study) -> Mapping[str, str]:
+def made(study: Study) -> Mapping[str, str]:
     """Digests of the source that made a study, or that confirmed it last."""
     digests_of: Mapping[str, str] = study.get("confirmed") or study.get("digests", {})
     return digests_of
 
 
 def _today(study: Study) -> dict[str, str]:
-    made = study["digests"]
-    return digests(made[TARGET], models=OTHER_OPERATORS in made)
+    first = study["digests"]
+    return digests(first[TARGET], models=OTHER_OPERATORS in first)
 
 
-def _otherwise_run(made: Mapping[str, str], today: Mapping[str, str]) -> list[str]:
-    return [reason for name, reason in _RUN_BY.items() if made.get(name) != today.get(name)]
+def _otherwise_run(then: Mapping[str, str], today: Mapping[str, str]) -> list[str]:
+    return [reason for name, reason in _RUN_BY.items() if then.get(name) != today.get(name)]
