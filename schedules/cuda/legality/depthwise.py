@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 from im2win.device.gpu import Gpu
+from im2win.schedules.cuda.arithmetic import CORE_PRODUCTS
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.depthwise import DepthwiseTile
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-PRODUCTS = {"float32": "fma", "float16": "fma_f16"}
-STAGED = {"NHWC": ("window", "row"), "NCHW": ("block",)}  # by layout
+STAGED = ("window", "row")
 MAX_REGISTERS, MAX_THREADS = 255, 1024
 OTHERS = 40  # registers for addresses, conditions and outputs on their way
 MAX_BODY = 4096  # products of a thread that are unrolled
-SHARED_BYTES = 48 << 10  # that a kernel may declare
 
 
 def unsupported_reason(conv: Conv2d) -> str | None:
@@ -24,17 +21,19 @@ def unsupported_reason(conv: Conv2d) -> str | None:
         return "it is for depthwise layers, which have a group for every input channel"
     if conv.out_channels != conv.groups and conv.layout == "NHWC":
         return "channels with several filters are not side by side in the input"
-    if conv.dtype not in PRODUCTS:
-        return f"its products are those of {' and '.join(PRODUCTS)}, not {conv.dtype}"
+    if conv.dtype not in CORE_PRODUCTS:
+        return f"its products are those of {' and '.join(CORE_PRODUCTS)}, not {conv.dtype}"
     return None
 
 
 def tasks(conv: Conv2d, rows: int, cols: int) -> list[int]:
     """Numbers of tiles of outputs that a block may have, ascending: parts of a row of tiles, rows of an image, or images.
 
-    Others make indices that TVM does not take for affine.
+    Channels first, channels come before images. Other numbers make indices that TVM does not take for affine.
     """
-    counts, whole, numbers = (-(-conv.output_size[1] // cols), -(-conv.output_size[0] // rows), conv.batch), 1, set()
+    counts, whole, numbers = [-(-conv.output_size[1] // cols), -(-conv.output_size[0] // rows), conv.batch], 1, set()
+    if conv.layout == "NCHW":
+        counts.insert(2, conv.out_channels)
     for count in counts:
         numbers |= {whole * one for one in range(1, count + 1) if count % one == 0}
         whole *= count
@@ -50,20 +49,8 @@ def inputs_of(conv: Conv2d, tile: DepthwiseTile) -> tuple[int, int]:
 def registers(conv: Conv2d, tile: DepthwiseTile) -> int:
     """Registers of a thread: sums, inputs and filters of a kernel row."""
     rows, cols = inputs_of(conv, tile)
-    words, held = tile.vector * conv.itemsize / 4, cols if tile.shared else rows * cols
-    return round(tile.accumulators + words * (held + conv.kernel[1])) + OTHERS
-
-
-def copied(conv: Conv2d, tile: DepthwiseTile) -> tuple[int, int]:
-    """Rows that a block copies to shared memory, and elements of each."""
-    width = -(-conv.output_size[1] // tile.cols) * tile.cols
-    cols = -(-((width - 1) * conv.stride[1] + conv.window[1]) // conv.stride[1]) * conv.stride[1]
-    return tile.channels * ((tile.row_block(conv) - 1) * conv.stride[0] + conv.window[0]), cols
-
-
-def shared_bytes(conv: Conv2d, tile: DepthwiseTile) -> int:
-    """Bytes of shared memory of a block."""
-    return math.prod(copied(conv, tile)) * conv.itemsize if tile.shared else 0
+    words = max(tile.vector * conv.itemsize / 4, 1)
+    return round(tile.accumulators + words * (rows * cols + conv.kernel[1])) + OTHERS
 
 
 def unrolled(conv: Conv2d, tile: DepthwiseTile) -> int:
@@ -77,36 +64,23 @@ def violations(conv: Conv2d, tile: DepthwiseTile, gpu: Gpu) -> list[str]:
         return [reason]
     counts = ("vector", "rows", "cols", "channels", "tasks")
     broken = [f"`{name}` (={getattr(tile, name)}) must be at least 1" for name in counts if getattr(tile, name) < 1]
-    if tile.staged not in STAGED[conv.layout]:
-        broken.append(f"`staged` (={tile.staged}) must be {' or '.join(STAGED[conv.layout])} in {conv.layout}")
-    if tile.product != PRODUCTS[conv.dtype]:
-        broken.append(f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}")
+    if tile.staged not in STAGED:
+        broken.append(f"`staged` (={tile.staged}) must be {' or '.join(STAGED)}")
+    if tile.product != CORE_PRODUCTS[conv.dtype]:
+        broken.append(f"`product` (={tile.product}) must be {CORE_PRODUCTS[conv.dtype]} for {conv.dtype}")
     return broken or [text for holds, text in _rules(conv, tile, gpu) if not holds]
 
 
 def _rules(conv: Conv2d, tile: DepthwiseTile, gpu: Gpu) -> list[tuple[bool, str]]:
     (out_h, out_w), size = conv.output_size, max(conv.itemsize, ELEMENT_TYPES[conv.out_dtype].itemsize)
     across = -(-out_w // tile.cols)
-    of_block = [
-        (tile.vector == 1, f"`vector` (={tile.vector}) must be 1 in NCHW"),
-        (tile.tasks % across == 0, f"`tasks` (={tile.tasks}) must be a multiple of the {across} tiles of a row"),
-        (
-            tile.row_block(conv) < out_h + tile.rows,
-            f"`rows` and `tasks` make {tile.row_block(conv)} rows of a block; the output has {out_h}",
-        ),
-        (
-            shared_bytes(conv, tile) <= SHARED_BYTES,
-            f"the rows of a block (={shared_bytes(conv, tile)} bytes) must fit {SHARED_BYTES} bytes of shared memory",
-        ),
-    ]
-    of_thread = [
+    return [
+        (tile.vector == 1 or conv.layout == "NHWC", f"`vector` (={tile.vector}) must be 1 in NCHW"),
         (
             tile.tasks in tasks(conv, tile.rows, tile.cols),
             f"`tasks` (={tile.tasks}) must divide the {across} tiles of a row, or be whole rows or whole images that divide the others",
-        )
-    ]
-    return [
-        *(of_block if tile.shared else of_thread),
+        ),
+        (tile.channels == 1 or conv.layout == "NHWC", f"`channels` (={tile.channels}) must be 1 in NCHW"),
         (tile.vector & (tile.vector - 1) == 0, f"`vector` (={tile.vector}) must be a power of two"),
         (tile.vector * size <= CHUNK, f"`vector` (={tile.vector}) must be at most {CHUNK} bytes"),
         (

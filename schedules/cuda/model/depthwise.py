@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.depthwise import copied, inputs_of, registers, shared_bytes
+from im2win.schedules.cuda.legality.depthwise import inputs_of, registers
 from im2win.schedules.cuda.model.multistage import LAUNCH_S, SCHEDULERS
 from im2win.schedules.cuda.model.multistage import Estimate as MultistageEstimate
 from im2win.schedules.cuda.tiles.depthwise import DepthwiseTile
@@ -20,13 +20,11 @@ BLOCKS = 32  # most of a multiprocessor
 BEGIN_ISSUES = 10  # instructions of a thread before its first load
 LOAD_ISSUES = 1.4  # of a load of a vector with its address and condition
 RAGGED_ISSUES = 6.0  # more of such a load where tiles do not divide a row of outputs: nvcc computes each address anew
-SHARED_LOAD_ISSUES = 0.3  # of a load from shared memory beside those of the products
 CONVERT_ISSUES = 0.9  # of an element that becomes float32
 FILTER_ISSUES = 2.0  # of a load of filters
-COPY = 0.5  # share of the instructions to copy rows to shared memory that no others hide
 BEGIN_CYCLES = 100  # that a block takes with nothing to hide its latency
 ROW_CYCLES = 65  # the same of each kernel row whose inputs are loaded after those of the row before
-STRIDED_CYCLES = 640  # the same of each row that is copied by its phases
+TURN_CYCLES = 0.5  # of level-1 cache, channels first, for each line that the lanes of a warp read or write at a time
 L1_BYTES = 420  # that level-1 cache gives in a cycle beside the other instructions
 LINE = 128  # bytes; blocks that read fewer at a time read parts of lines
 PART = 0.125  # share of a line's time in level-2 cache that each further part costs
@@ -45,19 +43,15 @@ class Estimate(MultistageEstimate):
 
 def estimate(conv: Conv2d, tile: DepthwiseTile, gpu: Gpu) -> Estimate:
     """The cost model's estimate for a legal tile."""
-    (out_h, out_w), taps, shared = conv.output_size, math.prod(conv.kernel), shared_bytes(conv, tile)
+    out_h, out_w = conv.output_size
     across, down = -(-out_w // tile.cols), -(-out_h // tile.rows)
-    if tile.shared:
-        blocks = conv.batch * conv.out_channels // tile.channels * -(-out_h // tile.row_block(conv))
-    else:
-        blocks = conv.batch * across * down // tile.tasks * (conv.out_channels // tile.block_m)
+    blocks = conv.batch * across * down * (conv.out_channels // tile.block_m) // tile.tasks
     warps = -(-tile.threads // LANES)
     room = min(gpu.registers // (min(registers(conv, tile), 255) * warps * LANES), gpu.threads // (warps * LANES), BLOCKS)
-    running = min(max(min(room, gpu.shared // shared) if shared else room, 1), -(-blocks // gpu.multiprocessors))
+    running = min(max(room, 1), -(-blocks // gpu.multiprocessors))
     waves = blocks / (gpu.multiprocessors * running)
     issues, idle = _thread(conv, tile)
-    cached = (math.prod(inputs_of(conv, tile)) * _repeated(conv, tile) + taps) * max(tile.vector * conv.itemsize, 4) * tile.threads
-    cycles = running * (issues * warps / SCHEDULERS + cached / L1_BYTES) + idle
+    cycles = running * (issues * warps / SCHEDULERS + _cache_cycles(conv, tile, warps)) + idle
     moved = conv.itemsize * math.prod(conv.input_shape) + conv.output_bytes * (1 + conv.residual)
     return Estimate(
         compute=(waves if waves >= 4 else math.ceil(waves)) * cycles / gpu.clock_hz,
@@ -65,7 +59,7 @@ def estimate(conv: Conv2d, tile: DepthwiseTile, gpu: Gpu) -> Estimate:
         memory=moved / (gpu.dram_bytes_s * min(running * warps / FULL_WARPS, 1.0)),
         transform=0.0,
         occupancy=running * warps,
-        shared_bytes=shared,
+        shared_bytes=0,
     )
 
 
@@ -74,24 +68,43 @@ def _repeated(conv: Conv2d, tile: DepthwiseTile) -> int:
     return conv.kernel[0] if tile.staged == "row" else 1
 
 
+def _loads(conv: Conv2d, tile: DepthwiseTile) -> int:
+    """Loads of inputs of a thread; channels first, nvcc leaves out those that no thread finds inside."""
+    rows, cols = inputs_of(conv, tile)
+    if conv.layout == "NCHW":
+        rows, cols = min(rows, conv.height), min(cols, conv.width)
+    return rows * cols * _repeated(conv, tile)
+
+
 def _thread(conv: Conv2d, tile: DepthwiseTile) -> tuple[float, float]:
     """Instructions of a thread, and cycles that it waits in vain."""
     taps, repeated = math.prod(conv.kernel), _repeated(conv, tile)
-    loads, converted = math.prod(inputs_of(conv, tile)) * repeated, CONVERT_ISSUES * (conv.itemsize < 4) * tile.vector
+    converted = CONVERT_ISSUES * (conv.itemsize < 4) * tile.vector
+    ragged = RAGGED_ISSUES * (conv.output_size[1] % tile.cols > 0)
     issues = BEGIN_ISSUES + taps * (FILTER_ISSUES + converted + tile.accumulators)
-    if not tile.shared:
-        ragged = RAGGED_ISSUES * (conv.output_size[1] % tile.cols > 0)
-        return issues + loads * (LOAD_ISSUES + ragged + converted), BEGIN_CYCLES + ROW_CYCLES * (repeated if repeated > 1 else 0)
-    lines, width = copied(conv, tile)
-    lanes = tile.lanes(lines, width)
-    rows = -(-lines * lanes // tile.threads)
-    copies = COPY * tile.copy_issues(lines, width, lanes)
-    return issues + loads * (SHARED_LOAD_ISSUES + converted) + copies, BEGIN_CYCLES + STRIDED_CYCLES * rows * (conv.stride[1] > 1)
+    issues += _loads(conv, tile) * (LOAD_ISSUES + ragged + converted)
+    return issues, BEGIN_CYCLES + ROW_CYCLES * (repeated if repeated > 1 else 0)
+
+
+def _cache_cycles(conv: Conv2d, tile: DepthwiseTile, warps: int) -> float:
+    """Cycles of level-1 cache for a thread block."""
+    loads = _loads(conv, tile)
+    if conv.layout == "NHWC":
+        return (loads + math.prod(conv.kernel)) * max(tile.vector * conv.itemsize, 4) * tile.threads / L1_BYTES
+    read, written = _lines(conv, tile, conv.stride, conv.width), _lines(conv, tile, (1, 1), conv.output_size[1])
+    return TURN_CYCLES * warps * (loads * read + tile.rows * tile.stores(conv) * written)
+
+
+def _lines(conv: Conv2d, tile: DepthwiseTile, step: tuple[int, int], width: int) -> float:
+    """Lines that the lanes of a warp access at a time, channels first: of rows of tiles that are `step` elements apart for each output."""
+    across = min(-(-conv.output_size[1] // tile.cols), LANES)
+    part, pitch = across * tile.cols * step[1] * conv.itemsize / LINE, tile.rows * step[0] * width * conv.itemsize / LINE
+    return max(LANES / across * max(part, min(pitch, 1.0)), 1.0)
 
 
 def _parts(conv: Conv2d, tile: DepthwiseTile) -> float:
     """Further parts of lines that a block reads instead of whole ones."""
-    return 0.0 if tile.shared else max(LINE / (tile.block_m * conv.itemsize) - 1, 0.0)
+    return 0.0 if conv.layout == "NCHW" else max(LINE / (tile.block_m * conv.itemsize) - 1, 0.0)
 
 
 def _read(conv: Conv2d, tile: DepthwiseTile) -> float:

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.depthwise import PRODUCTS, STAGED, registers, tasks, unsupported_reason, violations
+from im2win.schedules.cuda.arithmetic import CORE_PRODUCTS
+from im2win.schedules.cuda.legality.depthwise import STAGED, registers, tasks, unsupported_reason, violations
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.depthwise import DepthwiseTile
 from im2win.spec.conv2d import Conv2d
@@ -17,11 +18,7 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8)  # rows and columns of outputs of a thread
 MOST_OUTPUTS = 32  # of a thread, for each channel
 MOST_REGISTERS = 208  # by the rule; with more, nvcc loads late, or keeps some of them in memory
 MOST_WASTE = 1.2  # outputs of all threads over those that exist
-STORED = (1, 2, 4, 8)  # columns that a thread stores at once, channels first; others would be stored one by one, apart from each other
-PARTS = (1, 2, 4, 8)  # of an image's rows, each a thread block's
-CHANNELS = (1, 2, 4, 8, 16)  # of a block that keeps its rows in shared memory
 _TAKEN_APART = ((4, 2), (1, 2))  # (elements, bytes of one) of vectors that nvcc takes apart, or of which two lie in a register
-LEAST_THREADS, MOST_THREADS = 48, 512  # of such a block
 
 
 def _vectors(conv: Conv2d) -> list[int]:
@@ -40,23 +37,21 @@ def _wasted(conv: Conv2d, rows: int, cols: int) -> float:
     return -(-out_h // rows) * rows * -(-out_w // cols) * cols / (out_h * out_w)
 
 
-def _planes(conv: Conv2d) -> Iterator[DepthwiseTile]:
-    """Tiles whose inputs lie in shared memory."""
+def _windows(conv: Conv2d) -> Iterator[DepthwiseTile]:
+    """Tiles of threads that load the elements of one channel."""
     out_h, out_w = conv.output_size
-    for rows, cols in itertools.product(_sides(out_h), [side for side in STORED if out_w % side == 0]):
+    columns = [side for side in _sides(out_w) if out_w % side == 0 and side in (1, 2, 4, 8, out_w)]  # stored as vectors, or whole rows
+    for rows, cols, staged in itertools.product(_sides(out_h), columns, STAGED):
         if rows * cols > MOST_OUTPUTS or _wasted(conv, rows, cols) > MOST_WASTE:
             continue
-        across, down = -(-out_w // cols), -(-out_h // rows)
-        for parts in PARTS:
-            tasks = across * -(-down // parts)
-            for channels in (one for one in CHANNELS if conv.out_channels % one == 0):
-                if LEAST_THREADS <= tasks * channels <= MOST_THREADS and tasks * channels % 8 == 0:  # lanes that copy a row
-                    yield DepthwiseTile(PRODUCTS[conv.dtype], 1, rows, cols, channels, tasks, "block")
+        counts = tasks(conv, rows, cols)
+        for threads in THREADS:
+            yield DepthwiseTile(CORE_PRODUCTS[conv.dtype], 1, rows, cols, 1, max(one for one in counts if one <= threads), staged)
 
 
 def _vectors_of_channels(conv: Conv2d) -> Iterator[DepthwiseTile]:
     out_h, out_w = conv.output_size
-    for vector, rows, cols, staged in itertools.product(_vectors(conv), _sides(out_h), _sides(out_w), STAGED["NHWC"]):
+    for vector, rows, cols, staged in itertools.product(_vectors(conv), _sides(out_h), _sides(out_w), STAGED):
         if rows * cols > MOST_OUTPUTS or _wasted(conv, rows, cols) > MOST_WASTE:
             continue
         vectors, counts = conv.out_channels // vector, tasks(conv, rows, cols)
@@ -64,7 +59,7 @@ def _vectors_of_channels(conv: Conv2d) -> Iterator[DepthwiseTile]:
             if channels > threads or (channels * vector * conv.itemsize < 2 * CHUNK and channels < vectors):
                 continue  # less than a sector of memory
             count = max(one for one in counts if one <= max(threads // channels, 1))
-            yield DepthwiseTile(PRODUCTS[conv.dtype], vector, rows, cols, channels, count, staged)
+            yield DepthwiseTile(CORE_PRODUCTS[conv.dtype], vector, rows, cols, channels, count, staged)
 
 
 @functools.lru_cache(maxsize=8)
@@ -72,5 +67,5 @@ def space(conv: Conv2d, gpu: Gpu) -> tuple[DepthwiseTile, ...]:
     """Every legal tile worth a trial, in a fixed order."""
     if unsupported_reason(conv) is not None:
         return ()
-    tiles = (_planes if conv.layout == "NCHW" else _vectors_of_channels)(conv)
+    tiles = (_windows if conv.layout == "NCHW" else _vectors_of_channels)(conv)
     return tuple(tile for tile in dict.fromkeys(tiles) if not violations(conv, tile, gpu) and registers(conv, tile) <= MOST_REGISTERS)

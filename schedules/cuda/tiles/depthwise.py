@@ -9,9 +9,6 @@ from im2win.common.caching import derived, hashed_once
 from im2win.schedules.cuda.tiles.base import BaseTile
 from im2win.spec.conv2d import Conv2d
 
-WARP = 32
-ROW_ISSUES, ELEMENT_ISSUES, TURN_ISSUES = 20.0, 6.0, 4.0  # of a row that is copied, of each of its elements, of a turn of level-1 cache
-
 
 @hashed_once
 @dataclass(frozen=True)
@@ -21,9 +18,9 @@ class DepthwiseTile(BaseTile):
     product: the kind of arithmetic, of CUDA cores.
     vector: neighbouring channels of a thread, at most 16 bytes.
     rows, cols: rows and columns of outputs of a thread.
-    channels, tasks: threads of a block along vectors of channels, and along tiles of outputs.
-    staged: "window": a thread loads all inputs of its outputs ahead of the products; "row": those of a kernel row at a time; "block", for
-        channels first: a thread block copies whole rows of its channels to shared memory.
+    channels, tasks: threads of a block along vectors of channels, and along tiles of outputs. Channels first, `tasks` counts the tiles of
+        all channels, and `channels` is 1.
+    staged: "window": a thread loads all inputs of its outputs ahead of the products; "row": those of a kernel row at a time.
     """
 
     product: str
@@ -34,27 +31,9 @@ class DepthwiseTile(BaseTile):
     tasks: int
     staged: str
 
-    @property
-    def shared(self) -> bool:
-        """Whether inputs lie in shared memory."""
-        return self.staged == "block"
-
-    def row_block(self, conv: Conv2d) -> int:
-        """Rows of outputs of a thread block, where whole rows lie in shared memory."""
-        return self.rows * max(self.tasks // -(-conv.output_size[1] // self.cols), 1)
-
-    def lanes(self, rows: int, width: int) -> int:
-        """Lanes of a block that copy one of so many rows of so many elements; the others copy other rows at the same time."""
-        fitting = [lanes for lanes in (32, 16, 8, 4, 2, 1) if self.threads % lanes == 0]
-        return min(fitting, key=lambda lanes: self.copy_issues(rows, width, lanes))
-
-    def copy_issues(self, rows: int, width: int, lanes: int) -> float:
-        """Instructions of a thread to copy rows with so many lanes for each.
-
-        Threads ask once for each row where it lies, and for each element whether it lies inside. A warp takes a turn of level-1 cache for
-        every row that it reads, in which its multiprocessor begins four instructions.
-        """
-        return -(-rows * lanes // self.threads) * (ROW_ISSUES + -(-width // lanes) * (ELEMENT_ISSUES + TURN_ISSUES * WARP / lanes))
+    def stores(self, conv: Conv2d) -> int:
+        """Stores of a thread for each row of its outputs, channels first: neighbours that never reach over a row's end are one vector."""
+        return 1 if self.cols in (1, 2, 4, 8) and conv.output_size[1] % self.cols == 0 else self.cols
 
     @derived
     def block_m(self) -> int:

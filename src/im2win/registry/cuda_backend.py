@@ -83,7 +83,7 @@ class CudaBackend:
         ]  # fmt: skip
         plain = [conv.stride[1], conv.layout == "NHWC", *(known.get(name, 0) for name in TILE_FEATURES)]
         kinds = [tile.product == product for product in PRODUCTS] + [row.key == name for name in SCHEDULES]
-        return [*shares, *(math.log2(size) for size in sizes), *map(float, plain), *map(float, kinds)]
+        return [*shares, *(math.log2(max(size, 1)) for size in sizes), *map(float, plain), *map(float, kinds)]
 
     def shape(self, row: Schedule, tile: Tile) -> tuple[Any, ...]:
         """Deduplication key of the first population."""

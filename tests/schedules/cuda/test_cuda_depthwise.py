@@ -12,6 +12,7 @@ from oracle import exact_tensors
 from im2win.compute import depthwise
 from im2win.device.gpu import H200
 from im2win.registry.schedules import schedule_of
+from im2win.schedules.cuda.legality.depthwise import STAGED
 from im2win.schedules.cuda.scheduled.depthwise import kernel
 from im2win.schedules.cuda.tiles.depthwise import DepthwiseTile
 from im2win.spec.conv2d import Conv2d
@@ -23,6 +24,8 @@ LAYERS = {
     "n2-c24x9x11-k24x3x3-p1-g24-NHWC-bias-relu": "odd sizes",
     "n1-c16x13x12-k16x3x3-s2-p1-g16-float16-NHWC-bias-add-relu6": "stride, residual",
     "n3-c16x7x7-k16x7x7-p3-g16-float16-NHWC": "7x7",
+    "n2-c16x9x10-k16x3x3-p1-g16-bfloat16-NHWC-bias-add-silu": "bfloat16",
+    "n2-c16x14x14-k16x3x3-s2-p1-g16-bfloat16-bias-relu": "bfloat16, channels first, stride",
     "n1-c12x10x14-k12x5x5-s2-p2-g12-float16-NHWC-bias": "vectors of four halves",
     "n2-c9x11x9-k9x3x3-g9-d2-NHWC-bias": "odd channels, dilation",
     "n1-c8x12x12-k8x3x5-p0.1.2.3-g8-float16-NHWC": "four sides",
@@ -42,7 +45,7 @@ def _sampled(conv: Conv2d, count: int) -> list[DepthwiseTile]:
 def test_exact(key: str) -> None:
     conv = Conv2d.parse(key)
     kernels = [(NAME, tile) for tile in _sampled(conv, 4)]
-    assert {tile.staged for tile in _sampled(conv, 40)} == ({"window", "row"} if conv.layout == "NHWC" else {"block"})
+    assert {tile.staged for tile in _sampled(conv, 40)} == set(STAGED)
     tensors = typed(conv, exact_tensors(conv))
     wrong = differences(conv, kernels, Emulated(conv, kernels)(tensors), expected(conv, tensors))
     assert not wrong, "\n".join(wrong)
@@ -66,11 +69,12 @@ def test_what_is_refused() -> None:
     assert broken(good) == ""
     assert "`vector` (=16) must be at most 16 bytes" in broken(good, vector=16, channels=1)
     assert "must divide the 16 channels" in broken(good, channels=3)
-    assert "`staged` (=block) must be window or row in NHWC" in broken(good, staged="block")
+    assert "`staged` (=block) must be window or row" in broken(good, staged="block")
     assert "`rows` (=14) must be at most the output's rows (=13)" in broken(good, rows=14)
     assert "`product` (=fma) must be fma_f16 for float16" in broken(good, product="fma")
     assert "must be at most 1024 threads" in broken(good, tasks=1024)
-    assert "`vector` (=8) must be 1 in NCHW" in broken("n1-c16x13x12-k16x3x3-p1-g16-float16", staged="block")
+    assert "`vector` (=8) must be 1 in NCHW" in broken("n1-c16x13x12-k16x3x3-p1-g16-float16")
+    assert "`channels` (=2) must be 1 in NCHW" in broken("n1-c16x13x12-k16x3x3-p1-g16-float16", vector=1)
     assert "depthwise layers" in broken("n1-c16x13x12-k16x3x3-p1-g2-float16-NHWC")
     assert "several filters" in broken("n1-c16x13x12-k32x3x3-p1-g16-float16-NHWC")
 
