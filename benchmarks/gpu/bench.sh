@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
-# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, depthwise, and tvm: with TVM's default search of all layers at once, which takes
-# all CPUs for minutes (a folder TVM_CACHE in the environment keeps it).
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, bfloat16, depthwise, and tvm: with TVM's default search of all layers at once,
+# which takes all CPUs for minutes (a folder TVM_CACHE in the environment keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200} logs=${2:-tuning_logs}
 parts=" ${*:3} "
-[[ $# -gt 2 ]] || parts=" papers12 exact float16 reduced resnet50 winograd64 depthwise "
+[[ $# -gt 2 ]] || parts=" papers12 exact float16 bfloat16 reduced resnet50 winograd64 depthwise "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
 wanted() { [[ $parts == *" $1 "* ]]; }
 bench() { python3 -c 'from im2win.cli.main import main; main()' bench "${@:2}" --target cuda --logs "$logs" --untuned --json "$out/$1.json"; }
@@ -24,6 +24,12 @@ fi
 if wanted float16; then
   bench papers12-nhwc-float16-b128 papers12 --batch 128 "${half[@]}"
   bench papers12-float16-b128 papers12 --batch 128 --dtype float16
+fi
+if wanted bfloat16; then
+  bf16=(--dtype bfloat16 --layout NHWC)
+  bench papers12-nhwc-bfloat16-b128 papers12 --batch 128 "${bf16[@]}"
+  bench resnet50-nhwc-bfloat16-b32 resnet50 --batch 32 "${bf16[@]}"
+  bench depthwise-nhwc-bfloat16-b32 benchmarks/layers/depthwise.jsonl --batch 32 "${bf16[@]}"
 fi
 if wanted reduced; then
   bench papers12-nhwc-int8-out.int8-b128 papers12 --batch 128 --dtype int8 --out-dtype int8 --layout NHWC

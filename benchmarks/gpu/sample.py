@@ -57,7 +57,7 @@ def kernels(names: Sequence[str]) -> dict[tuple[str, str], cuda_builds.Recipe]:
     """A tile of each schedule with every arithmetic it has, drawn at random, on all problems; and changed tiles."""
     gpu, rng = device_gpu(), random.Random(0)
     backend, recipes = backend_for(gpu, ACCURACY), dict[tuple[str, str], cuda_builds.Recipe]()
-    for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "int8"), LAYOUTS):
+    for key, dtype, layout in itertools.product(KEYS, ("float32", "float16", "bfloat16", "int8"), LAYOUTS):
         conv = Conv2d.parse(key).with_(dtype=dtype, layout=layout)
         for name, row in SCHEDULES.items():
             if name not in names or row.supports(conv, "cuda", ACCURACY) is not None:

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/studies/nvidia-h200}
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
-for dtype in float32 float16; do
+for dtype in float32 float16 bfloat16; do
   for batch in 1 32; do
     python3 benchmarks/zoo.py --device cuda --build-ahead --batch "$batch" --dtype "$dtype" --json "$out/zoo-$dtype-b$batch.json" "${@:2}"
   done

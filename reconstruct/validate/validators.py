@@ -23,8 +23,8 @@ from im2win.reconstruct.trace.events import Access
 from im2win.reconstruct.trace.trace import Trace, grid_blocks
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-_NUMPY = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "uint": "uint32", "signed char": "int8",
-          "uchar": "uint8", "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
+_NUMPY = {"float": "float32", "half": "float16", "nv_bfloat16": "bfloat16", "double": "float64", "int": "int32", "uint": "uint32",
+          "signed char": "int8", "uchar": "uint8", "int64_t": "int64", "short": "int16", "ushort": "uint16"}  # fmt: skip
 
 
 class Validator(Protocol):
@@ -94,7 +94,7 @@ def tensors_for(unit: Unit, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
 
 def poisoned(size: int, dtype: str) -> npt.NDArray[Any]:
     """An array of NaN, or of 111 for integer types, so that a read before the first write shows."""
-    return np.full(size, np.nan if dtype.startswith("float") else 111, dtype)
+    return np.full(size, np.nan if "float" in dtype else 111, dtype)
 
 
 class EmulatorValidator:

@@ -45,6 +45,7 @@ MULTIPLIERS: dict[str, Multiplier] = {
     for row in (
         Multiplier("tf32", "float32", "f32.tf32.tf32", "float", "+f", 8, ", 1, 1", ", 1, 1"),
         Multiplier("f16", "float16", "f32.f16.f16", "float", "+f", 16, ", 1, 1, 0", ", 1, 1, 0, 0"),
+        Multiplier("bf16", "bfloat16", "f32.bf16.bf16", "float", "+f", 16, ", 1, 1, 0", ", 1, 1, 0, 0"),
         Multiplier("s8", "int8", "s32.s8.s8", "int", "+r", 32, "", "", columns=16),
     )
 }
@@ -80,11 +81,19 @@ def _with_warpgroups(products: dict[str, Product]) -> dict[str, Product]:
     return products | groups
 
 
-PRODUCTS = _with_warpgroups(
+SHARED_PRODUCTS = _with_warpgroups(
     {
         "fma": Product("float32", "float32", MULTIPLIERS["float32"].slab, "core"),
         "tf32": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="tf32", parts=1),
         "tf32x3": Product("float32", "float32", MULTIPLIERS["float32"].slab, accuracy="float32", parts=2),
         **{row.kind: Product(dtype, ELEMENT_TYPES[dtype].sums, row.slab) for dtype, row in NATIVE.items()},
     }
-) | {"fma_f16": Product("float16", "float32", MULTIPLIERS["float16"].slab, "core")}
+)
+"""Those of kernels whose threads share operands."""
+
+CORE_PRODUCTS = {"float32": "fma", "float16": "fma_f16", "bfloat16": "fma_bf16"}
+"""By element type, names of those whose products and sums are float32, on CUDA cores."""
+
+PRODUCTS = SHARED_PRODUCTS | {
+    name: Product(dtype, "float32", MULTIPLIERS[dtype].slab, "core") for dtype, name in CORE_PRODUCTS.items() if name not in SHARED_PRODUCTS
+}

@@ -3,8 +3,8 @@
 // On the device each function is a few PTX instructions. With IM2WIN_EMULATOR defined the same file compiles for the host, on emulator.hpp.
 //
 // Tensor cores work on *words* of 4 bytes: 1 float, 2 halves or 4 int8. One `mma.sync` multiplies 16 rows of A, 8 words each, by 8 columns
-// of B, 8 words each: m16n8k8 for TF32, m16n8k16 for FP16, m16n8k32 for INT8. Lane 4*g + t holds words t and t+4 of rows g and g+8 of A and
-// of column g of B, and the accumulators of rows g and g+8 at columns 2*t and 2*t+1.
+// of B, 8 words each: m16n8k8 for TF32, m16n8k16 for FP16 and BF16, m16n8k32 for INT8. Lane 4*g + t holds words t and t+4 of rows g and g+8
+// of A and of column g of B, and the accumulators of rows g and g+8 at columns 2*t and 2*t+1.
 #pragma once
 
 namespace im2win {
@@ -36,6 +36,10 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_grou
 
 __device__ __forceinline__ void product_f16(float* c, const unsigned* a, const unsigned* b) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void product_bf16(float* c, const unsigned* a, const unsigned* b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 __device__ __forceinline__ void product_tf32(float* c, const unsigned* a, const unsigned* b) {
@@ -73,6 +77,8 @@ __device__ __forceinline__ void wait_full_barrier(void* phases, int phase) {
 template <int columns>
 __device__ __forceinline__ void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
 template <int columns>
+__device__ __forceinline__ void wgmma_bf16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
+template <int columns>
 __device__ __forceinline__ void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
 template <int columns>
 __device__ __forceinline__ void wgmma_s8(int* c, const unsigned* upper, const unsigned* lower, const void* b, int leading);
@@ -105,6 +111,12 @@ __device__ __forceinline__ void add_f16(unsigned* to, const unsigned* a, const u
 __device__ __forceinline__ void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
   for (int i = 0; i < 4; ++i) asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
 }
+__device__ __forceinline__ void add_bf16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
+__device__ __forceinline__ void subtract_bf16(unsigned* to, const unsigned* a, const unsigned* b) {
+  for (int i = 0; i < 4; ++i) asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(to[i]) : "r"(a[i]), "r"(b[i]));
+}
 
 #else
 
@@ -118,14 +130,17 @@ inline void commit_copies() { emulator::commit_copies(); }
 template <int left>
 void wait_copies() { emulator::wait_copies(left); }
 
-struct HalfWord {
+template <typename Half>
+struct WordOf {
   static constexpr int values = 2;
   static float get(unsigned word, int i) {
-    half value;
+    Half value;
     value.bits = uint16_t(word >> 16 * i);
     return float(value);
   }
 };
+using HalfWord = WordOf<half>;
+using Bfloat16Word = WordOf<nv_bfloat16>;
 struct Tf32Word {  // tensor cores read 8 bits of exponent and 10 of fraction, and ignore the rest
   static constexpr int values = 1;
   static float get(unsigned word, int) { return __int_as_float(int(word & 0xffffe000u)); }
@@ -169,6 +184,7 @@ void product(Sum* c, const unsigned* a, const unsigned* b) {
   });
 }
 inline void product_f16(float* c, const unsigned* a, const unsigned* b) { product<HalfWord>(c, a, b); }
+inline void product_bf16(float* c, const unsigned* a, const unsigned* b) { product<Bfloat16Word>(c, a, b); }
 inline void product_tf32(float* c, const unsigned* a, const unsigned* b) { product<Tf32Word>(c, a, b); }
 inline void product_s8(int* c, const unsigned* a, const unsigned* b) { product<Int8Word>(c, a, b); }
 
@@ -208,6 +224,10 @@ void wgmma_f16(float* c, const unsigned* upper, const unsigned* lower, const voi
   warpgroup_product<HalfWord, columns>(c, upper, lower, b, leading);
 }
 template <int columns>
+void wgmma_bf16(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
+  warpgroup_product<Bfloat16Word, columns>(c, upper, lower, b, leading);
+}
+template <int columns>
 void wgmma_tf32(float* c, const unsigned* upper, const unsigned* lower, const void* b, int leading) {
   warpgroup_product<Tf32Word, columns>(c, upper, lower, b, leading);
 }
@@ -230,19 +250,26 @@ inline void finish_products() { emulator::wait_products(0); }
 template <typename Sum>
 void hold(Sum*) {}
 
-template <typename Operation>
+template <typename Half, typename Operation>
 void with_halves(unsigned* to, const unsigned* a, const unsigned* b, Operation operation) {
+  using Word = WordOf<Half>;
   for (int i = 0; i < 4; ++i) {
     unsigned word = 0;
-    for (int j = 0; j < HalfWord::values; ++j) word |= unsigned(half(operation(HalfWord::get(a[i], j), HalfWord::get(b[i], j))).bits) << 16 * j;
+    for (int j = 0; j < Word::values; ++j) word |= unsigned(Half(operation(Word::get(a[i], j), Word::get(b[i], j))).bits) << 16 * j;
     to[i] = word;
   }
 }
 inline void add_f16(unsigned* to, const unsigned* a, const unsigned* b) {
-  with_halves(to, a, b, [](float x, float y) { return x + y; });
+  with_halves<half>(to, a, b, [](float x, float y) { return x + y; });
 }
 inline void subtract_f16(unsigned* to, const unsigned* a, const unsigned* b) {
-  with_halves(to, a, b, [](float x, float y) { return x - y; });
+  with_halves<half>(to, a, b, [](float x, float y) { return x - y; });
+}
+inline void add_bf16(unsigned* to, const unsigned* a, const unsigned* b) {
+  with_halves<nv_bfloat16>(to, a, b, [](float x, float y) { return x + y; });
+}
+inline void subtract_bf16(unsigned* to, const unsigned* a, const unsigned* b) {
+  with_halves<nv_bfloat16>(to, a, b, [](float x, float y) { return x - y; });
 }
 #endif
 

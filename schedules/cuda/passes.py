@@ -34,7 +34,12 @@ def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
         transform.SplitHostDevice(),
         transform.MakePackedAPI(),
     ]
-    return tvm.transform.Sequential(passes), finalize_host_passes, finalize_device_passes
+    return tvm.transform.Sequential(passes), host_passes, finalize_device_passes
+
+
+def host_passes() -> Any:
+    """TVM's for the host, whose code generator has no pointers to bfloat16: there they are passed as integers of two bytes."""
+    return tvm.transform.Sequential([transform.BF16StorageLegalize(), finalize_host_passes()])
 
 
 register_tir_pipeline(PIPELINE, _pipeline)

@@ -77,8 +77,9 @@ def test_tables_of_algorithms_say_where(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no" not in named(*facts.properties(), "implicit_gemm / split_k")["stride"], "sums in parts compute what has channels enough"
     types = named(*facts.types(), "direct / tiled")
     assert types == {
-        "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu int8": "no",
-        "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda int8": "NCHW, NHWC",
+        "algorithm / schedule": "direct / tiled", "cpu float32": "NCHW, NHWC", "cpu float16": "no", "cpu bfloat16": "no",
+        "cpu int8": "no", "cuda float32": "NCHW, NHWC", "cuda float16": "NCHW, NHWC", "cuda bfloat16": "NCHW, NHWC",
+        "cuda int8": "NCHW, NHWC",
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from im2win.codegen import cuda as cuda_codegen
 from im2win.codegen import nvrtc
 from im2win.codegen.llvm import ToolchainError
 from im2win.device.gpu import H200
-from im2win.schedules.cuda.arithmetic import PRODUCTS
+from im2win.schedules.cuda.arithmetic import PRODUCTS, SHARED_PRODUCTS
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
 from im2win.spec.conv2d import LAYOUTS, Conv2d
 
@@ -34,11 +34,11 @@ def assert_kernels(code: bytes, names: set[str]) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("product", SHARED_PRODUCTS)
 def test_gathers_halo_tiles_and_transforms(product: str, layout: str) -> None:
     """Channels are odd (fetched) and divide (copied), stores wide; the epilogue has all its parts. Halo tiles of two algorithms in turn."""
     dtype = PRODUCTS[product].dtype
-    activation = {"float32": "silu", "float16": "silu", "int8": "relu6"}[dtype]
+    activation = "relu6" if dtype == "int8" else "silu"
     conv = Conv2d(2, 64, 12, 16, 64, 3, padding=1, dtype=dtype, layout=layout, bias=True, residual=True, activation=activation)
     windows = 64 if PRODUCTS[product].unit == "warpgroup" else 32
     kernels = [
@@ -47,12 +47,13 @@ def test_gathers_halo_tiles_and_transforms(product: str, layout: str) -> None:
         ("im2win/stored", MultistageTile(product, 64, 64, 32, windows, 2, 3, "uvc")),
         ("mcfa/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "uvc")),
     ]
-    if dtype != "int8":
+    squares = dtype in ("float32", "float16")
+    if squares:
         kernels.append(("winograd/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "uvc", outputs=4)))
-        if PRODUCTS[product].unit == "warpgroup":
-            kernels.append(("winograd/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
+    if dtype != "int8" and PRODUCTS[product].unit == "warpgroup":
+        kernels.append(("winograd/tiled", MultistageTile(product, 64, 64, 32, windows, 1, 3, "Cuvc", 1, 4, 8, outputs=2)))
     products = {f"conv2d_{i}_kernel" for i in range(len(kernels))}
-    parts = {"conv2d_3_kernel_1", "transform_parts_3_kernel"} | ({"conv2d_4_kernel_2"} if dtype != "int8" else set())
+    parts = {"conv2d_3_kernel_1", "transform_parts_3_kernel"} | ({"conv2d_4_kernel_2"} if squares else set())
     assert_kernels(compiled(conv, kernels), {*products, *parts, "transform_2_kernel"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm_ffi
@@ -21,11 +22,13 @@ def test_numpys_facts(row: ElementType) -> None:
     if row.integer:
         assert row.limits == (np.iinfo(kind).min, np.iinfo(kind).max) and row.epsilon == 0
     else:
-        assert row.epsilon == np.finfo(kind).eps
+        assert row.epsilon == ml_dtypes.finfo(kind).eps
     assert tvm_ffi.dtype(row.name).type_code == row.dlpack
     assert ELEMENT_TYPES[row.sums].integer == row.integer
     for value in row.poisons:
         assert np.isnan(value) or np.array(value).astype(kind) == value
+    twin = ELEMENT_TYPES.get(row.twin)
+    assert not row.twin or (twin is not None and twin.itemsize == row.itemsize and row.name in MULTIPLIERS and row.twin in MULTIPLIERS)
 
 
 @ROWS

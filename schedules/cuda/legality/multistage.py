@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, SHARED_PRODUCTS
 from im2win.schedules.cuda.kernels.multistage import shared_bytes
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
 from im2win.schedules.cuda.loaders.halo_tile import HaloLoader
@@ -57,8 +57,8 @@ def word_registers(tile: MultistageTile) -> int:
 
 
 def _fields(tile: MultistageTile) -> Iterator[str]:
-    if tile.product not in PRODUCTS:
-        yield f"`product` (={tile.product}) must be one of {', '.join(PRODUCTS)}"
+    if tile.product not in SHARED_PRODUCTS:
+        yield f"`product` (={tile.product}) must be one of {', '.join(SHARED_PRODUCTS)}"
     if tile.order not in ORDERS:
         yield f"`order` (={tile.order}) must be one of {', '.join(ORDERS)}"
     if tile.stages < 2:

@@ -16,6 +16,8 @@ namespace im2win {
 template <int columns, int pitch>
 __device__ __forceinline__ void wgmma_shared_f16(float* c, const void* a, int a_leading, const void* b, int b_leading);
 template <int columns, int pitch>
+__device__ __forceinline__ void wgmma_shared_bf16(float* c, const void* a, int a_leading, const void* b, int b_leading);
+template <int columns, int pitch>
 __device__ __forceinline__ void wgmma_shared_s8(int* c, const void* a, int a_leading, const void* b, int b_leading);
 
 template <int pitch>
@@ -78,6 +80,10 @@ void shared_product(Sum* c, const void* a, int a_leading, const void* b, int b_l
 template <int columns, int pitch>
 void wgmma_shared_f16(float* c, const void* a, int a_leading, const void* b, int b_leading) {
   shared_product<HalfWord, columns, pitch>(c, a, a_leading, b, b_leading);
+}
+template <int columns, int pitch>
+void wgmma_shared_bf16(float* c, const void* a, int a_leading, const void* b, int b_leading) {
+  shared_product<Bfloat16Word, columns, pitch>(c, a, a_leading, b, b_leading);
 }
 template <int columns, int pitch>
 void wgmma_shared_s8(int* c, const void* a, int a_leading, const void* b, int b_leading) {

@@ -28,7 +28,7 @@ from im2win.spec.conv2d import Conv2d
 
 SCHEDULERS = 4
 MOST_REGISTERS = 255  # of a thread, of a block that has so many for each
-PRODUCT_CYCLES = {"f16": 14.8, "s8": 9.7, "tf32": 9.7, "tf32x3": 11.4}  # of a scheduler, for an `mma.sync` of 16 x 8 accumulators
+PRODUCT_CYCLES = {"f16": 14.8, "bf16": 14.8, "s8": 9.7, "tf32": 9.7, "tf32x3": 11.4}  # of a scheduler, for an `mma.sync` of 16 x 8 sums
 FMA_CYCLES = 1.3  # of a scheduler, for a multiplication and addition of each lane
 GROUP_CYCLES = 0.44  # of all four schedulers, for one column of a 64 x n `wgmma` of 8 words
 STEP_LATENCY = 57  # cycles from a barrier through shared memory to the first accumulators and back

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS, SHARED_PRODUCTS
 from im2win.schedules.cuda.legality.multistage import multiplier_violations, window_violations
 from im2win.schedules.cuda.loaders import channel_planes, im2col_taps
 from im2win.schedules.cuda.tiles.multistage import MultistageTile
@@ -41,7 +41,7 @@ MAX_WASTE = 1.15  # most channels that a block computes, over those that exist
 
 def products(conv: Conv2d, gpu: Gpu) -> list[str]:
     """The kinds of arithmetic for a problem's element type on a GPU. Tensor cores multiply all types but float32 in IEEE arithmetic."""
-    fitting = ((name, one) for name, one in PRODUCTS.items() if one.dtype == conv.dtype and (one.unit != "core" or name == "fma"))
+    fitting = ((name, one) for name, one in SHARED_PRODUCTS.items() if one.dtype == conv.dtype)
     return [name for name, one in fitting if gpu.warpgroups or one.unit != "warpgroup"]
 
 

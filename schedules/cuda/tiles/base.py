@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 from im2win.common.caching import derived
-from im2win.schedules.cuda.arithmetic import PRODUCTS, Product
+from im2win.schedules.cuda.arithmetic import MULTIPLIERS, PRODUCTS, Product
 from im2win.schedules.plain import PlainTile
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -45,6 +46,7 @@ class CudaTile(Protocol):
     def deduplication_key(self) -> tuple[Any, ...]: ...
     def proven(self, conv: Conv2d) -> bool: ...
     def features(self) -> dict[str, float]: ...
+    def in_type(self, dtype: str) -> Any: ...
     def as_dict(self) -> dict[str, Any]: ...
 
 
@@ -62,6 +64,11 @@ class BaseTile(PlainTile):
     def dtype(self) -> str:
         """Element type of input and filter."""
         return self.arithmetic.dtype
+
+    def in_type(self, dtype: str) -> Any:
+        """The tile with the same kind of arithmetic in another element type; both have tensor-core products of their own."""
+        changed: Any = self
+        return replace(changed, product=self.product.replace(MULTIPLIERS[self.dtype].kind, MULTIPLIERS[dtype].kind))
 
     @property
     def sum_dtype(self) -> str:

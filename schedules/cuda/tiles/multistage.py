@@ -24,7 +24,7 @@ class MultistageTile(BaseTile):
     """Tiles of the product of filters [channels, K] by windows [K, windows], and how their data reaches the multipliers.
 
     product: the kind of arithmetic: "fma" (IEEE float32 on CUDA cores), or on tensor cores "tf32", "tf32x3" (float32 from three TF32
-        products), "f16", "s8". The prefix "wg_" selects `wgmma` of a warpgroup.
+        products), "f16", "bf16", "s8". The prefix "wg_" selects `wgmma` of a warpgroup.
     block_m, block_n: output channels and windows (output pixels) of a thread block.
     warp_m, warp_n: those of a warp or warpgroup. With "fma" a warp is 4 x 8 threads, and each computes an outer product of warp_m/4 x
         warp_n/8 in registers.

@@ -26,7 +26,7 @@ KIB = 1024  # bytes after which the swizzle pattern of TMA and `wgmma` repeats
 class PersistentTile(BaseTile):
     """Tiles of outputs that warpgroups compute one after the other, each by itself, with filters that all of them share.
 
-    product: the kind of arithmetic of a warpgroup: "wg_f16" or "wg_s8".
+    product: the kind of arithmetic of a warpgroup: "wg_f16", "wg_bf16" or "wg_s8".
     block_m: output channels of a thread block. Every warpgroup computes all of them; their filters stay in shared memory.
     rows, cols: rows and columns of a tile of outputs, in one image.
     slabs: number of 64-byte slabs of every input pixel that one step copies to shared memory, for all taps.

@@ -22,7 +22,7 @@ ROWS_OF_BANKS = 8  # pixels after which the swizzle pattern repeats
 class WarpSpecializedTile(PersistentTile):
     """Output channels of a tile of outputs, which consumer warpgroups compute from filters and windows that producer warps copy.
 
-    product: the kind of arithmetic of a warpgroup: "wg_f16" or "wg_s8".
+    product: the kind of arithmetic of a warpgroup: "wg_f16", "wg_bf16" or "wg_s8".
     block_m: output channels of a thread block, divided among the warpgroups that compute a tile.
     images, rows, cols: images, rows and columns of a tile of outputs; several images only if the tile covers each of them.
     slabs: number of 64-byte slabs of every input pixel that one step copies to shared memory, for all taps.

@@ -10,7 +10,6 @@ from im2win.device.gpu import Gpu
 from im2win.numerics.winograd_error import quantised_forms
 from im2win.numerics.winograd_tiling import Tiles, spread, square_refusal
 from im2win.packing.codec import Pack
-from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.families.base import CudaSchedule, Reconstruction
 from im2win.schedules.cuda.model.multistage import Estimate
 from im2win.schedules.studies.winograd_tc import kernel
@@ -18,7 +17,7 @@ from im2win.schedules.studies.winograd_tc.legality import violations
 from im2win.schedules.studies.winograd_tc.model import estimate
 from im2win.schedules.studies.winograd_tc.passes import PIPELINE
 from im2win.schedules.studies.winograd_tc.space import space
-from im2win.schedules.studies.winograd_tc.tile import Sizes, TensorCoreTile
+from im2win.schedules.studies.winograd_tc.tile import ARITHMETIC, Sizes, TensorCoreTile
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -54,8 +53,8 @@ class TensorCores(CudaSchedule):
         """Why no tile computes a problem with that accuracy; None if one does."""
         if conv.kernel != (3, 3):
             return f"Winograd's form on tensor cores is for kernels of 3x3, not {conv.kernel[0]}x{conv.kernel[1]}"
-        if conv.dtype not in NATIVE:
-            return f"Winograd's form on tensor cores multiplies {' or '.join(NATIVE)}, not {conv.dtype}"
+        if conv.dtype not in ARITHMETIC:
+            return f"Winograd's form on tensor cores multiplies {' or '.join(ARITHMETIC)}, not {conv.dtype}"
         if conv.groups != 1:
             return f"Winograd's form on tensor cores is for one group, not {conv.groups}"
         if conv.requantised:

@@ -21,8 +21,8 @@ Fusion = Literal["none", "shmem", "llc"]
 MAPPINGS, FUSIONS = get_args(Mapped), get_args(Fusion)
 FRAGMENTS = {"16x16x16": (16, 16, 16), "32x8x16": (32, 8, 16), "8x32x16": (8, 32, 16)}
 """Tiles, filters and channels of WMMA's products of float16 and of int8."""
-ARITHMETIC = {dtype: row.kind for dtype, row in NATIVE.items()}
-"""By a problem's element type: the arithmetic of its products."""
+ARITHMETIC = {dtype: NATIVE[dtype].kind for dtype in ("float16", "int8")}
+"""By a problem's element type: the arithmetic of its products. bfloat16 does not hold transformed tiles."""
 WARP = 32
 THREADS = 256  # threads of a block, for a transform that is a kernel of its own
 WORD = 4  # bytes of neighbouring input channels that a thread of a transform loads

@@ -29,8 +29,8 @@ _EMULATOR = "IM2WIN_EMULATOR"  # defined only where kernels run on the CPU (`im2
 # Specifiers with arguments in parentheses that may precede the name in a function's definition.
 _WITH_ARGUMENTS = {"__launch_bounds__", "__cluster_dims__", "alignas", "__align__", "__attribute__"}
 _TYPES = {
-    "auto", "bool", "char", "double", "float", "half", "int", "long", "short", "signed", "unsigned", "void", "typename", "class", "const",
-    "volatile", "__restrict__", "*", "&", ">",
+    "auto", "bool", "char", "double", "float", "half", "nv_bfloat16", "int", "long", "short", "signed", "unsigned", "void", "typename",
+    "class", "const", "volatile", "__restrict__", "*", "&", ">",
 }  # fmt: skip
 _AFTER_DECLARED = {";", "=", ",", ")", "[", ":", ">", "{"}
 

@@ -78,6 +78,44 @@ using __half2 = half2;
 inline half2 __halves2half2(half x, half y) { return {x, y}; }
 inline half2 make_half2(half x, half y) { return {x, y}; }
 
+// The upper half of a float, rounded to nearest even. Arithmetic is that of float, rounded once, as on the device.
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  nv_bfloat16(float value) {
+    uint32_t word;
+    std::memcpy(&word, &value, 4);
+    bits = std::isnan(value) ? uint16_t(word >> 16 | 0x40) : uint16_t((word + 0x7fff + (word >> 16 & 1)) >> 16);
+  }
+  nv_bfloat16(double value) : nv_bfloat16(float(value)) {}
+  nv_bfloat16(int value) : nv_bfloat16(float(value)) {}
+  operator float() const {
+    const uint32_t word = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &word, 4);
+    return value;
+  }
+  nv_bfloat16& operator+=(nv_bfloat16 other) { return *this = nv_bfloat16(float(*this) + float(other)); }
+};
+inline nv_bfloat16 operator+(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) + float(b)); }
+inline nv_bfloat16 operator-(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) - float(b)); }
+inline nv_bfloat16 operator*(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) * float(b)); }
+inline nv_bfloat16 __float2bfloat16_rn(float value) { return nv_bfloat16(value); }
+inline nv_bfloat16 __float2bfloat16(float value) { return nv_bfloat16(value); }
+inline float __bfloat162float(nv_bfloat16 value) { return float(value); }
+inline nv_bfloat16 __hmax(nv_bfloat16 a, nv_bfloat16 b) { return float(a) > float(b) ? a : b; }
+inline nv_bfloat16 __hmin(nv_bfloat16 a, nv_bfloat16 b) { return float(a) < float(b) ? a : b; }
+using __nv_bfloat16 = nv_bfloat16;
+inline bool __hgt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) > float(b); }
+inline bool __hlt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) < float(b); }
+struct alignas(4) nv_bfloat162 {
+  nv_bfloat16 x, y;
+  nv_bfloat162() = default;
+  nv_bfloat162(nv_bfloat16 x, nv_bfloat16 y) : x(x), y(y) {}
+};
+using __nv_bfloat162 = nv_bfloat162;
+inline nv_bfloat162 __halves2bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return {x, y}; }
+
 using std::max;
 using std::min;
 inline float __expf(float value) { return std::exp(value); }

@@ -1,6 +1,7 @@
 """Writes a folder with which a program loads and runs exported kernels and models, instead of an installation with compiler and tuner.
 
-It holds the rooms of im2win that `im2win.runtime` imports, tvm-ffi, and the runtime libraries of TVM. Only numpy is needed beside it.
+It holds the rooms of im2win that `im2win.runtime` imports, tvm-ffi, ml_dtypes, and the runtime libraries of TVM. Only numpy is
+needed beside it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def export_runtime(folder: str | os.PathLike[str]) -> Path:
         for name in ("__init__.py", "py.typed"):
             shutil.copy2(PACKAGE / name, target / "im2win" / name)
         _copy("apache-tvm-ffi", target, lambda path: not set(path.parts) & {"__pycache__", *FOR_COMPILING})
+        _copy("ml_dtypes", target, lambda path: "__pycache__" not in path.parts)  # bfloat16 for numpy
         _copy("typing-extensions", target, lambda path: "__pycache__" not in path.parts)  # tvm-ffi's
         _copy_libraries(target / "im2win" / BUNDLED.relative_to(PACKAGE))
     except OSError as error:

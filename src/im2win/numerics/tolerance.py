@@ -21,8 +21,8 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     int8 products and their int32 sums are exact. Requantised outputs are exact too, since every operation rounds as the reference does,
     except for activations that round (silu, say), which differ by a few units in the last place.
 
-    A float16 output differs by half a unit in its last place, 2^-11; sums of float16 products are kept in float32. TF32 inputs have 10 bits
-    of fraction, so a product differs by up to 2^-10, and a sum by less than that of its largest.
+    A float16 output differs by half a unit in its last place, 2^-11, a bfloat16 output by 2^-8; sums of their products are kept in float32.
+    TF32 inputs have 10 bits of fraction, so a product differs by up to 2^-10, and a sum by less than that of its largest.
 
     The K rounding errors of a float32 sum of K products form a random walk. Each is up to eps/2 of a partial sum of size about sqrt(k).
     That gives about eps * K / 3 in all, on outputs of size sqrt(K), and relative to the largest output well under eps * sqrt(K). The
@@ -38,7 +38,7 @@ def tolerance(conv: Conv2d, accuracy: Accuracy = "float32") -> float:
     element = ELEMENT_TYPES[conv.dtype]
     if element.integer:
         if conv.requantised:
-            eps = float(np.finfo(conv.out_dtype).eps) if activation_of(conv.activation).rounds else 0.0
+            eps = ELEMENT_TYPES[conv.out_dtype].epsilon if activation_of(conv.activation).rounds else 0.0
             return eps + 16 * float(np.finfo(np.float32).eps) if eps else 0.0
         return quantised_tolerance(conv) if accuracy == "winograd" else 0.0
     if element.narrow:

@@ -16,10 +16,11 @@ from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
 
-HALVES = {3: (2, 4), 5: (2,)}
-"""By taps of the kernel: m of the forms whose transformed tiles float16 may hold. F(6x6, 3x3) and F(4x4, 5x5) would be off by 1 to
-2 % of the largest output, and make inputs up to 225 times as large: of those above 291 some tile may be infinite. F(4x4, 3x3) and
-F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times."""
+HALVES: dict[str, dict[int, tuple[int, ...]]] = {"float16": {3: (2, 4), 5: (2,)}}
+"""By element type and taps of the kernel: m of the forms whose transformed tiles that type may hold. F(6x6, 3x3) and F(4x4, 5x5) would be
+off by 1 to 2 % of the largest output in float16, and make inputs up to 225 times as large: of those above 291 some tile may be infinite.
+F(4x4, 3x3) and F(2x2, 5x5) make them up to 33 times as large, F(2x2, 3x3) 4 times. bfloat16, whose errors are eight times as large, may
+hold none."""
 HALF_LIMIT = 2.0**-3  # a float16 form with a larger `expected` error is refused: it has long sums whose outputs an activation cuts off
 HALF_MARGIN = 2.0  # `half_tolerance` and `quantised_tolerance` over `expected`
 SPREAD = 32.0  # standard deviation of the int8 tensors that kernels are checked with (`tuner.runners.cuda.device_tensors`)
@@ -74,7 +75,7 @@ def quantised_tolerance(conv: Conv2d) -> float:
 
 def half_forms(conv: Conv2d) -> tuple[int, ...]:
     """Values of m of the forms in which float16 represents the transformed tiles of a problem with a square kernel."""
-    return tuple(m for m in HALVES.get(conv.kernel[0], ()) if expected(conv, m) <= HALF_LIMIT)
+    return tuple(m for m in HALVES.get(conv.dtype, {}).get(conv.kernel[0], ()) if expected(conv, m) <= HALF_LIMIT)
 
 
 def half_tolerance(conv: Conv2d) -> float:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 from im2win.common.caching import derived
-from im2win.numerics.winograd_error import half_forms
+from im2win.numerics.winograd_error import HALVES, half_forms
 from im2win.spec.accuracy import Accuracy, allows
 from im2win.spec.activations import activation_of
 from im2win.spec.conv2d import Conv2d
@@ -130,8 +130,8 @@ def forms(conv: Conv2d) -> tuple[int, ...]:
 def row_forms(conv: Conv2d) -> tuple[int, ...]:
     """Outputs of a tile of a row, of the available forms.
 
-    float16 represents tiles of two outputs within its tolerance: their rounding error is half of that of square tiles. An activation with a
-    bound reduces the tolerance, but not the error.
+    float16 and bfloat16 represent tiles of two outputs within their tolerance: the rounding error is half of that of square tiles. An
+    activation with a bound reduces the tolerance, but not the error.
     """
     bounded = ELEMENT_TYPES[conv.dtype].narrow and activation_of(conv.activation).bound is not None
     return ROW_FORMS if conv.kernel[1] == ROW_TAPS and not ELEMENT_TYPES[conv.dtype].integer and not bounded else ()
@@ -150,8 +150,9 @@ def square_refusal(conv: Conv2d, accuracy: Accuracy = "float32") -> str | None:
     if (reason := spread(conv)) is not None:
         return reason
     element = ELEMENT_TYPES[conv.dtype]
-    if element.integer or (element.narrow and not allows(accuracy, "winograd")):
-        hint = "; accuracy 'winograd' allows it" if element.narrow else ""
+    held = conv.dtype in HALVES
+    if element.integer or (element.narrow and not (held and allows(accuracy, "winograd"))):
+        hint = "; accuracy 'winograd' allows it" if held else ""
         return f"{conv.dtype} does not hold transformed tiles as accurately as its tolerance asks{hint}"
     if not forms(conv):
         return f"{conv.activation} cuts off outputs of such long sums, but not the errors of transformed tiles in {conv.dtype}"

@@ -86,7 +86,7 @@ class WinogradPack:
         Raises:
             ValueError: filters of integers, which the transform would not keep.
         """
-        if w.dtype.kind != "f":
+        if np.issubdtype(w.dtype, np.integer):
             raise ValueError(f"`w` has dtype {w.dtype}; Winograd's transformed filters are fractions and need a floating-point type.")
         groups, per_group = conv.groups, conv.out_channels // conv.groups
         fill = ((0, self.blocks_per_group(conv) * self.block - per_group), (0, self.depth(conv) - w.shape[1]))

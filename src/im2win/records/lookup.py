@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from im2win.registry.sources import code_digest
 from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
+from im2win.spec.dtypes import ELEMENT_TYPES
 
 Legal = Callable[[Conv2d, str, dict[str, TileValue]], list[str]]
 Alike = Callable[[Conv2d, Conv2d], bool]
@@ -174,6 +175,8 @@ def find(
 
     4. "none".
 
+    `search` asks once more for a problem in a type that has a twin (`spec.dtypes`), in that type: "other type".
+
     What is borrowed in tiers 2 and 3 must also promise to beat this layer's default tile here, unless only the epilogue differs.
 
     Args:
@@ -248,7 +251,7 @@ def search(
             return broken
         return ["its errors may be above the tolerance: only tuning, which measures them, takes it"]
 
-    return find(
+    found = find(
         conv,
         backend.name,
         logs=opened,
@@ -260,6 +263,22 @@ def search(
         target=backend.target,
         threads=backend.threads,
     )
+    twin = ELEMENT_TYPES[conv.dtype].twin
+    if found.tier == "exact" or not twin:
+        return found
+    other = search(conv.with_(dtype=twin, out_dtype=None), device, names, logs, accuracy, default)
+    if other.record is None or (found.record is not None and other.tier != "exact"):
+        return found
+    return _of_twin(conv, other, legal) or found
+
+
+def _of_twin(conv: Conv2d, found: Found, legal: Legal) -> Found | None:
+    """What a look-up found for a problem in another type, as a tile of this problem's; None if that is not legal."""
+    assert found.record is not None
+    tile = schedule_of(found.record.method).on_gpu.tile(found.record.tile).in_type(conv.dtype).as_dict()
+    if legal(conv, found.record.method, tile):
+        return None
+    return Found(replace(found.record, tile=tile), "other type" if found.tier == "exact" else found.tier, found.skipped)
 
 
 def accepting(device: Device, names: Sequence[str] | None, logs: Sequence[Log], accuracy: Accuracy) -> Accepts:

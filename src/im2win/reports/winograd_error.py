@@ -20,7 +20,7 @@ def half_table() -> str:
     columns = ["form", "offered", "fewer products", "inputs grow", *(f"error, {count} channels" for count in CHANNELS), "allowed"]
     rows = []
     for taps, outputs in ((taps, m) for taps, forms in FORMS.items() for m in forms):
-        form, offered = transform(outputs, taps), outputs in HALVES[taps]
+        form, offered = transform(outputs, taps), outputs in HALVES["float16"][taps]
         allowed = tolerance(Conv2d(1, 64, 32, 32, 64, taps, padding=taps // 2, dtype="float16"), "winograd")
         errors = [f"{100 * measure(outputs, taps, count, 'float16').error:.2f} %" for count in CHANNELS]
         fewer, growth = (outputs * taps / form.size) ** 2, float(max(sum(map(abs, row)) for row in form.bt)) ** 2

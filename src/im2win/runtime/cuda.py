@@ -14,7 +14,7 @@ from im2win.runtime.device_memory import allocate, overwrite, upload
 from im2win.runtime.libraries import cuda_runtime_library
 from im2win.runtime.manifest import Manifest
 from im2win.runtime.op import Launch, Op
-from im2win.runtime.tensors import ArgumentError, is_torch
+from im2win.runtime.tensors import ArgumentError, is_torch, torch_tensor, torch_values
 from im2win.spec.symbols import SYMBOL, TRANSFORM, TRANSFORM_PARTS
 
 ALIGNMENT = 16  # bytes; what the widest vector copies and TMA boxes require
@@ -122,7 +122,7 @@ class CudaLayer:
         """
         for held, array in zip(self._packed, self._pack(w, bias, scale), strict=True):
             if is_torch(held):
-                held.copy_(sys.modules["torch"].from_numpy(np.ascontiguousarray(array)))
+                held.copy_(torch_tensor(np.ascontiguousarray(array)))
             else:
                 overwrite(held, np.ascontiguousarray(array))
 
@@ -226,7 +226,7 @@ def _upload(array: np.ndarray[Any, Any], device: int) -> Any:
     """A copy on a device; a PyTorch tensor if the program uses PyTorch."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
-        return torch.from_numpy(np.ascontiguousarray(array)).to(f"cuda:{device}")
+        return torch_tensor(np.ascontiguousarray(array)).to(f"cuda:{device}")
     return upload(np.ascontiguousarray(array), tvm_ffi.device("cuda", device))
 
 
@@ -237,7 +237,7 @@ def _empty(count: int, dtype: str, device: int) -> Any:
 def _values(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     """The checked values of a tensor on any device, as a numpy array."""
     if is_torch(value):
-        value = value.detach().cpu().numpy()
+        value = torch_values(value.cpu())
     if not isinstance(value, np.ndarray):
         raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array or a torch tensor.")
     _fits(name, str(value.dtype), tuple(value.shape), shape, dtype)

@@ -135,12 +135,30 @@ def empty_like(value: Any, shape: tuple[int, ...]) -> Any:
     return empty(shape, np.float32)
 
 
+def torch_values(value: Any) -> np.ndarray[Any, Any]:
+    """The values of a PyTorch tensor on the CPU as a numpy array that shares its memory. PyTorch does not convert bfloat16 itself."""
+    value, torch = value.detach(), _torch()
+    if value.dtype is torch.bfloat16:
+        bits: np.ndarray[Any, Any] = value.view(torch.int16).numpy()
+        return bits.view("bfloat16")
+    array: np.ndarray[Any, Any] = value.numpy()
+    return array
+
+
+def torch_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """A PyTorch tensor that shares the memory of a numpy array, which may have PyTorch's bfloat16."""
+    torch = _torch()
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
 def as_numpy(name: str, value: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     """The values of a tensor as a numpy array, checked as in `view` except for contiguity: filters are copied when they are packed."""
     if is_torch(value):
         if value.device.type != "cpu":
             raise ArgumentError(f"`{name}` is on device {value.device}; this kernel runs on the CPU: pass {name}.cpu().")
-        value = value.detach().numpy()
+        value = torch_values(value)
     elif not isinstance(value, np.ndarray):
         if not hasattr(value, "__dlpack__"):
             raise ArgumentError(f"`{name}` (a {type(value).__name__}) must be a numpy array, a torch tensor or a DLPack tensor.")

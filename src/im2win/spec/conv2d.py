@@ -84,15 +84,15 @@ class Conv2d:
             ``"valid"`` (none) or ``"same"`` (output = ceil(input / stride)).
         dilation: steps between taps: an integer or a pair (vertical, horizontal).
         groups: channels are split into this many independent convolutions; with `in_channels` groups the convolution is depthwise.
-        dtype: of x and w: float32, float16 or int8.
+        dtype: of x and w: float32, float16, bfloat16 or int8.
         layout: of x, y and residual: NCHW or NHWC.
         bias: whether the epilogue adds a number for every output channel.
         residual: whether the epilogue adds a tensor of the output's shape.
         activation: applied last: none, relu, relu6, silu, leaky_relu, sigmoid, tanh, hardsigmoid, hardswish, gelu (with the error function)
             or gelu_tanh (its approximation). A slope follows its name: ``leaky_relu0.1``; without one it is 0.01. int8 outputs support none
             and relu, int32 sums also relu6.
-        out_dtype: of y and residual. The default is `dtype`, and int32 for int8. For int8 it may also be int8, float16 or float32: the
-            outputs are then requantised.
+        out_dtype: of y and residual. The default is `dtype`, and int32 for int8. For int8 it may also be int8, float16, bfloat16 or
+            float32: the outputs are then requantised.
 
     Raises:
         ConvError: a message that names the argument, its value and the rule.

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import ml_dtypes  # noqa: F401 - numpy then knows bfloat16 by its name
+
 
 @dataclass(frozen=True)
 class ElementType:
@@ -21,7 +23,7 @@ class ElementType:
         limits: the least and the largest value of an integer type.
         short: in names of device functions.
         pair: the device function that makes a word of two float32 values in this type, or of their bytes.
-        c: the C type; float16 is passed as its bits.
+        c: the C type; float16 and bfloat16 are passed as their bits.
         onnx: the name in TensorProto.DataType, for types that graphs are read in; "" for others.
         torch: whether PyTorch has convolutions in this type, for modules and peers.
         dlpack, cudnn: the code in DLDataType and in cudnnDataType_t.
@@ -29,6 +31,7 @@ class ElementType:
         ceilings: names of measured peaks of this arithmetic, the nearest first.
         poisons: values that mark unwritten outputs: one that no output takes, or two, of which an output takes one at most.
         guard: value of the guard zones around outputs.
+        twin: the type whose kernels differ in nothing but the type of their products; tiles that were fast in it are fast in this one.
     """
 
     name: str
@@ -48,6 +51,7 @@ class ElementType:
     ceilings: tuple[str, ...] = ()
     poisons: tuple[float, ...] = (math.nan,)
     guard: float | None = None
+    twin: str = ""
 
     @property
     def integer(self) -> bool:
@@ -71,8 +75,12 @@ ELEMENT_TYPES: dict[str, ElementType] = {
             cudnn_maths=("fma", "tensor"), ceilings=("f16_gflops",),
         ),
         ElementType(
-            "int8", 1, "int32", ("int32", "int8", "float16", "float32"), 0.0, "s8", "int8_t", 0, 3, (-128, 127), pair="two_int8",
-            cudnn_maths=("fma", "tensor"), ceilings=("s8_gflops", "f16_gflops"), poisons=(-77, 78), guard=-113,
+            "bfloat16", 2, "float32", ("bfloat16",), 2.0**-7, "bf16", "uint16_t", 4, 9, pair="two_f16", onnx="BFLOAT16", torch=True,
+            cudnn_maths=("fma", "tensor"), ceilings=("f16_gflops",), twin="float16",
+        ),
+        ElementType(
+            "int8", 1, "int32", ("int32", "int8", "float16", "bfloat16", "float32"), 0.0, "s8", "int8_t", 0, 3, (-128, 127),
+            pair="two_int8", cudnn_maths=("fma", "tensor"), ceilings=("s8_gflops", "f16_gflops"), poisons=(-77, 78), guard=-113,
         ),
         ElementType("int32", 4, "int32", (), 0.0, "s32", "int32_t", 0, 4, (-(2**31), 2**31 - 1), poisons=(-(2**31) + 12345,)),
     )

@@ -360,7 +360,7 @@ def test_skipped_with_its_reason(source: Any, words: str) -> None:
 def test_unsupported_dtype_is_skipped() -> None:
     double = onnx.TensorProto.DOUBLE
     source = model([node("Conv", "x w", "y")], [tensor("x", [1, 3, 8, 8], double)], [weights("w", 4, 3, 3, 3, dtype=np.float64)])
-    assert reason(layers_of(source)) == "dtype double is not supported; only float32 and float16 are"
+    assert reason(layers_of(source)) == "dtype double is not supported; only float32 and float16 and bfloat16 are"
 
 
 def test_other_convolution_operators_are_skipped_beside_the_supported() -> None:

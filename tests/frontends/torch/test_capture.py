@@ -136,11 +136,12 @@ def test_what_is_not_captured_is_counted(torch: Any, tmp_path: Path) -> None:
         functional.conv2d(torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3), padding=1)  # one image: PyTorch makes it a batch
         functional.conv3d(torch.randn(1, 4, 8, 8, 8), torch.randn(4, 4, 3, 3, 3))
         functional.conv_transpose2d(torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3))
-        functional.conv2d(torch.randn(1, 4, 8, 8).bfloat16(), torch.randn(4, 4, 3, 3).bfloat16())
-    assert [layer.conv for layer in read_layers(path)[0]] == [A]
+        functional.conv2d(torch.randn(1, 4, 8, 8).double(), torch.randn(4, 4, 3, 3).double())
+        functional.conv2d(torch.randn(1, 4, 9, 9).bfloat16(), torch.randn(4, 4, 3, 3).bfloat16())
+    assert [layer.conv for layer in read_layers(path)[0]] == [A, im2win.Conv2d.parse("n1-c4x9x9-k4x3x3-bfloat16")]
     assert sorted(captured.skipped) == [
         "a convolution over 3 dimensions", "a transposed convolution",
-        "input and filters are bfloat16 and bfloat16, not both float32 or float16",
+        "input and filters are float64 and float64, not both float32 or float16 or bfloat16",
     ]  # fmt: skip
 
 

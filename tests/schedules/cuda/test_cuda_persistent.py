@@ -47,6 +47,8 @@ EXACT = {
     "a stride, channels first": ("n2-c40x20x24-k64x3x3-p1-float16-s2-bias", tile(64, 4, 4, 1, 2, 2)),
     "taps apart, channels first": ("n2-c40x12x24-k64x3x3-p2-float16-d2-bias-relu", tile(64, 4, 8, 1, 2, 2)),
     "one tap": ("n3-c64x13x14-k64x1x1-float16-NHWC-s2", tile(64, 3, 7, 1, 2, 3)),
+    "bfloat16, a stride": ("n2-c64x19x21-k100x3x3-p1-bfloat16-NHWC-s2", tile(128, 4, 4, 1, 2, 2, product="wg_bf16")),
+    "bfloat16, channels first": ("n2-c40x9x24-k70x3x3-p1-bfloat16-bias-relu", tile(128, 4, 8, 1, 2, 2, product="wg_bf16")),
     "an odd number of channels": ("n1-c8x6x8-k33x3x3-float16-NHWC", tile(64, 2, 6, 1, 2, 1)),
     "integers": ("n2-c64x19x21-k64x3x3-p1-int8-NHWC-bias", tile(64, 3, 5, 1, 2, 2, product="wg_s8")),
     "integers, channels first": ("n2-c72x9x48-k70x3x3-p1-int8", tile(128, 3, 16, 1, 2, 1, product="wg_s8")),
@@ -143,7 +145,7 @@ def test_rules(key: str, change: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("n1-c64x9x9-k64x3x3", "multiply float16 or int8, not float32"),
+        ("n1-c64x9x9-k64x3x3", "multiply float16 or bfloat16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
         ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as TMA boxes need, not 24"),
         ("n1-c16x64x64-k64x16x16-s16-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 16th"),

@@ -34,6 +34,7 @@ EXACT = {
     "float32, odd sizes": ("n2-c128x9x11-k72x3x3-p1-bias-relu", tile("tf32x3", 2)),
     "CUDA cores, four parts": ("n2-c128x9x12-k72x3x3-p1-NHWC-bias-add", tile("fma", 4, 64)),
     "warpgroups, runs of eight": ("n2-c128x9x11-k72x3x3-p1-float16-NHWC-bias-add-relu6", tile("wg_f16", 4, 64, 64)),
+    "bfloat16, warpgroups": ("n2-c128x9x11-k72x3x3-p1-bfloat16-NHWC-bias-add", tile("wg_bf16", 4, 64, 64)),
     "one tap, odd channels": ("n2-c128x9x11-k73x1x1-float16", tile("f16", 2)),
     "integers and a stride": ("n2-c128x9x11-k72x3x3-int8-NHWC-s2-bias", tile("s8", 2)),
     "integers, warpgroups": ("n1-c256x7x7-k64x3x3-p1-int8", tile("wg_s8", 4, 64, 64)),

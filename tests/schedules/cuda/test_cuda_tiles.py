@@ -54,14 +54,15 @@ def broken(conv: Conv2d, tile: MultistageTile, algorithm: str) -> list[str]:
 RULES: tuple[tuple[str, dict[str, Any], str], ...] = (
     # a legal tile, what is changed, every message then
     (
-        "gather", {"product": "bf16"},
-        r"`product` \(=bf16\) must be one of fma, tf32, tf32x3, f16, s8, wg_tf32, wg_tf32x3, wg_f16, wg_s8, fma_f16",
+        "gather", {"product": "fma_f16"},
+        r"`product` \(=fma_f16\) must be one of fma, tf32, tf32x3, f16, bf16, s8, wg_tf32, wg_tf32x3, wg_f16, wg_bf16, wg_s8",
     ),
     ("gather", {"order": "vuc"}, r"`order` \(=vuc\) must be one of cuv, uvc, Cuvc"),
     ("gather", {"stages": 1}, r"`stages` \(=1\) must be at least 2"),
     *(("gather", {name: 0}, rf"`{name}` \(=0\) must be at least 1") for name in ("block_m", "block_n", "warp_m", "warp_n", "slabs")),
     *(("halo tile", {name: -1}, rf"`{name}` \(=-1\) must be at least 0") for name in ("images", "rows", "cols")),
     ("gather", {"product": "f16"}, r"`product` \(=f16\) multiplies float16, not float32"),
+    ("gather", {"product": "bf16"}, r"`product` \(=bf16\) multiplies bfloat16, not float32"),
     ("gather", {"product": "s8"}, r"`product` \(=s8\) multiplies int8, not float32"),
     ("gather", {"warp_m": 8}, r"`warp_m` \(=8\) must be a multiple of 16"),
     ("matrix", {"warp_m": 8}, r"`warp_m` \(=8\) must be a multiple of 16"),
@@ -134,7 +135,7 @@ def any_tiles(draw: st.DrawFn) -> MultistageTile:
     count, size = st.integers(-1, 12), st.sampled_from((0, 4, 8, 16, 24, 32, 48, 64, 128, 512))
     shape = draw(st.sampled_from(((0, 0, 0), (1, 4, 4), (1, 8, 14)))) if draw(st.booleans()) else (draw(count), draw(count), draw(count))
     sizes = [draw(size) for _ in range(4)]
-    product, order = draw(st.sampled_from((*PRODUCTS, "bf16"))), draw(st.sampled_from((*ORDERS, "vuc")))
+    product, order = draw(st.sampled_from((*PRODUCTS, "f64"))), draw(st.sampled_from((*ORDERS, "vuc")))
     return MultistageTile(product, *sizes, draw(count), draw(count), order, *shape)
 
 

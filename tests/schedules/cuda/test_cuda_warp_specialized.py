@@ -38,6 +38,11 @@ EXACT = {
     "one after the other": ("n3-c40x13x14-k128x1x1-float16-NHWC-bias-add-relu", tile(128, 1, 1, 48, slabs=2, groups=2, filter_stages=3)),
     "in turn, half a cluster's pixels each": ("n3-c72x13x14-k128x1x1-float16-NHWC-silu", tile(64, 1, 1, 64, pingpong=2, cluster=2)),
     "four share pixels": ("n3-c72x5x14-k200x1x1-float16-NHWC-relu6", tile(64, 1, 1, 64, slabs=2, cluster=4, stages=3)),
+    "bfloat16, parts of an image": ("n2-c64x9x11-k64x3x3-p1-bfloat16-NHWC-bias", tile(64, 1, 4, 5, taps=3, product="wg_bf16")),
+    "bfloat16, four share pixels": (
+        "n3-c72x5x14-k200x1x1-bfloat16-NHWC-relu6", tile(64, 1, 1, 64, slabs=2, cluster=4, stages=3, product="wg_bf16"),
+    ),
+    "int8 to bfloat16": ("n2-c64x7x7-k128x3x3-p1-int8-NHWC-out.bfloat16-bias", tile(128, 1, 7, 7, taps=3, groups=2, product=S8)),
     "parts of an image": ("n2-c64x9x11-k64x3x3-p1-float16-NHWC-bias", tile(64, 1, 4, 5, taps=3)),
     "rows as wide as the image": ("n2-c32x9x7-k64x3x3-p1-float16-NHWC", tile(64, 1, 4, 7, taps=9)),
     "whole images, zeros between them": ("n5-c40x7x7-k70x3x3-p1-float16-NHWC-bias", tile(64, 2, 7, 7, taps=9, slabs=2)),

@@ -41,6 +41,8 @@ EXACT = (
     ("n1-c64x9x16-k64x3x3-p1-float16", kernel("wg_f16", 64, 64, 1, 8, 8), "halves, fetched, stored by runs"),
     ("n2-c64x9x13-k72x3x3-p1-float16-bias-add", kernel("wg_f16", 32, 64, 1, 8, 7, across=2), "two warpgroups, single stores"),
     ("n2-c96x9x13-k64x3x3-p1-float16-NHWC-bias-add-relu", kernel("wg_f16", 64, 64, 1, 8, 7, slabs=2), "halves, copied, two slabs"),
+    ("n2-c96x9x13-k64x3x3-p1-bfloat16-NHWC-bias-add-relu", kernel("wg_bf16", 64, 64, 1, 8, 7, slabs=2), "bfloat16, copied"),
+    ("n1-c64x9x16-k64x3x3-p1-bfloat16", kernel("wg_bf16", 64, 64, 1, 8, 8), "bfloat16, fetched"),
     ("n1-c40x12x8-k16x5x3-p1-float16-NHWC", kernel("wg_f16", 16, 128, 1, 8, 4), "five rows of three taps"),
     ("n2-c40x9x13-k24x1x3-p0x1-float16-NHWC", kernel("wg_f16", 24, 64, 1, 8, 7), "one row of three taps"),
 )  # fmt: skip

@@ -37,6 +37,7 @@ ALIGNMENT = 256  # bytes; alignment of the workspace
 
 _KERNEL = re.compile(rf"\b({SYMBOL}|{TRANSFORM})_kernel(?=_\d|\b)")
 _SHARED = re.compile(r"^(?:__host__ )?__device__ (?!__forceinline__)", re.MULTILINE)  # functions that TVM emits before its kernels
+_NUMBERS = {"bfloat16": "Bfloat16"}  # by element type: what pack.hpp calls elements that it computes with, where it is not their C type
 _MADE = ("data", "tiles", "products", "lowered")  # names of the workspace tensors of a call with a transform
 
 
@@ -213,9 +214,13 @@ def _packing(interface: Interface, pack: Any, prototype: str) -> list[str]:
         problem, tables, form = _as_products(conv, pack)
         places, slabs = _slabs(problem, replace(pack, outputs=0))
         tables += places
+        number = _NUMBERS.get(conv.dtype, element)
+        filters, result = (name if number == element else f"reinterpret_cast<{kind} *>({name})" for name, kind in (
+            ("w", f"const {number}"), ("packed", number),
+        ))  # fmt: skip
         body = [
-            f"  {element} *form = static_cast<{element} *>(std::malloc({math.prod(problem.filter_shape)} * sizeof *form));",
-            "  if (!form) return IM2WIN_NO_MEMORY;", f"  transform({form}, w, form);", f"  pack({slabs}, form, packed);",
+            f"  {number} *form = static_cast<{number} *>(std::malloc({math.prod(problem.filter_shape)} * sizeof *form));",
+            "  if (!form) return IM2WIN_NO_MEMORY;", f"  transform({form}, {filters}, form);", f"  pack({slabs}, form, {result});",
             "  std::free(form);",
         ]  # fmt: skip
     elif isinstance(pack, SplitPack):  # for split-K, the filters of the groups are interleaved

@@ -8,6 +8,18 @@
 namespace {
 namespace im2win_packing {
 
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 // Elements as stored in memory: float16 as its bits.
 inline double value_of(float element) { return element; }
 
@@ -36,20 +48,20 @@ inline void store(double value, uint16_t* element) {  // to the nearest, ties to
   *element = sign | static_cast<uint16_t>(units == 0 ? 0 : (unit + 24) * 1024 + units);
 }
 
+// bfloat16 as its bits, the upper half of a float; uint16_t alone is float16.
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+inline double value_of(Bfloat16 element) { return of_bits(static_cast<uint32_t>(element.bits) << 16); }
+
+inline void store(double value, Bfloat16* element) {  // as float, then to the nearest, ties to even
+  const uint32_t bits = bits_of(static_cast<float>(value));
+  element->bits = static_cast<uint16_t>((value != value ? bits | 0x400000 : bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 inline void store(double value, int8_t* element) { *element = static_cast<int8_t>(value); }
 inline double value_of(int8_t element) { return element; }
-
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-inline float of_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
 
 // Parts of a float32: the TF32 value that tensor cores read (2), the rest (3), the nearest TF32 (1), or the value itself (0).
 inline float part_of(float value, int part) {

@@ -21,6 +21,7 @@ from im2win.numerics.tolerance import tolerance
 from im2win.runtime.cuda import Kernels
 from im2win.runtime.libraries import cuda_runtime_library, load_kernel
 from im2win.runtime.manifest import ArtefactError
+from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec.activations import activation_of, torch_function
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.dtypes import ELEMENT_TYPES
@@ -130,8 +131,8 @@ class Kernel:
         import torch
 
         conv, inputs = bench.conv, dict(bench.inputs)
-        packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, inputs["filter"].cpu().numpy())
-        inputs["filter"] = torch.from_numpy(packed).cuda()
+        packed: np.ndarray[Any, Any] = candidate.pack.filter(conv, torch_values(inputs["filter"].cpu()))
+        inputs["filter"] = torch_tensor(packed).cuda()
         self._module = load_kernel(candidate.path)
         self._kernels = Kernels(self._module, bool(candidate.workspace_bytes))
         data, count = inputs.pop("data"), candidate.workspace_bytes // conv.itemsize
