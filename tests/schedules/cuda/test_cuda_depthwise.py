@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from oracle import exact_tensors
 
 from im2win.compute import depthwise
 from im2win.device.gpu import H200
+from im2win.registry.backends import backend_for
 from im2win.registry.schedules import schedule_of
 from im2win.schedules.cuda.legality.depthwise import STAGED
 from im2win.schedules.cuda.scheduled.depthwise import kernel
@@ -84,3 +87,10 @@ def test_the_space_has_the_whole_vector() -> None:
     tiles = schedule_of(NAME).on_gpu.space(conv, H200, "float32")
     assert {tile.vector for tile in tiles} == {8, 2}
     assert all(144 % tile.block_m == 0 for tile in tiles)
+
+
+@pytest.mark.parametrize("key", ["n2-c24x9x11-k24x3x3-p1-g24-NHWC", "n1-c16x14x14-k16x3x3-s2-p1-g16-float16"])
+def test_the_tuner_tells_tiles_apart(key: str) -> None:
+    conv, row, backend = Conv2d.parse(key), schedule_of(NAME), backend_for(H200)
+    features = [backend.features(conv, row, tile, 1e-5) for tile in _sampled(conv, 8)]
+    assert all(map(math.isfinite, itertools.chain(*features))) and len({tuple(one) for one in features}) == len(features)
