@@ -25,7 +25,6 @@ H200 = "results/nvidia-h200"
 STALE = {
     "results/amd-epyc-znver3-2t/resnet50-exact-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver3-2t/resnet50-float32-b1.json": "other kernels and choice",
-    "results/amd-epyc-znver4-2t/ladder-papers12-float32-b1.json": "other kernels and choice",
     "results/amd-epyc-znver5-2t/papers12-float32-b1.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/papers12-float32-b8.json": "other kernels and choice and runtime",
     "results/amd-epyc-znver5-2t/resnet50-float32-b1.json": "other kernels and choice and runtime",
