@@ -26,7 +26,21 @@ VECTOR_TYPES(double, double)
 VECTOR_TYPES(long long, longlong)
 #undef VECTOR_TYPES
 
-// IEEE binary16, rounded to nearest even. Arithmetic is that of float, rounded once, as on the device.
+// The operators of a type of two bytes: arithmetic is that of float, rounded once, as on the device.
+#define ARITHMETIC(T)                                                     \
+  inline T operator+(T a, T b) { return T(float(a) + float(b)); }         \
+  inline T operator-(T a, T b) { return T(float(a) - float(b)); }         \
+  inline T operator*(T a, T b) { return T(float(a) * float(b)); }         \
+  inline T operator/(T a, T b) { return T(float(a) / float(b)); }         \
+  inline T operator-(T a) { return T(-float(a)); }                        \
+  inline bool operator<(T a, T b) { return float(a) < float(b); }         \
+  inline bool operator>(T a, T b) { return float(a) > float(b); }         \
+  inline T __hmax(T a, T b) { return float(a) > float(b) ? a : b; }       \
+  inline T __hmin(T a, T b) { return float(a) < float(b) ? a : b; }       \
+  inline bool __hgt(T a, T b) { return float(a) > float(b); }             \
+  inline bool __hlt(T a, T b) { return float(a) < float(b); }
+
+// IEEE binary16, rounded to nearest even.
 struct half {
   uint16_t bits;
   half() = default;
@@ -58,27 +72,17 @@ struct half {
     return sign | uint16_t(step == -24 ? units : (uint32_t(step + 24) << 10) + units);
   }
 };
-inline half operator+(half a, half b) { return half(float(a) + float(b)); }
-inline half operator-(half a, half b) { return half(float(a) - float(b)); }
-inline half operator*(half a, half b) { return half(float(a) * float(b)); }
-inline half operator/(half a, half b) { return half(float(a) / float(b)); }
-inline half operator-(half a) { return half(-float(a)); }
-inline bool operator<(half a, half b) { return float(a) < float(b); }
-inline bool operator>(half a, half b) { return float(a) > float(b); }
+ARITHMETIC(half)
 inline half __float2half_rn(float value) { return half(value); }
 inline half __float2half(float value) { return half(value); }
 inline float __half2float(half value) { return float(value); }
-inline half __hmax(half a, half b) { return float(a) > float(b) ? a : b; }
-inline half __hmin(half a, half b) { return float(a) < float(b) ? a : b; }
 using __half = half;
-inline bool __hgt(half a, half b) { return float(a) > float(b); }
-inline bool __hlt(half a, half b) { return float(a) < float(b); }
 struct alignas(4) half2 { half x, y; };
 using __half2 = half2;
 inline half2 __halves2half2(half x, half y) { return {x, y}; }
 inline half2 make_half2(half x, half y) { return {x, y}; }
 
-// The upper half of a float, rounded to nearest even. Arithmetic is that of float, rounded once, as on the device.
+// The upper half of a float, rounded to nearest even.
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
@@ -97,17 +101,11 @@ struct nv_bfloat16 {
   }
   nv_bfloat16& operator+=(nv_bfloat16 other) { return *this = nv_bfloat16(float(*this) + float(other)); }
 };
-inline nv_bfloat16 operator+(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) + float(b)); }
-inline nv_bfloat16 operator-(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) - float(b)); }
-inline nv_bfloat16 operator*(nv_bfloat16 a, nv_bfloat16 b) { return nv_bfloat16(float(a) * float(b)); }
+ARITHMETIC(nv_bfloat16)
 inline nv_bfloat16 __float2bfloat16_rn(float value) { return nv_bfloat16(value); }
 inline nv_bfloat16 __float2bfloat16(float value) { return nv_bfloat16(value); }
 inline float __bfloat162float(nv_bfloat16 value) { return float(value); }
-inline nv_bfloat16 __hmax(nv_bfloat16 a, nv_bfloat16 b) { return float(a) > float(b) ? a : b; }
-inline nv_bfloat16 __hmin(nv_bfloat16 a, nv_bfloat16 b) { return float(a) < float(b) ? a : b; }
 using __nv_bfloat16 = nv_bfloat16;
-inline bool __hgt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) > float(b); }
-inline bool __hlt(nv_bfloat16 a, nv_bfloat16 b) { return float(a) < float(b); }
 struct alignas(4) nv_bfloat162 {
   nv_bfloat16 x, y;
   nv_bfloat162() = default;
@@ -115,6 +113,7 @@ struct alignas(4) nv_bfloat162 {
 };
 using __nv_bfloat162 = nv_bfloat162;
 inline nv_bfloat162 __halves2bfloat162(nv_bfloat16 x, nv_bfloat16 y) { return {x, y}; }
+#undef ARITHMETIC
 
 using std::max;
 using std::min;
