@@ -14,7 +14,7 @@ from im2win.emulator import Emulation
 from im2win.frontends.models.assembly import Assembly
 from im2win.frontends.models.cuda import CudaKernels
 from im2win.frontends.models.driver import Step
-from im2win.frontends.models.precision import chosen, widened, with_ports
+from im2win.frontends.models.precision import NARROW, chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
 
 
@@ -35,17 +35,17 @@ def emulate(kernels: CudaKernels, step: Step, tensors: list[np.ndarray]) -> None
 def run(model: Any, feeds: dict[str, np.ndarray], dtype: str | None = None) -> tuple[list[np.ndarray], Assembly]:
     """The outputs of a model as its driver would compute them."""
     label, whole = read(model)
-    precision, halves = chosen(whole, H200, dtype), frozenset[str]()
-    if precision == "float16":
-        whole, halves = widened(whole)
-    source = with_ports(at_batch(whole, label, None), halves)
+    precision, ports = chosen(whole, H200, dtype), dict[str, str]()
+    if precision in NARROW:
+        whole, ports = widened(whole)
+    source = with_ports(at_batch(whole, label, None), ports)
     kernels = CudaKernels(H200)
     assembly = Assembly(label, None, "exact", kernels, precision)
     assembly.add(source, 1)
     stored = [np.pad(one.reshape(-1).view(np.uint8), (0, -one.nbytes % 64)) for one in assembly.weights.arrays]
     weights = np.concatenate([*stored, np.zeros(1, np.uint8)])
     workspace = np.full(assembly.buckets[0].workspace, 0xFF, np.uint8)  # NaN
-    results = [np.full(one.shape, np.nan if np.dtype(one.dtype).kind == "f" else -1, one.dtype) for one in source.outputs]
+    results = [np.full(one.shape, np.nan if np.dtype(one.dtype).kind in "fV" else -1, one.dtype) for one in source.outputs]
     bases = [weights, workspace, *(feeds[one.name].reshape(-1).view(np.uint8) for one in source.inputs)]
     bases += [one.reshape(-1).view(np.uint8) for one in results]
     [(_, steps)] = assembly.runs.values()

@@ -1,4 +1,4 @@
-"""Float16 models for a GPU: channels last between convolutions, on the emulator, against ONNX Runtime's float32."""
+"""Float16 and bfloat16 models for a GPU: channels last between convolutions, on the emulator, against ONNX Runtime's float32."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from im2win.device.gpu import H200  # noqa: E402
 from im2win.frontends.models.assembly import Assembly  # noqa: E402
 from im2win.frontends.models.compiler import write_model  # noqa: E402
 from im2win.frontends.models.cuda import CudaKernels  # noqa: E402
-from im2win.frontends.models.precision import chosen, widened  # noqa: E402
+from im2win.frontends.models.precision import NARROW, chosen, widened  # noqa: E402
 from im2win.frontends.models.source import at_batch, read  # noqa: E402
 from im2win.frontends.onnx.layers import ModelError, layers_of  # noqa: E402
 
-ROUNDED = 2.0**-11  # of the largest number: what one rounding to float16 may be off
+ROUNDED = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of the largest number: what one rounding may be off
+LARGEST = {"float16": 2048, "bfloat16": 256}  # up to which all integers are held
+in_both = pytest.mark.parametrize("dtype", NARROW)
 
 
 def check(model: Any, roundings: int = 0, dtype: str | None = "float16", **feeds: np.ndarray) -> Assembly:
-    """Compares outputs with ONNX Runtime's in float32; without roundings they are integers that float16 holds, and equal."""
+    """Compares outputs with ONNX Runtime's in float32; without roundings they are integers that the type holds, and equal."""
     wide, _ = widened(model)
+    precision = chosen(model, H200, dtype)
     for value in wide.graph.input:
         if value.name not in feeds:
             feeds[value.name] = integers(*(dim.dim_value for dim in value.type.tensor_type.shape.dim), most=2)
@@ -37,8 +40,8 @@ def check(model: Any, roundings: int = 0, dtype: str | None = "float16", **feeds
     found, assembly = run(model, given, dtype)
     for ours, theirs, port in zip(found, peer(wide, feeds), model.graph.output, strict=True):
         assert ours.dtype == helper.tensor_dtype_to_np_dtype(port.type.tensor_type.elem_type) and ours.shape == theirs.shape
-        assert np.abs(theirs).max() <= 2048 or roundings
-        assert np.abs(ours - theirs).max() <= roundings * ROUNDED * np.abs(theirs).max(), port.name
+        assert np.abs(theirs).max() <= LARGEST[precision] or roundings
+        assert np.abs(ours - theirs).max() <= roundings * ROUNDED[precision] * np.abs(theirs).max(), port.name
     return assembly
 
 
@@ -75,16 +78,17 @@ def residual_block() -> Any:
     return graph(nodes, {"x": (1, 8, 7, 7)}, constants)
 
 
-def test_nothing_is_converted_between_convolutions() -> None:
+@in_both
+def test_nothing_is_converted_between_convolutions(dtype: str) -> None:
     """The input is, once; the mean over whole images and what is behind it have one order only."""
-    assembly = check(residual_block(), roundings=4)
+    assembly = check(residual_block(), roundings=4, dtype=dtype)
     assert kernels(assembly)[:5] == ["convert", "conv", "conv", "conv", "pool"]
     assert kernels(assembly).count("convert") == 2  # the output's, to float32
     assert [layer.conv.partition("-k")[2] for layer in assembly.layers.values()] == [
-        "8x3x3-p1-float16-NHWC-bias-relu",
-        "8x1x1-float16-NHWC",
-        "8x3x3-p1-float16-NHWC-bias-add-relu",
-        "5x1x1-float16-NHWC-bias",
+        f"8x3x3-p1-{dtype}-NHWC-bias-relu",
+        f"8x1x1-{dtype}-NHWC",
+        f"8x3x3-p1-{dtype}-NHWC-bias-add-relu",
+        f"5x1x1-{dtype}-NHWC-bias",
     ]
 
 
@@ -94,7 +98,8 @@ def test_concatenations() -> None:
     check(dense(2), roundings=3)
 
 
-def test_what_tvm_computes_reads_and_writes_channels_last() -> None:
+@in_both
+def test_what_tvm_computes_reads_and_writes_channels_last(dtype: str) -> None:
     """Elementwise operators between convolutions convert nothing beside them; a gate on each channel keeps its reduction."""
     nodes = [
         node("Conv", "x w0", "a", pads=[1] * 4),
@@ -109,7 +114,7 @@ def test_what_tvm_computes_reads_and_writes_channels_last() -> None:
     ]
     constants = {"w0": integers(6, 3, 3, 3, most=1), "w1": integers(6, 6, 1, 1, most=1), "w2": integers(6, 6, 1, 1, most=1)}
     constants["w3"] = np.eye(6, dtype=np.float32).reshape(6, 6, 1, 1)
-    assembly = check(graph(nodes, {"x": (1, 3, 5, 6)}, constants, "y z"), roundings=3)
+    assembly = check(graph(nodes, {"x": (1, 3, 5, 6)}, constants, "y z"), roundings=3, dtype=dtype)
     assert kernels(assembly).count("convert") == 2  # x, and y; z is written as it is wanted
 
 
@@ -129,7 +134,8 @@ def test_views_round_convolutions() -> None:
     assert [found[0], found[1], found[3]] == ["convert", "conv", "conv"] and len(found) == 5 and found.count("convert") == 1
 
 
-def test_means_and_responses_sum_in_float32() -> None:
+@in_both
+def test_means_and_responses_sum_in_float32(dtype: str) -> None:
     nodes = [
         node("AveragePool", "x", "a", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
         node("LRN", "a", "b", size=3, alpha=0.5),
@@ -138,11 +144,12 @@ def test_means_and_responses_sum_in_float32() -> None:
     ]
     model = graph(nodes, {"x": (1, 6, 7, 8), "big": (1, 2, 64, 64)}, outputs="b c m")
     big = 40 * np.ones((1, 2, 64, 64), np.float32)  # whose sum float16 does not hold
-    check(model, roundings=3, big=big)
+    check(model, roundings=3, dtype=dtype, big=big)
     row = integers(1, 5, 3)  # ONNX Runtime's responses are of images only
-    [found], _ = run(graph([node("LRN", "row", "r", size=3)], {"row": row.shape}, outputs="r"), {"row": row}, "float16")
+    [found], _ = run(graph([node("LRN", "row", "r", size=3)], {"row": row.shape}, outputs="r"), {"row": row}, dtype)
     squares = np.pad(row.astype(np.float64) ** 2, ((0, 0), (1, 1), (0, 0)))
-    np.testing.assert_allclose(found, row / (1 + 1e-4 / 3 * (squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:])) ** 0.75, rtol=ROUNDED)
+    expected = row / (1 + 1e-4 / 3 * (squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:])) ** 0.75
+    np.testing.assert_allclose(found, expected, rtol=ROUNDED[dtype])
 
 
 def test_outputs_of_every_kind() -> None:
@@ -164,26 +171,27 @@ def test_outputs_of_every_kind() -> None:
     check(onnx.shape_inference.infer_shapes(model))
 
 
-def test_a_float16_model_keeps_its_types() -> None:
+@in_both
+def test_a_narrow_model_keeps_its_types(dtype: str) -> None:
     """Without saying so; with a cast that nothing needs, and sums in float32."""
-    nodes = [node("Conv", "x w", "a"), node("Cast", "a", "b", to=1), node("Relu", "b", "c"), node("Cast", "c", "d", to=10)]
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [node("Conv", "x w", "a"), node("Cast", "a", "b", to=1), node("Relu", "b", "c"), node("Cast", "c", "d", to=code)]
     nodes += [node("GlobalMaxPool", "d", "e"), node("Flatten", "e", "f"), node("Gemm", "f g", "y")]
     model = graph(nodes, {"x": (1, 4, 5, 5)}, {"w": integers(4, 4, 1, 1, most=1), "g": integers(4, 3, most=1)})
-    half = onnx.TensorProto.FLOAT16
     for tensor in model.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
     for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = half
+        value.type.tensor_type.elem_type = code
     del model.graph.value_info[:]
     assembly = check(model, dtype=None)
     found = [layer.conv for layer in assembly.layers.values()]
-    assert found == ["n1-c4x5x5-k4x1x1-float16-NHWC-relu", "n1-c4x1x1-k3x1x1-float16-NHWC"]
+    assert found == [f"n1-c4x5x5-k4x1x1-{dtype}-NHWC-relu", f"n1-c4x1x1-k3x1x1-{dtype}-NHWC"]
     tuned = layers_of(model, epilogues=True, products=True)  # `im2win tune` reads no casts away, and fuses nothing behind them
-    assert [str(layer.conv) for layer in tuned] == ["n1-c4x5x5-k4x1x1-float16", "n1-c4x1x1-k3x1x1-float16-NHWC"]
+    assert [str(layer.conv) for layer in tuned] == [f"n1-c4x5x5-k4x1x1-{dtype}", f"n1-c4x1x1-k3x1x1-{dtype}-NHWC"]
     filters = next(one for one in model.graph.initializer if one.name == "w")
     model.graph.initializer.remove(filters)
     model.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=filters))
-    with pytest.raises(ValueError, match=r"`dtype` \(='float32'\) must be float16 or left out"):
+    with pytest.raises(ValueError, match=rf"`dtype` \(='float32'\) must be {dtype} or left out"):
         chosen(model, H200, "float32")
     assert chosen(model, Machine.host(), None) == "float32"
 
@@ -204,13 +212,15 @@ def test_of_a_real_model_only_the_image_is_converted() -> None:
 
 def test_bad_arguments() -> None:
     _, model = read(classifier("n"))
-    with pytest.raises(ValueError, match=r"`dtype` \(='bfloat16'\) must be float32, float16, or left out"):
-        chosen(model, H200, "bfloat16")
-    with pytest.raises(ValueError, match=r"`dtype` \(='float16'\) must be float32 or left out on a CPU"):
-        chosen(model, Machine.host(), "float16")
+    with pytest.raises(ValueError, match=r"`dtype` \(='int8'\) must be float32, float16, bfloat16, or left out"):
+        chosen(model, H200, "int8")
+    for dtype in NARROW:
+        with pytest.raises(ValueError, match=rf"`dtype` \(='{dtype}'\) must be float32 or left out on a CPU"):
+            chosen(model, Machine.host(), dtype)
     big = graph([node("Conv", "x w", "y")], {"x": (1, 1, 2, 2)}, {"w": np.full((1, 1, 1, 1), 1e5, np.float32)})
     with pytest.raises(ModelError, match=r"`dtype` \(='float16'\) must hold every weight; those of 'Conv_y' reach 100000, beyond 65504"):
         run(big, {"x": integers(1, 1, 2, 2)}, "float16")
+    run(big, {"x": integers(1, 1, 2, 2)}, "bfloat16")
 
 
 def test_a_library_is_made_without_a_gpu(tmp_path: Path) -> None:

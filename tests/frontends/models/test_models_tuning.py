@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ import im2win  # noqa: E402
 from im2win.bench.models import ModelRow  # noqa: E402
 from im2win.cli.commands.models import untuned_text, whole_text  # noqa: E402
 from im2win.frontends.models import compiler  # noqa: E402
+from im2win.frontends.models.precision import Precision  # noqa: E402
 
 
 def one() -> Any:
@@ -34,11 +35,10 @@ def test_what_it_meets_is_tuned(tmp_path: Path) -> None:
         im2win.compile_model(one(), trials=0)
 
 
-def test_in_float16_the_problems_of_its_kernels_are_tuned() -> None:
-    (problem,) = compiler._problems(one(), 1, half=True)
-    assert str(problem) == "n1-c4x8x8-k4x1x1-float16-NHWC"
-    (problem,) = compiler._problems(one(), 1, half=False)
-    assert str(problem) == "n1-c4x8x8-k4x1x1"
+def test_the_problems_of_its_kernels_are_tuned() -> None:
+    found = {precision: str(*compiler._problems(one(), 1, precision)) for precision in get_args(Precision)}
+    key = "n1-c4x8x8-k4x1x1"
+    assert found == {"float32": key, "float16": f"{key}-float16-NHWC", "bfloat16": f"{key}-bfloat16-NHWC"}
 
 
 def test_the_command_prints_json_and_advice(tmp_path: Path, command: Any) -> None:

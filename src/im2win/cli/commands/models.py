@@ -20,6 +20,7 @@ from im2win.common.messages import brief
 from im2win.common.progress import reporting
 from im2win.common.quantities import counted
 from im2win.records.tiers import TUNED
+from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
@@ -55,7 +56,7 @@ def compile_(
     threads: options.Threads = None,
     target: options.Target = "cpu",
     accuracy: options.Accuracy = "float32",
-    dtype: Annotated[str | None, typer.Option(help="float16, on a GPU, or float32; the model's own if not said.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float16 or bfloat16, on a GPU, or float32; the model's own if not said.")] = None,
     trials: options.TrialsOfUntuned = None,
     compare: Annotated[bool, typer.Option(help="Time the library against ONNX Runtime, on a CPU where that is installed.")] = True,
     json: options.Json = False,
@@ -225,14 +226,14 @@ def _on_device(model: Model, given: dict[str, Any]) -> dict[str, Any]:
     """The inputs on the device where the model runs."""
     if model.manifest.target != "cuda":
         return given
-    import torch
+    import torch  # noqa: F401 - what `torch_tensor` returns
 
-    return {name: torch.from_numpy(value).cuda() for name, value in given.items()}
+    return {name: torch_tensor(value).cuda() for name, value in given.items()}
 
 
 def _on_host(results: dict[str, Any]) -> dict[str, Any]:
     """Results as numpy arrays; waits for those of a GPU."""
-    return {name: value if isinstance(value, np.ndarray) else value.cpu().numpy() for name, value in results.items()}
+    return {name: value if isinstance(value, np.ndarray) else torch_values(value.cpu()) for name, value in results.items()}
 
 
 def _median(model: Model, given: dict[str, Any], repeat: int) -> float:

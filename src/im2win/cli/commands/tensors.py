@@ -29,7 +29,8 @@ def named(stated: Sequence[str]) -> dict[str, Any]:
 def _tensor(path: Path) -> Any:
     if path.suffix == ".npy":
         try:
-            return np.ascontiguousarray(np.load(path, allow_pickle=False))
+            array = np.ascontiguousarray(np.load(path, allow_pickle=False))
+            return array.view("bfloat16") if array.dtype == np.dtype("V2") else array  # as which numpy stores bfloat16
         except ValueError as error:
             raise InputError(f"`--input`: {path} is no array of numpy ({error}).") from None
     if path.suffix == ".pb":

@@ -14,11 +14,11 @@ from im2win.frontends.models import driver, half, kernels, resizing
 from im2win.frontends.models.host import Chosen, Kernels
 from im2win.frontends.models.memory import Plan, plan
 from im2win.frontends.models.parts import Convolution, Join, Parts, take_apart
-from im2win.frontends.models.precision import Precision
+from im2win.frontends.models.precision import NARROW, Precision
 from im2win.frontends.models.program import Call, Copy, Program
 from im2win.frontends.models.relax_fallback import add_fallback
 from im2win.frontends.models.source import Array, Source, Tensor
-from im2win.frontends.models.tensor_layouts import HALF, HalfLayouts, TensorLayouts, in_half, without_views
+from im2win.frontends.models.tensor_layouts import NarrowLayouts, TensorLayouts, in_precision, without_views
 from im2win.frontends.onnx.layers import ModelError, import_onnx
 from im2win.runtime.model import ALIGNMENT
 from im2win.runtime.model_manifest import Bucket, ModelLayer, Port
@@ -57,7 +57,7 @@ class Assembly:
     """What the functions of all batches share.
 
     Attributes:
-        dtype: "float32", or "float16" if values are stored as `layouts.HalfLayouts` stores them.
+        dtype: "float32", or "float16" or "bfloat16" if values are stored as `tensor_layouts.NarrowLayouts` stores them.
         runs: number of tensors and steps of each function.
         skipped: convolutions that are left to TVM (an ordered set).
     """
@@ -76,6 +76,11 @@ class Assembly:
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
 
+    @property
+    def narrow(self) -> bool:
+        """Whether tensors are rounded between layers."""
+        return self.dtype in NARROW
+
     def add(self, source: Source, batch: int) -> None:
         """Adds the function of one batch.
 
@@ -83,10 +88,10 @@ class Assembly:
             ModelError: see `compile_model`.
         """
         self._ports(source, batch)
-        parts = take_apart(source, batch, lines=self.dtype != HALF, resizes=self.kernels.resizes, alignment=self.kernels.alignment)
+        parts = take_apart(source, batch, lines=not self.narrow, resizes=self.kernels.resizes, alignment=self.kernels.alignment)
         layers: Sequence[Convolution] = parts.convolutions
-        if self.dtype == HALF:
-            parts, layers = without_views(source, parts), in_half(layers)
+        if self.narrow:
+            parts, layers = without_views(source, parts), in_precision(layers, self.dtype)
         self.chosen |= self.kernels.choose([one.conv for one in layers], self.logs, self.accuracy)
         self.skipped |= {f"{one.name}: {one.reason}": None for one in parts.skipped}
         program, joins = self._program(source, parts, layers, batch)
@@ -122,13 +127,12 @@ class Assembly:
             program.declare(port.name, port.shape, port.dtype)
             if port.name in source.constants:
                 program.constant(port.name, source.constants[port.name].astype(port.dtype))
-        narrow = self.dtype == HALF
-        if not narrow:
+        if not self.narrow:
             for name in _read_and_made(source, parts):
                 self._declare(source, program, name)
         for interleave in parts.interleaves:
             program.declare(interleave.source, interleave.shape, "float32")
-        layouts = (HalfLayouts if narrow else TensorLayouts)(source, parts, program)
+        layouts = NarrowLayouts(source, parts, program, self.dtype) if self.narrow else TensorLayouts(source, parts, program)
         for one in layers:
             self._convolution(program, layouts, one)
         for view in parts.views:
@@ -138,12 +142,13 @@ class Assembly:
         functions: dict[str, Any] = {}
         for number, response in enumerate(parts.responses):
             shape, last = layouts.shape(response.source), layouts.last(response.output)
-            function = half.response(shape, response, last) if narrow else kernels.response(shape, response)
+            function = half.response(shape, response, last, self.dtype) if self.narrow else kernels.response(shape, response)
             functions[f"response_{number}"] = function
             program.calls.append(Call(f"response_{number}", (layouts.reads(response.source, last),), (layouts.makes(response.output),)))
         for number, pool in enumerate(parts.pools):
             shape, made, last = layouts.shape(pool.source), layouts.shape(pool.output), layouts.last(pool.output)
-            functions[f"pool_{number}"] = (half if narrow else self.kernels).pool(shape, made, pool)
+            function = half.pool(shape, made, pool, self.dtype) if self.narrow else self.kernels.pool(shape, made, pool)
+            functions[f"pool_{number}"] = function
             program.calls.append(Call(f"pool_{number}", (layouts.reads(pool.source, last),), (layouts.makes(pool.output),)))
         for number, interleave in enumerate(parts.interleaves):
             made = layouts.shape(interleave.output)

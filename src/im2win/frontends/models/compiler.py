@@ -24,9 +24,8 @@ from im2win.frontends.models import driver
 from im2win.frontends.models.assembly import Assembly
 from im2win.frontends.models.cuda import CudaKernels
 from im2win.frontends.models.host import CpuKernels, Kernels
-from im2win.frontends.models.precision import chosen, widened, with_ports
+from im2win.frontends.models.precision import NARROW, Precision, chosen, widened, with_ports
 from im2win.frontends.models.source import at_batch, read
-from im2win.frontends.models.tensor_layouts import HALF
 from im2win.frontends.onnx.coverage import coverage
 from im2win.frontends.onnx.layers import ModelError, layers_of
 from im2win.frontends.tuning import checked_trials, tune_untuned
@@ -60,8 +59,8 @@ def compile_model(
 
     Every convolution, and every Gemm and MatMul with a fixed matrix, becomes the kernel that `im2win.build` builds for its shape. The
     kernel includes the batch normalisation, bias, residual addition and activation that follow, and its filters are packed now. TVM
-    compiles the rest into parallel loops. All tensors are NCHW, as in ONNX, so that no layout is converted. In a float16 model on a GPU the
-    tensors between convolutions are NHWC, and its inputs and outputs are converted.
+    compiles the rest into parallel loops. All tensors are NCHW, as in ONNX, so that no layout is converted. In a float16 or bfloat16 model
+    on a GPU the tensors between convolutions are NHWC, and its inputs and outputs are converted.
 
     Args:
         source: path of an ONNX file, or a loaded model.
@@ -71,8 +70,8 @@ def compile_model(
         logs: folders of tuning records (a path, or several), searched before the user's own (`IM2WIN_LOGS`) and those of the package.
         threads: CPUs to schedule for; all that the process may use by default.
         accuracy: the rounding that kernels may use; see `im2win.build`.
-        dtype: "float16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and outputs keep
-            the model's types. "float32", or None for the model's own.
+        dtype: "float16" or "bfloat16", on a GPU: filters and the tensors between layers are rounded to it, sums are float32, and inputs and
+            outputs keep the model's types. "float32", or None for the model's own.
         trials: candidates to tune each layer with that has no record of this device, as for `im2win.tune`. The records go to the first
             folder of `logs`, else to the user's, where later calls find them. None tunes nothing.
 
@@ -89,8 +88,8 @@ def compile_model(
     label, model = read(source)
     device = device_for(target, threads)
     if (trials := checked_trials(trials)) is not None:
-        half = chosen(model, device, dtype) == HALF
-        convs = [conv for size in sizes for conv in _problems(model, size, half)]
+        precision = chosen(model, device, dtype)
+        convs = [conv for size in sizes for conv in _problems(model, size, precision)]
         tune_untuned(convs, target, trials=trials, logs=logs, threads=threads, accuracy=accuracy)
     with reporting(f"compiling {label}") as reporter:
         compiled = compile_for(label, model, device, path, sizes, logs, accuracy, dtype, reporter)
@@ -107,13 +106,13 @@ def _convolves(model: ModelProto, compiled: Model) -> bool:
     return any(one.ours for one in convolutions or listed)
 
 
-def _problems(model: ModelProto, batch: int | None, half: bool) -> list[Conv2d]:
-    """The layers that compiling looks up, in float16 as it does where `half`; none of a model without any."""
+def _problems(model: ModelProto, batch: int | None, precision: Precision) -> list[Conv2d]:
+    """The layers that compiling looks up in this precision; none of a model without any."""
     try:
         convs = [layer.conv for layer in layers_of(model, batch, epilogues=True, products=True)]
     except ModelError:
         return []
-    return [conv.with_(dtype=HALF, layout="NHWC") for conv in convs] if half else convs
+    return [conv.with_(dtype=precision, layout="NHWC") for conv in convs] if precision in NARROW else convs
 
 
 def _sizes(batches: Sequence[int] | None) -> list[int | None]:
@@ -165,12 +164,12 @@ def write_model(
     reporter: Reporter | None = None,
 ) -> ModelManifest:
     """Writes the library of a model, its weights and its manifest. The device may be a GPU that this machine does not have."""
-    precision, halves = chosen(model, device, dtype), frozenset[str]()
-    if precision == HALF:
-        model, halves = widened(model)
+    precision, ports = chosen(model, device, dtype), dict[str, str]()
+    if precision in NARROW:
+        model, ports = widened(model)
     assembly = Assembly(label, logs, accuracy, kernels_for(device, reporter), precision)
     for size in sizes:
-        source = with_ports(at_batch(model, label, size), halves)
+        source = with_ports(at_batch(model, label, size), ports)
         assembly.add(source, size or next((one.shape[0] for one in source.inputs if one.batched), 1))
     return link(assembly, device, library)
 

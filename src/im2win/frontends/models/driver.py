@@ -78,7 +78,7 @@ int __tvm_ffi_{name}(void* self, const TVMFFIAny* given, int32_t count, TVMFFIAn
 }}
 """
 
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLDataTypeCode
+_CODES = {"i": 0, "u": 1, "f": 2, "V": 4, "b": 6}  # DLDataTypeCode by numpy's kind; bfloat16 is the only type of kind V
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels of float16 models on channels-last tensors that are no convolutions: conversion, pooling, local response normalisation."""
+"""Kernels of float16 and bfloat16 models on channels-last tensors that are no convolutions: conversion, pooling, response normalisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from im2win.frontends.models.kernels import power
 from im2win.frontends.models.parts import Pool, Response
 from im2win.frontends.models.program import Shape
 
-_HALF, _SUM = "float16", "float32"  # element types in memory and of accumulators
+_SUM = "float32"  # element type of accumulators
 
 
 def last_shape(shape: Shape) -> Shape:
@@ -37,23 +37,23 @@ def convert(shape: Shape, dtype: str, last: bool, to_dtype: str, to_last: bool) 
     )
 
 
-def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
-    """Pooling on [N, H, W, C], for ONNX shapes [N, C, H, W]. Averages are accumulated in float32."""
-    data = te.placeholder(last_shape(shape), _HALF, name="data")
+def pool(shape: Shape, output: Shape, one: Pool, dtype: str) -> tirx.PrimFunc:
+    """Pooling of `dtype` on [N, H, W, C], for ONNX shapes [N, C, H, W]. Averages are accumulated in float32."""
+    data = te.placeholder(last_shape(shape), dtype, name="data")
     (kernel_h, kernel_w), (stride_h, stride_w), (top, left) = one.kernel, one.stride, one.begin
     height, width = shape[2:]
     below = (output[2] - 1) * stride_h + kernel_h - top > height
     right = (output[3] - 1) * stride_w + kernel_w - left > width
     u, v = te.reduce_axis((0, kernel_h), "u"), te.reduce_axis((0, kernel_w), "v")
     largest = one.kind == "max"
-    dtype = _HALF if largest else _SUM
+    found_dtype = dtype if largest else _SUM
 
     def window(n: Any, m: Any, k: Any, c: Any) -> Any:
         y, x = m * stride_h + u - top, k * stride_w + v - left
         inside = [y >= 0] * bool(top) + [y < height] * below + [x >= 0] * bool(left) + [x < width] * right
         value = data[n, y, x, c] if largest else data[n, y, x, c].astype(_SUM)
         if inside:
-            nothing = te.min_value(dtype) if largest else tirx.const(0, dtype)
+            nothing = te.min_value(found_dtype) if largest else tirx.const(0, found_dtype)
             value = te.if_then_else(te.all(*inside) if len(inside) > 1 else inside[0], value, nothing)
         return (te.max if largest else te.sum)(value, axis=[u, v])
 
@@ -68,15 +68,15 @@ def pool(shape: Shape, output: Shape, one: Pool) -> tirx.PrimFunc:
                 (te.min(place * step - begin + kernel, size) - te.max(place * step - begin, 0)).astype(_SUM)
                 for place, step, begin, kernel, size in ((m, stride_h, top, kernel_h, height), (k, stride_w, left, kernel_w, width))
             ]
-        return (found[n, m, k, c] / math.prod(counts[1:], start=counts[0])).astype(_HALF)
+        return (found[n, m, k, c] / math.prod(counts[1:], start=counts[0])).astype(dtype)
 
     return te.create_prim_func([data, te.compute(last_shape(output), mean, name="mean")]).with_attr("tirx.noalias", True)
 
 
-def response(shape: Shape, one: Response, last: bool) -> tirx.PrimFunc:
-    """ONNX's LRN for [N, C, ...], or on [N, H, W, C] if `last`, computed in float32; see `kernels.response`."""
+def response(shape: Shape, one: Response, last: bool, dtype: str) -> tirx.PrimFunc:
+    """ONNX's LRN of `dtype` for [N, C, ...], or on [N, H, W, C] if `last`, computed in float32; see `kernels.response`."""
     stored, axis = (last_shape(shape), 3) if last else (shape, 1)
-    data = te.placeholder(stored, _HALF, name="data")
+    data = te.placeholder(stored, dtype, name="data")
     near = te.reduce_axis((0, one.size), "near")
     first = (one.size - 1) // 2
 
@@ -90,6 +90,6 @@ def response(shape: Shape, one: Response, last: bool) -> tirx.PrimFunc:
 
     def normalised(*at: Any) -> Any:
         total = tirx.const(one.bias, _SUM) + tirx.const(one.alpha / one.size, _SUM) * squares(*at)
-        return (data(*at).astype(_SUM) / power(total, one.beta)).astype(_HALF)
+        return (data(*at).astype(_SUM) / power(total, one.beta)).astype(dtype)
 
     return te.create_prim_func([data, te.compute(stored, normalised, name="response")]).with_attr("tirx.noalias", True)

@@ -1,9 +1,9 @@
-"""Storage formats of a model's values: those of ONNX, or, for a float16 model on a GPU, float16 with channels last where that is faster.
+"""Storage formats of a model's values: those of ONNX, or, for a float16 or bfloat16 model on a GPU, its type, channels last where faster.
 
 Convolutions, pooling, local response normalisation and concatenation of channels read and write channels-last memory (N, H, W, C), which
-the fastest float16 kernels use. TVM compiles everything else. Its loops compute in float32, as the model states, and convert what they read
-and write (`rest`), including views of images. Separate conversions remain only where a model's input or output meets a convolution, and
-where a concatenation or a product needs ONNX's order.
+the fastest kernels of these types use. TVM compiles everything else. Its loops compute in float32, as the model states, and convert what
+they read and write (`rest`), including views of images. Separate conversions remain only where a model's input or output meets a
+convolution, and where a concatenation or a product needs ONNX's order.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from im2win.frontends.models import half
 from im2win.frontends.models.parts import Convolution, Join, Parts, Pool, Response
+from im2win.frontends.models.precision import NARROW
 from im2win.frontends.models.program import Call, Program, Shape
 from im2win.frontends.models.source import Source
 from im2win.frontends.onnx.layers import ModelError, import_onnx
-
-HALF = "float16"
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,12 @@ class TensorLayouts:
         return self.parts.joins
 
 
-class HalfLayouts(TensorLayouts):
-    """Stores floating-point values in float16, and those that convolutions, pooling and response normalisation use with channels last."""
+class NarrowLayouts(TensorLayouts):
+    """Stores floating-point values in `precision`; those that convolutions, pooling and response normalisation use have channels last."""
 
-    def __init__(self, source: Source, parts: Parts, program: Program) -> None:
+    def __init__(self, source: Source, parts: Parts, program: Program, precision: str) -> None:
         super().__init__(source, parts, program)
+        self.precision = precision
         self._ports = {one.name: Stored(one.name, one.name, one.dtype, False) for one in (*source.inputs, *source.outputs)}
         self._given = {one.name for one in source.inputs}
         self._last, self._joins_last = _channels_last(self)
@@ -102,8 +103,8 @@ class HalfLayouts(TensorLayouts):
         self._finished: set[str] = set()
 
     def narrow(self, name: str) -> bool:
-        """Whether a value is stored in float16."""
-        return self.dtype(name) in ("float32", HALF)
+        """Whether a value is stored in the model's precision."""
+        return self.dtype(name) in ("float32", *NARROW)
 
     def last(self, name: str) -> bool:
         return name in self._last
@@ -125,7 +126,7 @@ class HalfLayouts(TensorLayouts):
             self._convert(self._ports[name], home)
         if home.last == last or not self.narrow(name):
             return home.name
-        other = self._declare(Stored(f"{name}/{'last' if last else 'first'}", name, HALF, last))
+        other = self._declare(Stored(f"{name}/{'last' if last else 'first'}", name, self.precision, last))
         if other.name not in self._ready:
             self._ready.add(other.name)
             _, channels, height, width = self.shape(name)
@@ -160,7 +161,7 @@ class HalfLayouts(TensorLayouts):
         """The stored value that a value's maker writes. A model's input or output that convolutions use has one beside the port itself."""
         if not self.narrow(name):
             return self._declare(Stored(name, name, self.dtype(name), False))
-        return self._declare(Stored(f"{name}/half" if name in self._ports else name, name, HALF, name in self._last))
+        return self._declare(Stored(f"{name}/half" if name in self._ports else name, name, self.precision, name in self._last))
 
     def _declare(self, stored: Stored) -> Stored:
         if stored.name not in self.program.shapes:
@@ -175,7 +176,7 @@ class HalfLayouts(TensorLayouts):
             return self.program.constant(name, array) if name not in self.program.shapes else name
         stored = f"{name}/{'last' if last else 'first'}"
         if stored not in self.program.shapes:
-            array = narrowed(array, name)
+            array = narrowed(array, name, self.precision)
             self.program.constant(stored, np.ascontiguousarray(array.transpose(0, 2, 3, 1)) if last else array)
         return stored
 
@@ -185,7 +186,7 @@ class HalfLayouts(TensorLayouts):
         self.program.calls.append(Call(kernel, (source.name,), (target.name,)))
 
 
-def _channels_last(layouts: HalfLayouts) -> tuple[frozenset[str], frozenset[str]]:
+def _channels_last(layouts: NarrowLayouts) -> tuple[frozenset[str], frozenset[str]]:
     """The values that are written with channels last, and those of them that concatenations write.
 
     TVM's part writes either order at no cost, so it writes what its readers need.
@@ -227,29 +228,31 @@ def without_views(source: Source, parts: Parts) -> Parts:
     return replace(parts, views=views, rest=tuple(sorted({*parts.rest, *nodes})))
 
 
-def in_half(convolutions: Iterable[Convolution]) -> list[Convolution]:
-    """The convolutions of a float32 model as float16 problems with channels last. Matrix products have that layout already.
+def in_precision(convolutions: Iterable[Convolution], precision: str) -> list[Convolution]:
+    """The convolutions of a float32 model as float16 or bfloat16 problems with channels last. Matrix products have that layout already.
 
     Raises:
-        ModelError: filters or a bias exceed the range of float16.
+        ModelError: filters or a bias exceed the range of the type.
     """
-    return list(map(_in_half, convolutions))
+
+    def converted(one: Convolution) -> Convolution:
+        bias = None if one.bias is None else narrowed(one.bias, one.name, precision)
+        filters = narrowed(one.filter, one.name, precision)
+        return replace(one, conv=one.conv.with_(dtype=precision, layout="NHWC"), filter=filters, bias=bias)
+
+    return list(map(converted, convolutions))
 
 
-def _in_half(one: Convolution) -> Convolution:
-    bias = None if one.bias is None else narrowed(one.bias, one.name)
-    return replace(one, conv=one.conv.with_(dtype=HALF, layout="NHWC"), filter=narrowed(one.filter, one.name), bias=bias)
-
-
-def narrowed(array: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
-    """Constants in float16.
+def narrowed(array: np.ndarray[Any, Any], name: str, precision: str) -> np.ndarray[Any, Any]:
+    """Constants in float16 or bfloat16.
 
     Raises:
-        ModelError: a finite number exceeds the range of float16.
+        ModelError: a finite number exceeds the range of the type.
     """
     with np.errstate(over="ignore"):
-        found = array.astype(np.float16)
+        found = array.astype(precision)
     if not np.array_equal(np.isfinite(found), np.isfinite(array)):
         largest = float(np.abs(array[np.isfinite(array)]).max())
-        raise ModelError(f"`dtype` (='float16') must hold every weight; those of {name!r} reach {largest:g}, beyond 65504.")
+        limit = float(ml_dtypes.finfo(precision).max)  # type: ignore[no-untyped-call]
+        raise ModelError(f"`dtype` (={precision!r}) must hold every weight; those of {name!r} reach {largest:g}, beyond {limit:g}.")
     return found

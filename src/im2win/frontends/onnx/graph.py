@@ -104,7 +104,8 @@ class Graph:
         value = self._constants.get(name)
         if not isinstance(value, TensorProto):
             return value
-        stored = value.data_location != TensorProto.EXTERNAL and value.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
+        floats = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
+        stored = value.data_location != TensorProto.EXTERNAL and value.data_type in floats
         return float(numpy_helper.to_array(value).item()) if stored and math.prod(value.dims) == 1 else None
 
     def single(self, name: str, value: str) -> float | None:

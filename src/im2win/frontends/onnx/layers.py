@@ -74,7 +74,8 @@ def layers_of(
     """Every distinct convolution of an ONNX model with its count, named after the first node that has it.
 
     A 1-D convolution is a 2-D one of images with one row. Convolutions over more dimensions, with a dynamic height or width, another dtype
-    than float32 and float16, another operator than Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the reason.
+    than float32, float16 and bfloat16, another operator than Conv, or inside a subgraph (If, Loop, Scan) are returned in `skipped` with the
+    reason.
 
     Args:
         source: path of a binary ONNX file, or a loaded model (not changed).
