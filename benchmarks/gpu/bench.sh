@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: measures what tune.sh tuned, with PyTorch and all of cuDNN, into OUT (default: benchmarks/results/nvidia-h200).
-# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, bfloat16, depthwise, and tvm: with TVM's default search of all layers at once,
+# Usage: bench.sh [OUT [LOGS [PART...]]], PARTs as for tune.sh, bfloat16, depthwise, grouped, and tvm: with TVM's default search of all layers at once,
 # which takes all CPUs for minutes (a folder TVM_CACHE in the environment keeps it).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-benchmarks/results/nvidia-h200} logs=${2:-tuning_logs}
 parts=" ${*:3} "
-[[ $# -gt 2 ]] || parts=" papers12 exact float16 bfloat16 reduced resnet50 winograd64 depthwise "
+[[ $# -gt 2 ]] || parts=" papers12 exact float16 bfloat16 reduced resnet50 winograd64 depthwise grouped "
 export PYTHONPATH=$PWD/src${PYTHONPATH:+:$PYTHONPATH}
 wanted() { [[ $parts == *" $1 "* ]]; }
 bench() { python3 -c 'from im2win.cli.main import main; main()' bench "${@:2}" --target cuda --logs "$logs" --untuned --json "$out/$1.json"; }
@@ -55,5 +55,13 @@ if wanted depthwise; then
     dtype=${name##*float} batch=${name##*-b}
     # shellcheck disable=SC2086
     bench depthwise-"$name" benchmarks/layers/depthwise.jsonl --batch "$batch" --dtype float"${dtype%%-*}" $layout
+  done
+fi
+if wanted grouped; then
+  for options in "nhwc-float16-b32 --layout NHWC" "float16-b32" "nhwc-float16-b1 --layout NHWC" "nhwc-bfloat16-b32 --layout NHWC"; do
+    read -r name layout <<< "$options"
+    dtype=${name#nhwc-} batch=${name##*-b}
+    # shellcheck disable=SC2086
+    bench grouped-"$name" benchmarks/layers/grouped.jsonl --batch "$batch" --dtype "${dtype%%-*}" $layout
   done
 fi

@@ -31,7 +31,10 @@ from im2win.studies import cuda_ladder as cuda_ablation
 from im2win.studies import sliding as cuda_sliding
 from im2win.tuner.runners.cuda import device_tensors, reference
 
-KEYS = ("n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2", "n2-c24x13x16-k24x3x3-p1-g24")
+KEYS = (
+    "n2-c40x13x16-k48x3x3-p1", "n1-c32x20x24-k128x3x3-p1", "n1-c3x31x33-k32x5x5-s2-p2", "n2-c24x13x16-k24x3x3-p1-g24",
+    "n2-c64x13x16-k64x3x3-p1-g8",
+)  # fmt: skip
 ACCURACY: Accuracy = "winograd"  # all there are
 CHANGES: dict[str, dict[str, Any]] = {
     "in clusters": {"cluster": 2},

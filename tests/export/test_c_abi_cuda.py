@@ -190,7 +190,9 @@ def packs() -> list[tuple[Conv2d, Any]]:
     found += [(conv, CudaPack("products", 16, "uvc", 1, 2, parts, 4)) for conv, parts in ((square[0], 2), (square[1], 0))]
     found += [(conv, CudaPack("columns", 16, "Cuvc", 1, 2, 0, 2)) for conv in square]
     whole = [Conv2d.parse(f"n1-c80x9x9-k18x3x2-{dtype}") for dtype in ("float16", "int8")]
-    found += [(conv, ChunkPack(64, slabs, run)) for conv in whole for slabs, run in ((1, 1), (2, 2))]
+    grouped = [Conv2d.parse(f"n1-c{c}x9x9-k{k}x3x2-g{g}-{dtype}") for c, k, g in ((128, 128, 32), (48, 96, 3), (128, 256, 2))
+               for dtype in ("float16", "int8")]
+    found += [(conv, ChunkPack(64, slabs, run)) for conv in (*whole, *grouped) for slabs, run in ((1, 1), (2, 2))]
     found += [(conv, SplitPack(2, form, 32, "uvc", 1, run)) for conv in whole for form, run in zip(FORMS, (1, 2, 4), strict=True)]
     one = Conv2d.parse("n1-c10x9x9-k18x3x3-int8")
     found += [(one, QuantisedPack(2, 16, 16, scales)) for scales in SCALES[:2]]

@@ -102,7 +102,7 @@ class Epilogue:
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
-        self._first, self._group = first, group
+        self._first, self._group, self._channels = first, group, conv.out_channels // conv.groups
         self._run = run_length(conv, tile, operand.run(conv, tile))
         self._values = local("values", (self._run,), value_type(conv))
 
@@ -117,12 +117,12 @@ class Epilogue:
             start, stride = n * (conv.out_channels * out_h * out_w) + m * out_w + x, out_h * out_w
         else:
             start, stride = ((n * out_h + m) * out_w + x) * conv.out_channels, 1
-        per_group = conv.out_channels // conv.groups
+        counted = self._channels
 
         def take(channel: Expr, sums: list[Any]) -> None:
             j = self._first + channel
-            inside = [j < per_group] if per_group % self._tile.block_m else []
-            self._guarded(inside, lambda: self._store(start + (self._group * per_group + j) * stride, self._group * per_group + j, sums))
+            inside = [j < counted] if counted % self._tile.block_m else []
+            self._guarded(inside, lambda: self._store(start + (self._group * counted + j) * stride, self._group * counted + j, sums))
 
         self._guarded(conditions, lambda: runs(take))
 

@@ -46,6 +46,7 @@ class _Kernel:
         self._field, pack = HaloTile(conv, tile), tile.pack(conv)
         self._steps, channel_blocks = pack.steps(conv), pack.blocks(conv)
         self._channel_block, place = block % channel_blocks, block // channel_blocks
+        self._channel = pack.first_channel(conv, self._channel_block)
         self._group = tid // LANES
         self._worker, self._workers = place * tile.groups + self._group, blocks // channel_blocks * tile.groups
         arena, f = Arena(self._field.shared_bytes, tile.dtype), self._field
@@ -111,7 +112,7 @@ class _Kernel:
         """One thread of the warpgroup issues the copy of a step, if the step exists."""
         to, at = (self._stages, self._stage(step)) if self._field.boxed else (self._raw, self._group)
         with T.If(tirx.all(self._tid % LANES == 0, self._exists(step))), T.Then():
-            self._boxes.copy((to, at), self._output_tile(step), step % self._steps, self._full_barrier(step))
+            self._boxes.copy((to, at), self._output_tile(step), step % self._steps, self._full_barrier(step), channel=self._channel)
 
     def _rearrange(self, step: Expr) -> None:
         """Rearranges a step's TMA box (channels first) as products read it, and issues the next copy to the box's buffer."""

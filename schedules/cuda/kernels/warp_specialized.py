@@ -124,9 +124,9 @@ class _Kernel:
         with T.serial(self._count) as item, T.serial(steps) as part:
             step = item * steps + part
             pipeline.producer_acquire(step)
-            _, output_tile = self._tile_of(item)
-            stage = pipeline.data, step % pipeline.stages
-            self._boxes.copy(stage, output_tile, self._part(part), pipeline.full_barrier(step), self._rank)
+            channels, output_tile = self._tile_of(item)
+            stage, channel = (pipeline.data, step % pipeline.stages), self._tile.pack(self._conv).first_channel(self._conv, channels)
+            self._boxes.copy(stage, output_tile, self._part(part), pipeline.full_barrier(step), self._rank, channel)
         pipeline.drain(self._count * steps)
 
     def _copy_filters(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
+from im2win.packing.wgmma_smem import SLAB, ChunkPack
 from im2win.schedules.cuda.arithmetic import NATIVE
 from im2win.schedules.cuda.primitives import CHUNK
 from im2win.schedules.cuda.tiles.persistent import PersistentTile
@@ -12,6 +13,8 @@ from im2win.schedules.cuda.tiles.warp_specialized import WarpSpecializedTile
 from im2win.spec.conv2d import Conv2d
 
 PRODUCTS = {dtype: f"wg_{row.kind}" for dtype, row in NATIVE.items()}
+BLOCKS = (64, 128, 192, 256)  # output channels of a block that are worth a trial
+SLABS = (1, 2)  # of 64 bytes of a pixel, that a step may take
 MAX_COLUMNS = 256  # most columns of a product
 MAX_BOX = 256  # most elements along an axis of a TMA box
 MAX_STEP = 8  # largest element stride of a TMA box
@@ -21,8 +24,10 @@ def unsupported_reason(conv: Conv2d, kernels: str) -> str | None:
     """Why no kernel of this kind computes a problem; None if one may. kernels: what the kind is called."""
     if conv.dtype not in PRODUCTS:
         return f"{kernels} multiply {' or '.join(PRODUCTS)}, not {conv.dtype}"
-    if conv.groups != 1:
-        return f"{kernels} are for one group, not {conv.groups}"
+    if conv.depthwise:
+        return f"{kernels} multiply several channels of a group: depthwise layers have a schedule of their own"
+    if not blocks_of(conv):
+        return f"no block of {', '.join(map(str, BLOCKS))} filters has whole groups, or a part of one, in whole steps of {SLAB} bytes"
     if conv.layout == "NHWC" and conv.in_channels * conv.itemsize % CHUNK:
         return f"a pixel's channels must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.in_channels * conv.itemsize}"
     if conv.layout == "NHWC" and max(conv.stride) > MAX_STEP:
@@ -36,8 +41,23 @@ def product_rules(conv: Conv2d, tile: PersistentTile | WarpSpecializedTile, gpu:
         yield f"`product` (={tile.product}) must be {PRODUCTS[conv.dtype]} for {conv.dtype}"
     if not gpu.warpgroups:
         yield f"`product` (={tile.product}) needs compute capability 9.0, not {gpu.arch}"
-    if tile.slabs not in (1, 2):
+    if tile.slabs not in SLABS:
         yield f"`slabs` (={tile.slabs}) must be 1 or 2"
+    yield from group_rules(conv, ChunkPack(tile.block_m, tile.slabs))
+
+
+def group_rules(conv: Conv2d, pack: ChunkPack) -> Iterator[str]:
+    """The rules of problems of several groups that filters packed in this way break."""
+    if not pack.whole(conv):
+        yield f"`block_m` (={pack.block}) must hold whole groups of {conv.out_channels // conv.groups} filters, or a part of one"
+    elif pack.blocks(conv) > 1 and conv.groups > 1 and pack.channels(conv) % pack.step(conv):
+        taken = pack.channels(conv)
+        yield f"`slabs` (={pack.slabs}) must cut the {taken} input channels of a block's groups into whole steps of {pack.step(conv)}"
+
+
+def blocks_of(conv: Conv2d) -> list[int]:
+    """Those of `BLOCKS` that hold whole groups, or a part of one, in whole steps."""
+    return [block for block in BLOCKS if any(not list(group_rules(conv, ChunkPack(block, slabs))) for slabs in SLABS)]
 
 
 def above(*limits: tuple[str, int, int]) -> Iterator[str]:

@@ -25,9 +25,10 @@ def unsupported_reason(conv: Conv2d) -> str | None:
     if conv.layout == "NCHW" and conv.width * conv.itemsize % CHUNK:
         return f"an input row must be a multiple of {CHUNK} bytes, as TMA boxes need, not {conv.width * conv.itemsize}"
     cols = min(SMALLEST, conv.output_size[1]) if conv.layout == "NHWC" else CHUNK // conv.itemsize
-    needed = HaloTile(conv, PersistentTile(boxes.PRODUCTS[conv.dtype], M, 1, cols, 1, 2, 1)).shared_bytes
+    block = boxes.blocks_of(conv)[0]
+    needed = HaloTile(conv, PersistentTile(boxes.PRODUCTS[conv.dtype], block, 1, cols, 1, 2, 1)).shared_bytes
     if needed > H200.block_shared:
-        return f"filters of {M} channels and the least halo tiles take {needed} bytes of shared memory, more than {H200.block_shared}"
+        return f"filters of {block} channels and the least halo tiles take {needed} bytes of shared memory, more than {H200.block_shared}"
     if conv.layout == "NCHW" and conv.output_size[1] < cols:
         return f"channels first, tiles of outputs are at least {cols} outputs wide, more than {conv.output_size[1]}"
     return None

@@ -72,6 +72,8 @@ def _shapes(conv: Conv2d, tile: WarpSpecializedTile) -> Iterator[str]:
         yield f"`taps` (={tile.taps}) must be 1 where TMA boxes bring what one tap reads"
     if single and taps == 1:
         yield f"`tma_boxes` (={tile.tma_boxes}) must be halo for a kernel of one tap"
+    if tile.window_blocks != 1 and conv.groups != 1:
+        yield f"`shared` (={tile.shared}) must be another one, or `cluster` 1, with {conv.groups} groups: blocks read different channels"
     if blocks % tile.window_blocks:
         yield f"`cluster` (={tile.cluster}) must divide the {blocks} thread blocks along channels"
     if steps % tile.sum_blocks:

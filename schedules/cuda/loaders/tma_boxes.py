@@ -52,13 +52,14 @@ class TmaBoxes:
         halo = self._halo
         return (halo.pixels * halo.tile.units * halo.tile.unit if halo.boxed else math.prod(halo.raw)) * self._conv.itemsize
 
-    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, rank: Expr = 0) -> None:
+    def copy(self, stage: tuple[Any, Expr], output_tile: Expr, part: Expr, full: Expr, rank: Expr = 0, channel: Expr = 0) -> None:
         """Emits the copies of a step of a halo tile; one thread must execute them.
 
         Args:
             stage: (buffer, index of its stage).
             output_tile: index of the tile of outputs. part: index of the step in the tile.
             full: the full barrier, which counts the bytes that arrive. rank: of the block in a cluster whose blocks share the copies.
+            channel: the first input channel of the tile's first step.
         """
         conv, halo, tile = self._conv, self._halo, self._halo.tile
         (down, across), unit = halo.counts, tile.units * tile.unit
@@ -70,7 +71,7 @@ class TmaBoxes:
             y, x = y + tap // conv.kernel[1] * conv.dilation[0], x + tap % conv.kernel[1] * conv.dilation[1]
         if not halo.boxed:
             call("expect_bytes", full, self.step_bytes)
-            call("copy_box", pointer(*stage, 0), T.address_of(self._map), x - halo.lead, y, part * unit, n, full)
+            call("copy_box", pointer(*stage, 0), T.address_of(self._map), x - halo.lead, y, channel + part * unit, n, full)
             return
         images, lines, pitch = self._part
         first: Expr = 0
@@ -86,4 +87,4 @@ class TmaBoxes:
         call("expect_bytes", full, self.step_bytes)
         for number, (row_, col) in enumerate(itertools.product(*map(range, halo.planes))):
             to = pointer(*stage, (number * halo.plane + first) * unit)
-            call(name, to, T.address_of(self._map), part * unit, x + col, y + row_, n, full)
+            call(name, to, T.address_of(self._map), channel + part * unit, x + col, y + row_, n, full)

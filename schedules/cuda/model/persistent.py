@@ -42,7 +42,7 @@ def estimate(conv: Conv2d, tile: PersistentTile, gpu: Gpu) -> Estimate:
         run = (1 if tile.cols < conv.output_size[1] else tile.rows) * tile.cols * conv.itemsize  # neighbouring bytes of a channel
         narrow = NARROW * (SECTOR / run) ** 2 * conv.output_bytes / gpu.dram_bytes_s
     filters = blocks * field.filters * conv.itemsize
-    windows = pack.blocks(conv) * field.output_tiles * field.pixels * conv.in_channels * conv.itemsize
+    windows = pack.blocks(conv) * field.output_tiles * field.pixels * pack.channels(conv) * conv.itemsize
     return Estimate(
         compute=cycles / gpu.clock_hz + narrow,
         cache=(filters + windows + conv.output_bytes) / gpu.l2_bytes_s,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from im2win.device.gpu import Gpu
-from im2win.schedules.cuda.legality.boxes import MAX_COLUMNS, PRODUCTS
+from im2win.schedules.cuda.legality.boxes import MAX_COLUMNS, PRODUCTS, blocks_of
 from im2win.schedules.cuda.legality.persistent import unsupported_reason, violations
 from im2win.schedules.cuda.model.persistent import SMALL_COLUMNS
 from im2win.schedules.cuda.primitives import CHUNK
@@ -38,7 +38,7 @@ def output_tiles(conv: Conv2d, most: int) -> list[tuple[int, int]]:
 
 
 def _tiles(conv: Conv2d) -> Iterator[PersistentTile]:
-    blocks = sorted({M * count for count in (1, 2, 3, 4) if M * count < conv.out_channels + M})
+    blocks = [block for block in blocks_of(conv) if block < conv.out_channels + M]
     for block_m, columns in itertools.product(blocks, COLUMNS):
         shapes = output_tiles(conv, min(columns, MAX_COLUMNS))
         for (rows, cols), slabs, stages, groups in itertools.product(shapes, (1, 2), (2, 3, 4), (1, 2, 3, 4)):

@@ -43,6 +43,15 @@ EXACT = {
         "n3-c72x5x14-k200x1x1-bfloat16-NHWC-relu6", tile(64, 1, 1, 64, slabs=2, cluster=4, stages=3, product="wg_bf16"),
     ),
     "int8 to bfloat16": ("n2-c64x7x7-k128x3x3-p1-int8-NHWC-out.bfloat16-bias", tile(128, 1, 7, 7, taps=3, groups=2, product=S8)),
+    "groups of 128 filters, half of one in a block": ("n2-c128x5x5-k256x3x3-p1-g2-float16-NHWC-bias", tile(64, 1, 5, 5, taps=3)),
+    "groups of 16, four in a block": (
+        "n4-c128x5x5-k128x3x3-p1-g8-float16-NHWC", tile(64, 2, 5, 5, slabs=2, taps=9, cluster=2, shared="filters"),
+    ),
+    "groups whose sums blocks share": (
+        "n1-c256x4x4-k128x3x3-p1-g2-float16-NHWC-relu", tile(64, 1, 4, 4, taps=3, cluster=2, shared="accumulators"),
+    ),
+    "groups of one tap, in one row": ("n2-c64x5x5-k64x1x1-g4-int8-NHWC", tile(64, 1, 1, 32, product=S8)),
+    "groups, what a tap reads": ("n2-c64x5x5-k64x3x3-p1-g2-bfloat16-NHWC", tile(64, 1, 5, 5, product="wg_bf16", tma_boxes="taps")),
     "parts of an image": ("n2-c64x9x11-k64x3x3-p1-float16-NHWC-bias", tile(64, 1, 4, 5, taps=3)),
     "rows as wide as the image": ("n2-c32x9x7-k64x3x3-p1-float16-NHWC", tile(64, 1, 4, 7, taps=9)),
     "whole images, zeros between them": ("n5-c40x7x7-k70x3x3-p1-float16-NHWC-bias", tile(64, 2, 7, 7, taps=9, slabs=2)),

@@ -130,7 +130,7 @@ def test_parts_of_a_cluster_begin_where_banks_do() -> None:
     [
         ("n1-c64x9x9-k64x3x3-NHWC", "warp-specialized kernels multiply float16 or bfloat16 or int8, not float32"),
         ("n1-c64x9x9-k64x3x3-float16", "are for channels last, not NCHW"),
-        ("n1-c64x9x9-k64x3x3-g2-float16-NHWC", "are for one group, not 2"),
+        ("n1-c64x9x9-k64x3x3-g64-float16-NHWC", "depthwise layers have a schedule of their own"),
         ("n1-c12x9x9-k64x3x3-float16-NHWC", "must be a multiple of 16 bytes, as TMA boxes need, not 24"),
         ("n1-c64x24x24-k64x9x9-s9-float16-NHWC", "TMA boxes bring every 8th pixel at the least, not every 9th"),
     ],

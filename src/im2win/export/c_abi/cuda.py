@@ -292,10 +292,15 @@ def _slabs(
     else:
         slab, part, places = inside // pack.block // max(pack.parts, 1), pack.parts, _places(pack, conv.dtype)
         step = slab * pack.slabs
-    sizes = conv.out_channels, conv.filter_shape[1], *conv.kernel, conv.groups, pack.block, slabs, slab, step, part, inside
+    together = pack.groups(conv) if isinstance(pack, ChunkPack) else 1  # groups of a block
+    filters, channels = conv.out_channels // conv.groups, conv.filter_shape[1]
+    sizes = conv.out_channels, together * channels, *conv.kernel, conv.groups if together == 1 else 1
+    blocks = pack.block, slabs, slab, step, part, inside
     depth = math.prod(conv.filter_shape[1:])
-    apart = per_group or conv.out_channels // conv.groups * depth, per_filter or depth
-    return [f"static const uint16_t places[] = {_values(places)};"], f"Slabs{_values((*sizes, order, 'places', *apart))}"
+    apart = per_group or filters * depth, per_filter or depth
+    return [f"static const uint16_t places[] = {_values(places)};"], (
+        f"Slabs{_values((*sizes, *blocks, order, 'places', *apart, together, filters, channels))}"
+    )
 
 
 def _chunk_places(pack: ChunkPack, step: int, unit: int) -> list[int]:

@@ -83,6 +83,7 @@ struct Slabs {
   Order order;
   const uint16_t* places;
   long long per_group, per_filter;  // elements of w from a group's first filter to the next group's, and from a filter to the next
+  int together, filters, channels;  // groups of a block; where there are several: filters and input channels of one, and `groups` is 1
 };
 
 // The index of element k of a channel's sum among its filters; -1 for padding.
@@ -101,6 +102,12 @@ inline long long tap_of(const Slabs& to, long long k) {
   return channel < to.in_channels && tap < taps ? channel * taps + tap : -1;
 }
 
+// The same where a block holds several groups, and `k` counts the channels of all of them; -1 for those of other groups than the filter's.
+inline long long own_tap_of(const Slabs& to, long long k, int filter) {
+  const long long tap = tap_of(to, k), depth = static_cast<long long>(to.channels) * to.rows * to.columns;
+  return tap >= 0 && tap / depth == filter / to.filters % to.together ? tap % depth : -1;
+}
+
 template <typename Element>
 void pack(const Slabs& to, const Element* w, Element* packed) {
   const int per_group = to.out_channels / to.groups, blocks = (per_group + to.block - 1) / to.block;
@@ -108,7 +115,8 @@ void pack(const Slabs& to, const Element* w, Element* packed) {
     for (int slab = 0; slab < to.slabs; ++slab)
       for (int i = 0; i < to.inside; ++i) {
         const int place = to.places[i] & 32767, channel = block % blocks * to.block + place / to.slab;
-        const long long tap = tap_of(to, static_cast<long long>(slab) * to.slab + place % to.slab);
+        const long long k = static_cast<long long>(slab) * to.slab + place % to.slab;
+        const long long tap = to.together > 1 ? own_tap_of(to, k, channel) : tap_of(to, k);
         const int part = to.part == 2 ? 2 + (to.places[i] >> 15) : to.part;
         const long long filter = block / blocks * to.per_group + channel * to.per_filter;
         *packed++ = channel < per_group && tap >= 0 ? part_of(w[filter + tap], part) : Element();
