@@ -49,9 +49,13 @@ class TileEpilogue(Epilogue):
 
     def __init__(self, conv: Conv2d, tile: PersistentTile, tensors: dict[str, Any], operand: Outputs, first: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, cast(Any, tile), tensors, operand
-        self._first, self._group, self._channels = first, tirx.const(0, "int32"), conv.out_channels  # of all groups
+        self._first, self._group = first, tirx.const(0, "int32")
         self._run = channel_run(conv) if conv.layout == "NHWC" else window_run(conv, tile)
         self._values = local("values", (self._run,), value_type(conv))
+
+    def _counted(self) -> int:
+        """Channels among which a block's are counted: all, since a block may hold several groups."""
+        return self._conv.out_channels
 
     def _inside(self, channel: Expr) -> list[Expr]:
         """The condition under which a channel exists; empty if it always does."""

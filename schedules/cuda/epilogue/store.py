@@ -102,13 +102,17 @@ class Epilogue:
 
     def __init__(self, conv: Conv2d, tile: MultistageTile, tensors: dict[str, Any], operand: Any, first: Expr, group: Expr) -> None:
         self._conv, self._tile, self._tensors, self._operand = conv, tile, tensors, operand
-        self._first, self._group, self._channels = first, group, conv.out_channels // conv.groups
+        self._first, self._group = first, group
         self._run = run_length(conv, tile, operand.run(conv, tile))
         self._values = local("values", (self._run,), value_type(conv))
 
     def write(self, product: Any) -> None:
         """Emits the stores."""
         product.each_window(self._window)
+
+    def _counted(self) -> int:
+        """Channels among which a block's are counted: those of a group."""
+        return self._conv.out_channels // self._conv.groups
 
     def _window(self, window: Expr, runs: Callable[[Run], None]) -> None:
         conv, (out_h, out_w) = self._conv, self._conv.output_size
@@ -117,7 +121,7 @@ class Epilogue:
             start, stride = n * (conv.out_channels * out_h * out_w) + m * out_w + x, out_h * out_w
         else:
             start, stride = ((n * out_h + m) * out_w + x) * conv.out_channels, 1
-        counted = self._channels
+        counted = self._counted()
 
         def take(channel: Expr, sums: list[Any]) -> None:
             j = self._first + channel
