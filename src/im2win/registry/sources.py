@@ -21,16 +21,16 @@ TARGETS = ("cpu", "cuda")
 
 # What generates kernels for a target, as paths below the package. Files that only choose tiles (`_CHOICE`) do not count.
 _SHARED = (
-    "spec/*.py", "numerics/*.py", "packing/*.py", "schedules/*.py", "common/caching.py", "common/tvm_hooks.py", "codegen/workspace.py",
+    "spec/*.py", "numerics/*.py", "schedules/*.py", "common/caching.py", "common/tvm_hooks.py", "codegen/workspace.py",
     "registry/algorithms.py", "registry/schedules.py", "records/emission.py",
 )  # fmt: skip
 _GENERATORS = {
     "cpu": (
-        *_SHARED, "compute/*.py", "device/cpu.py", "codegen/llvm.py", "registry/cpu_schedules.py", "schedules/cpu/*.py",
-        "schedules/cpu_depthwise/*.py", "schedules/cpu_winograd/*.py",
+        *_SHARED, "packing/cpu_*.py", "packing/winograd.py", "compute/*.py", "device/cpu.py", "codegen/llvm.py",
+        "registry/cpu_schedules.py", "schedules/cpu/*.py", "schedules/cpu_depthwise/*.py", "schedules/cpu_winograd/*.py",
     ),
     "cuda": (
-        *_SHARED, "compute/arithmetic.py", "compute/lowered.py", "compute/padded.py", "device/gpu.py", "codegen/*.py",
+        *_SHARED, "packing/*.py", "compute/arithmetic.py", "compute/lowered.py", "compute/padded.py", "device/gpu.py", "codegen/*.py",
         "registry/cuda_lowering.py", "emulator/*.py", "reconstruct/*.py", "reconstruct/*/*.py", "schedules/cuda/**/*",
         "schedules/studies/winograd_tc/*",
     ),
