@@ -11,7 +11,9 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from im2win import __version__
-from im2win.cli.commands import ablation, bench, build, demo, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune
+from im2win.cli.commands import (
+    ablation, bench, build, demo, explain, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune,
+)  # fmt: skip
 from im2win.cli.log_lines import log_lines
 from im2win.common.torch_import import keep_from_tvm, needed
 
@@ -25,7 +27,7 @@ app = typer.Typer(
 )
 
 VERBS: list[Callable[..., None]] = [
-    layers.layers, tune.tune, build.build, models.compile_, models.run, onnxruntime.onnxruntime, runtime.runtime,
+    layers.layers, tune.tune, explain.explain, build.build, models.compile_, models.run, onnxruntime.onnxruntime, runtime.runtime,
     bench.bench, ablation.ablation, report.report, reconstruct.reconstruct, facts.algorithms, facts.device, demo.demo,
 ]  # fmt: skip
 for verb in VERBS:
