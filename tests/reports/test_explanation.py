@@ -65,8 +65,8 @@ def test_a_record_is_dated_and_its_rivals_are_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert one.default.measured_s == pytest.approx(2e-6)
     said = "\n".join(lines(one))
-    assert "kernel: implicit_gemm / tiled, measured 0.001 ms" in said and "a tuning record of this layer on this device, of 2026-01-31" in said
-    assert "2.00x the time" in said
+    assert "kernel: implicit_gemm / tiled, measured 0.001 ms" in said and "2.00x the time" in said
+    assert "chosen by: a tuning record of this layer on this device, of 2026-01-31" in said
     other = explain(HALF.with_(bias=True), H200, tmp_path)
     assert other.tier == "other epilogue" and other.chosen.measured_s is None
 

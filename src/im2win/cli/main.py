@@ -12,8 +12,21 @@ import typer
 
 from im2win import __version__
 from im2win.cli.commands import (
-    ablation, bench, build, demo, explain, facts, layers, logs, models, onnxruntime, reconstruct, report, runtime, tune,
-)  # fmt: skip
+    ablation,
+    bench,
+    build,
+    demo,
+    explain,
+    facts,
+    layers,
+    logs,
+    models,
+    onnxruntime,
+    reconstruct,
+    report,
+    runtime,
+    tune,
+)
 from im2win.cli.log_lines import log_lines
 from im2win.common.torch_import import keep_from_tvm, needed
 

@@ -1,7 +1,7 @@
 """Why a layer gets the kernel that it gets: where the choice is from, what binds it, how far its roof is, and what was passed over.
 
-Nothing is built or timed. Times are those of tuning records of this device; without any there is the cost model's estimate, which ranks tiles
-and, on a GPU only, is a time.
+Nothing is built or timed. Times are those of tuning records of this device; without any there is the cost model's estimate, which ranks
+tiles and, on a GPU only, is a time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from im2win.bench.ceilings import Ceilings
@@ -28,6 +28,8 @@ from im2win.spec import methods
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
+Candidate = tuple[str, tuple[tuple[str, Any], ...]]
+"""Algorithm and schedule in one word, and a tile's values by name."""
 DEFAULT = "default"  # the tier of the cost model's tile
 TIERS = {
     "exact": "a tuning record of this layer on this device",
@@ -125,38 +127,41 @@ def explain(
     rows = candidates("auto", conv, backend.target, accuracy)
     found = search(conv, device, [row.key for row in rows], logs, accuracy)
     default = default_tile(conv, "auto", device, accuracy)
-    name, tile = default if found.record is None else (found.record.method, backend.tile(schedule_of(found.record.method), found.record.tile))
-    tier = tier_for(conv, found.tier, found.record.conv2d if found.record is not None else None) if found.record is not None else DEFAULT
+    (name, tile), tier = default, DEFAULT
+    if (record := found.record) is not None:
+        name, tile = record.method, backend.tile(schedule_of(record.method), record.tile)
+        tier = tier_for(conv, found.tier, record.conv2d)
     measured = _measured(conv, device, logs, accuracy)
 
     def contender(name: str, tile: Any) -> Contender:
         expected = backend.cost(conv, schedule_of(name), tile) if isinstance(device, Gpu) else None
-        return Contender(name, tile.as_dict(), measured.get((name, _plain(tile.as_dict()))), expected)
+        return Contender(name, tile.as_dict(), measured.get(_candidate(name, tile)), expected)
 
     chosen = contender(name, tile)
     return Explanation(
         conv=str(conv), device=backend.name, brand=device.brand, threads=backend.threads, accuracy=accuracy, chosen=chosen, tier=tier,
-        date=found.record.date if found.record is not None else None, default=contender(*default),
+        date=record.date if record is not None else None, default=contender(*default),
         runner_up=_runner_up(conv, device, accuracy, name, measured, contender),
         causes=_causes(conv, device, name, tile), roofs=_roofs(conv, device, name, tile, ceilings),
         refused=dict(Counter(reason for _, reason in found.skipped).most_common()), unable=_unable(conv, backend.target, accuracy),
     )  # fmt: skip
 
 
-def _plain(tile: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(tile.items()))
+def _candidate(name: str, tile: Any) -> Candidate:
+    return name, tuple(sorted(tile.as_dict().items()))
 
 
-def _measured(conv: Conv2d, device: Device, logs: Logs, accuracy: Accuracy) -> dict[tuple[str, tuple[tuple[str, Any], ...]], float]:
+def _measured(conv: Conv2d, device: Device, logs: Logs, accuracy: Accuracy) -> dict[Candidate, float]:
     """Median seconds of every candidate that was measured for this layer on this device and whose kernel is today's."""
     opened, backend = open_logs(logs), backend_for(device, accuracy)
     applies = accepting(device, None, opened, accuracy)
-    found: dict[tuple[str, tuple[tuple[str, Any], ...]], float] = {}
+    found: dict[Candidate, float] = {}
     for log in reversed(opened):  # the first log's records are used before those of others
         records = log.read(conv, backend.name)
         for record in records:
             if _counts(record, device) and not superseded(record, records) and applies(record) is None:
-                found[record.method, _plain(backend.tile(schedule_of(record.method), record.tile).as_dict())] = statistics.median(record.samples_s)
+                tile = backend.tile(schedule_of(record.method), record.tile)
+                found[_candidate(record.method, tile)] = statistics.median(record.samples_s)
     return found
 
 
@@ -164,13 +169,20 @@ def _counts(record: Record, device: Device) -> bool:
     return bool(record.samples_s) and record.threads == (1 if isinstance(device, Gpu) else device.threads)
 
 
-def _runner_up(conv: Conv2d, device: Device, accuracy: Accuracy, chosen: str, measured: Mapping[Any, float], contender: Any) -> Contender | None:
+def _runner_up(
+    conv: Conv2d,
+    device: Device,
+    accuracy: Accuracy,
+    chosen: str,
+    measured: Mapping[Candidate, float],
+    contender: Callable[[str, Any], Contender],
+) -> Contender | None:
     """The best kernel of another schedule than the chosen one's."""
     backend = backend_for(device, accuracy)
     others = {key: seconds for key, seconds in measured.items() if key[0] != chosen}
     if others:
-        (name, values) = min(others, key=lambda key: others[key])
-        return contender(name, backend.tile(schedule_of(name), dict(values)))  # type: ignore[no-any-return]
+        name, values = min(others, key=lambda key: others[key])
+        return contender(name, backend.tile(schedule_of(name), dict(values)))
     firsts = []
     for row in candidates("auto", conv, backend.target, accuracy):
         if row.key != chosen:

@@ -76,9 +76,9 @@ def _device(name: str | None, target: str, threads: int | None) -> tuple[Device,
 
 def lines(one: Explanation) -> list[str]:
     """An explanation in words."""
-    from im2win.reports.explanation import CAUSES, DEFAULT, TIERS
+    from im2win.reports.explanation import CAUSES, TIERS
 
-    threads = f", {counted(one.threads, 'thread')}" if one.tier == DEFAULT or one.threads > 1 else ""
+    threads = f", {counted(one.threads, 'thread')}" if one.chosen.expected_s is None else ""  # of CPUs, whose model gives no time
     dated = f", of {one.date[:10]}" if one.date else ""
     said = [
         f"{one.conv} on {one.brand} ({one.device}{threads})",
