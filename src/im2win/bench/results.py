@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from im2win.common.files import replace_json
+from im2win.common.json_text import parsed
 from im2win.spec import padding
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
@@ -151,7 +151,7 @@ def read_values(path: Path) -> dict[str, Any]:
         ResultError: no such file, not JSON, another schema, or a file of today's schema without digests.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultError(f"{path}: not a readable JSON file ({error}).") from error
     if not isinstance(values, dict) or values.get("schema") not in READABLE:

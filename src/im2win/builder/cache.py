@@ -19,6 +19,7 @@ from typing import Any
 from im2win import __version__
 from im2win.builder.selections import Selection
 from im2win.common.files import default_folder, replace_text
+from im2win.common.json_text import parsed
 from im2win.common.locking import LogError, locked
 from im2win.registry.sources import code_digest
 from im2win.runtime.load import load
@@ -146,7 +147,7 @@ class Artefacts:
 
         backend = backend_for(device, accuracy)
         try:
-            values = json.loads(self._default(conv, device, accuracy).read_text())
+            values = parsed(self._default(conv, device, accuracy).read_text())
             row = schedule_of(values["algorithm"])
             tile = backend.tile(row, values["tile"])
         except (OSError, ValueError, TypeError, KeyError):

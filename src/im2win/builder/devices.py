@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from im2win.common.files import default_folder, replace_text
+from im2win.common.json_text import parsed
 from im2win.device.cpu import Machine, usable_cpus
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _known(said: str, folder: Path, ask: Ask) -> Machine | None:
 
 def _read(path: Path) -> Machine | None:
     try:
-        return Machine(**json.loads(path.read_text(encoding="utf-8")))
+        return Machine(**parsed(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

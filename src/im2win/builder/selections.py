@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from im2win.common.files import replace_text
+from im2win.common.json_text import parsed
 from im2win.common.locking import LogError, locked
 from im2win.records.folders import Logs, own_folders
 from im2win.records.tiers import Untuned
@@ -108,7 +109,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path: Path, version: tuple[int, ...]) -> dict[str, Any]:
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = parsed(path.read_text(encoding="utf-8"))
     return values if isinstance(values, dict) and all(isinstance(one, dict) for one in values.values()) else {}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn, TextIO
@@ -30,7 +32,7 @@ from im2win.cli.commands import (
 from im2win.cli.log_lines import log_lines
 from im2win.common.torch_import import keep_from_tvm, needed
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
 
 app = typer.Typer(
     name="im2win",
@@ -65,6 +67,8 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
     if not needed():
         keep_from_tvm()
     try:
@@ -90,6 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _discard(sys.__stderr__)
         sys.exit(BAD_INPUT)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _terminated(signum: int, frame: object) -> NoReturn:
+    """Ends as an exception does, so that workers and temporary folders go, too."""
+    sys.exit(TERMINATED)
 
 
 def _closed() -> NoReturn:

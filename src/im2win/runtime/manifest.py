@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from im2win.common.json_text import parsed
 from im2win.packing import codec as packs
 from im2win.spec import methods
 from im2win.spec.conv2d import Conv2d, ConvError
@@ -113,7 +114,7 @@ def read_values(path: Path, writer: str) -> Any:
         ArtefactError: the file is missing or not JSON.
     """
     try:
-        return json.loads(path.read_text())
+        return parsed(path.read_text())
     except FileNotFoundError:
         raise ArtefactError(f"{path}: no manifest there; `{writer}` writes it beside the library.") from None
     except (ValueError, OSError) as error:

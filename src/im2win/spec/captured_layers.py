@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from im2win.common.json_text import parsed
 from im2win.common.locking import locked, write_lines, writing
 from im2win.spec.conv2d import Conv2d
 from im2win.spec.suites import Layer
@@ -67,7 +68,7 @@ def read_layers(path: str | os.PathLike[str], batch: int | None = None) -> tuple
 
 
 def _parse(line: bytes) -> tuple[Conv2d, int]:
-    values = json.loads(line)
+    values = parsed(line)
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise ValueError(f"`schema` must be {SCHEMA}")
     count = values.get("count")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from im2win.common.files import default_folder, replace_text
+from im2win.common.json_text import parsed
 from im2win.device.cpu import Machine
 from im2win.export.c_abi.operators import DOMAIN, OPERATOR
 from im2win.frontends.onnxruntime.extraction import layer_model
@@ -136,7 +137,7 @@ def _in_process(pairs: Sequence[Pair], library: Path, threads: int, found: list[
 
 def _read(path: Path) -> Found | None:
     try:
-        return Found(**json.loads(path.read_text(encoding="utf-8")))
+        return Found(**parsed(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

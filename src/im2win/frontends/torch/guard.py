@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from im2win.common.comparison import Comparison, compare
 from im2win.common.files import replace_text
+from im2win.common.json_text import parsed
 from im2win.frontends.torch import native
 from im2win.frontends.torch.bound import log
 
@@ -155,7 +156,7 @@ def _captured(call: Call, like: torch.Tensor) -> Call:
 
 def _read(path: Path) -> Times | None:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parsed(path.read_text(encoding="utf-8"))
         return Times(float(values["ours_s"]), float(values["theirs_s"]), values["faster"] is True, values["slower"] is True)
     except (OSError, ValueError, TypeError, KeyError):
         return None
