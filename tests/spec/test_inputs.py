@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -19,7 +20,8 @@ from im2win.codegen.llvm import TileError
 from im2win.device.cpu import Machine
 from im2win.packing import codec as packs
 from im2win.registry.schedules import schedule_of
-from im2win.runtime.manifest import ArtefactError, manifest_path
+from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
+from im2win.runtime.seal import seal
 from im2win.runtime.tensors import ArgumentError
 
 BASE: dict[str, Any] = {"batch": 1, "in_channels": 4, "height": 8, "width": 9, "out_channels": 6, "kernel": 3}
@@ -313,6 +315,14 @@ def one_bit(library: Path) -> None:
     replace(library, content)
 
 
+def built_elsewhere(library: Path) -> None:
+    """What a machine with other instructions would have written."""
+    manifest = dataclasses.replace(Manifest.read(manifest_path(library))[0], isa="avx9000")
+    replace(library, library.read_bytes())
+    seal(library, manifest.facts())
+    manifest_path(library).write_text(manifest.to_json(library))
+
+
 def another_problem(library: Path) -> None:
     """The library of one problem with the manifest of another: right in themselves, wrong together."""
     other = default(CONV.with_(batch=2)).export(library.with_name("other.so"))
@@ -335,13 +345,14 @@ FILES: list[tuple[str, Callable[[Path], Any], str]] = [
     ("manifest a folder", lambda f: (manifest_path(f).unlink(), manifest_path(f).mkdir()), "conv.so.json: not a readable manifest"),
     ("manifest of something else", lambda f: manifest_path(f).write_text('{"name": "model"}'), "not a manifest of im2win"),
     ("manifest a list", lambda f: manifest_path(f).write_text("[]"), "not a manifest of im2win"),
-    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 5; build the library again"),
+    ("manifest of the future", lambda f: edit(f, schema=99), "manifest schema 99 is not 6; build the library again"),
     ("manifest without problem", lambda f: edit(f, conv="conv1"), "key 'conv1' must look like"),
     ("manifest with a bad problem", lambda f: edit(f, conv="n0-c1x1x1-k1x1x1"), "`batch` (=0) must be at least 1"),
     ("manifest with a bad block", lambda f: edit(f, pack={**PACK, "block": "wide"}), "`block` (='wide') must be of type int"),
     ("manifest of an unknown packing", lambda f: edit(f, pack={"kind": "bricks"}), "must be of a kind among filters, "),
     ("manifest of half a packing", lambda f: edit(f, pack={"kind": "winograd", "block": 8}), "must be ['block', 'channels', 'order'"),
-    ("another instruction set", lambda f: edit(f, isa="avx9000"), "conv.so: built for avx9000"),
+    ("another instruction set", built_elsewhere, "conv.so: built for avx9000"),
+    ("manifest changed", lambda f: edit(f, isa="avx9000"), "changed since it was written: conv.so is sealed with other facts"),
 ]
 
 

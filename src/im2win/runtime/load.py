@@ -13,6 +13,7 @@ from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
 from im2win.runtime.model import Model
 from im2win.runtime.model_manifest import ModelManifest, check
 from im2win.runtime.op import Op
+from im2win.runtime.seal import is_sealed
 
 
 def load(path: str | os.PathLike[str]) -> Op:
@@ -22,13 +23,15 @@ def load(path: str | os.PathLike[str]) -> Op:
         ArtefactError: the library or its manifest is missing, truncated, not of im2win, or built for instructions that this CPU lacks.
     """
     library = Path(path).resolve()  # the dynamic linker would search the library path for a bare name
-    manifest, digest = Manifest.read(manifest_path(library))
+    manifest, digest, sealed = Manifest.read(manifest_path(library))
     try:
         content = library.read_bytes()
     except OSError as error:
         raise ArtefactError(f"{library}: cannot read the library ({error.strerror}).") from None
     if hashlib.sha256(content).hexdigest() != digest:
         raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    if sealed and not is_sealed(content, manifest.facts()):
+        raise ArtefactError(f"{manifest_path(library)}: changed since it was written: {library.name} is sealed with other facts.")
     if manifest.target == "cuda":
         return CudaOp(manifest, library)
     flags = cpu_flags()

@@ -37,11 +37,17 @@ class Model:
         self._library, self._weights_file = library, weights
         self._module = load_kernel(library)
         self._buckets = sorted(manifest.buckets, key=lambda bucket: bucket.batch)
-        self._functions = {bucket.batch: self._module[bucket.function] for bucket in self._buckets}
+        self._functions = {bucket.batch: self._function(bucket.function) for bucket in self._buckets}
         self._whole = {bucket.batch: self._arguments(bucket.batch) for bucket in self._buckets}
         self._holds = [port.batched for port in manifest.inputs]
         self._idle: collections.deque[Any] = collections.deque()
         self._weights = self._held(weights)
+
+    def _function(self, name: str) -> Any:
+        try:
+            return self._module[name]
+        except (AttributeError, KeyError) as error:
+            raise ArtefactError(f"{self._library}: it has no function {name!r}, which its manifest names.") from error
 
     def _held(self, path: Path) -> Any:
         """The weights as a tensor. The file is memory-mapped, so that loading reads nothing."""

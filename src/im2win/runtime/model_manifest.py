@@ -9,10 +9,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from im2win.runtime import rules
 from im2win.runtime.manifest import ArtefactError, manifest_path, read_values
+from im2win.runtime.seal import is_sealed
 from im2win.spec import methods
 
-SCHEMA, KIND = 3, "model"
+SCHEMA, KIND = 4, "model"
+_OLDER = (1, 2, 3)  # schemas whose libraries have no seal
+_RULES = {
+    "target": rules.one_of("cpu", "cuda"), "machine": rules.TEXT, "isa": rules.TEXT, "threads": rules.count(1), "tvm": rules.TEXT,
+    "im2win": rules.TEXT, "library": rules.TEXT, "sha256": rules.DIGEST, "weights": rules.TEXT, "weights_bytes": rules.count(),
+    "weights_sha256": rules.DIGEST,
+}  # fmt: skip
+_PORT = {"name": rules.TEXT, "dtype": rules.DTYPE, "shape": rules.SHAPE, "batched": rules.FLAG}
+_BUCKET = {"batch": rules.count(1), "function": rules.TEXT, "workspace": rules.count()}
+_LAYER = {
+    "name": rules.TEXT, "conv": rules.TEXT, "algorithm": rules.TEXT, "tile": rules.TILE, "tier": rules.TEXT, "extra_bytes": rules.count(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,9 +104,13 @@ class ModelManifest:
     kind: str = field(default=KIND)
     schema: int = field(default=SCHEMA)
 
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says; see `im2win.runtime.seal`."""
+        return asdict(self)
+
     def to_json(self) -> str:
         """The manifest as JSON."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps(self.facts(), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> ModelManifest:
@@ -105,11 +122,17 @@ class ModelManifest:
         values = read_values(path, "im2win compile")
         if not isinstance(values, dict) or values.get("kind") != KIND:
             raise ArtefactError(f"{path}: not the manifest of a model; `im2win.load` reads those of single layers.")
-        if values.get("schema") not in (1, 2, SCHEMA):
+        if values.get("schema") not in (*_OLDER, SCHEMA):
             raise ArtefactError(f"{path}: manifest schema {values.get('schema')} is not {SCHEMA}; compile the model again.")
         try:
-            if values["schema"] != SCHEMA:
-                values = {**values, "schema": SCHEMA, "layers": [_converted(one) for one in values["layers"]]}
+            if values["schema"] in (1, 2):
+                values = {**values, "schema": 3, "layers": [_converted(one) for one in values["layers"]]}
+            rules.check(values, _RULES)
+            for name, of_part in (("inputs", _PORT), ("outputs", _PORT), ("buckets", _BUCKET), ("layers", _LAYER)):
+                for place, one in enumerate(values[name]):
+                    rules.check(one, of_part, f"{name}[{place}].")
+            if not values["buckets"]:
+                raise ValueError("`buckets` must hold a compiled batch.")
             for name, kind in (("inputs", Port), ("outputs", Port), ("buckets", Bucket), ("layers", ModelLayer)):
                 values[name] = tuple(kind(**one) for one in values[name])
             values["inputs"], values["outputs"] = (
@@ -118,6 +141,8 @@ class ModelManifest:
             return cls(**{**values, "skipped": tuple(values["skipped"])})
         except (AttributeError, KeyError, TypeError) as error:
             raise ArtefactError(f"{path}: not a manifest of im2win ({error}).") from None
+        except ValueError as error:
+            raise ArtefactError(f"{path}: {error}") from None
 
 
 def _converted(layer: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +185,8 @@ def check(library: Path, manifest: ModelManifest, *, verify: bool) -> Path:
     """
     if digest(library) != manifest.sha256:
         raise ArtefactError(f"{library}: truncated, or not the library its manifest describes (checksums differ).")
+    if manifest.schema == SCHEMA and not is_sealed(library.read_bytes(), manifest.facts()):
+        raise ArtefactError(f"{manifest_path(library)}: changed since it was written: {library.name} is sealed with other facts.")
     weights = library.with_name(manifest.weights)
     try:
         size = os.stat(weights).st_size

@@ -18,6 +18,7 @@ from im2win.packing.wgmma_smem import ChunkPack
 from im2win.packing.winograd_int8 import QuantisedPack
 from im2win.runtime.libraries import load_kernel
 from im2win.runtime.manifest import ArtefactError, Manifest, manifest_path
+from im2win.runtime.seal import seal
 from im2win.runtime.tensors import ArgumentError, Port, aligned, as_numpy, empty_like
 from im2win.runtime.weights import weights_file, weights_path
 from im2win.spec.conv2d import Conv2d
@@ -110,6 +111,7 @@ class Op:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self._library, partial)
+            seal(partial, self.manifest.facts())
             os.replace(partial, target)
             manifest_path(target).write_text(self.manifest.to_json(target))
         except OSError as error:

@@ -21,6 +21,8 @@ from im2win.frontends.models.convolutions import Job, build, in_processes
 from im2win.frontends.onnx.layers import ModelError, layers_of
 from im2win.records import judge
 from im2win.runtime.manifest import ArtefactError
+from im2win.runtime.model_manifest import digest
+from im2win.runtime.seal import seal
 
 # --- batches -------------------------------------------------------------------------------------------------------
 
@@ -209,10 +211,14 @@ def test_files_that_are_not_whole(buckets: tuple[Any, Any], tmp_path: Path) -> N
     manifest.write_text("{")
     fails("not a readable manifest")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "schema": 99}))
-    fails("schema 99 is not 3")
+    fails("schema 99 is not 4")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "odd": 1}))
     fails("not a manifest of im2win")
     manifest.write_text(json.dumps({**json.loads(good[manifest]), "isa": "neon9"}))
+    fails("sealed with other facts")
+    elsewhere = {**json.loads(good[manifest]), "isa": "neon9"}
+    seal(path, elsewhere)
+    manifest.write_text(json.dumps({**elsewhere, "sha256": digest(path)}))
     fails("built for neon9")
     with pytest.raises(ArtefactError, match="load_model` loads it"):
         im2win.load(path)

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from im2win.registry.backends import Device, device_for
 from im2win.runtime.load import load_model
 from im2win.runtime.model import Model, write_manifest
 from im2win.runtime.model_manifest import ModelManifest, digest, weights_path
+from im2win.runtime.seal import seal
 from im2win.spec.accuracy import Accuracy
 from im2win.spec.conv2d import Conv2d
 
@@ -190,12 +192,13 @@ def link(assembly: Assembly, device: Device, library: Path) -> ModelManifest:
         assembly.kernels.link(partial, run)
     partial_weights = weights.with_name(weights.name + ".partial")
     assembly.weights.write(partial_weights)
-    os.replace(partial_weights, weights)
-    os.replace(partial, library)
     target, isa, threads = ("cuda", device.arch, 1) if isinstance(device, Gpu) else ("cpu", device.isa, device.threads)
     manifest = ModelManifest(
         inputs=assembly.inputs, outputs=assembly.outputs, buckets=tuple(assembly.buckets), layers=tuple(assembly.layers.values()),
         skipped=tuple(assembly.skipped), target=target, machine=device.name, isa=isa, threads=threads, tvm=tvm.__version__,
-        im2win=__version__, sha256=digest(library), weights_bytes=assembly.weights.bytes, weights_sha256=digest(weights),
+        im2win=__version__, weights_bytes=assembly.weights.bytes, weights_sha256=digest(partial_weights),
     )  # fmt: skip
-    return write_manifest(manifest, library)
+    seal(partial, manifest.facts())
+    os.replace(partial_weights, weights)
+    os.replace(partial, library)
+    return write_manifest(replace(manifest, sha256=digest(library)), library)
