@@ -17,7 +17,7 @@ from im2win.runtime import libraries
 
 pytestmark = pytest.mark.skipif(pool.launcher() is None, reason="needs Linux and a C compiler")
 
-CONV = Conv2d(1, 8, 12, 12, 16, 3, padding=1)
+CONV = Conv2d(1, 16, 28, 28, 32, 3, padding=1)  # so large that its loop is parallel on any machine
 BODY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int32 * 4), ctypes.c_void_p)
 
 IN_A_PROCESS = """

@@ -19,6 +19,12 @@ from im2win.tuner.session import Session
 from im2win.tuner.tuning import FINALS, _finals
 
 
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    """No kernel runs here, and candidates must have the same order on every CPU."""
+    return Machine("Some CPU", "znver4", "avx512f", 2, 16, 32, 32 << 10, 1 << 20, 32 << 20)
+
+
 class _Finals:
     """A measurement whose finals take the times that it is given."""
 

@@ -20,7 +20,6 @@ from im2win.common.messages import brief
 from im2win.common.progress import reporting
 from im2win.common.quantities import counted
 from im2win.records.tiers import TUNED
-from im2win.runtime.tensors import torch_tensor, torch_values
 from im2win.spec import methods
 from im2win.spec.accuracy import checked_accuracy
 from im2win.spec.conv2d import Conv2d
@@ -228,11 +227,15 @@ def _on_device(model: Model, given: dict[str, Any]) -> dict[str, Any]:
         return given
     import torch  # noqa: F401 - what `torch_tensor` returns
 
+    from im2win.runtime.tensors import torch_tensor
+
     return {name: torch_tensor(value).cuda() for name, value in given.items()}
 
 
 def _on_host(results: dict[str, Any]) -> dict[str, Any]:
     """Results as numpy arrays; waits for those of a GPU."""
+    from im2win.runtime.tensors import torch_values
+
     return {name: value if isinstance(value, np.ndarray) else torch_values(value.cpu()) for name, value in results.items()}
 
 
