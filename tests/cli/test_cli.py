@@ -18,7 +18,7 @@ import pytest
 
 import im2win
 from im2win.bench.results import Result
-from im2win.cli.commands import tables, workload
+from im2win.cli.commands import tables, tensors, workload
 from im2win.cli.commands.build import file_stem
 from im2win.cli.commands.demo import im2col_product
 from im2win.device.cpu import Machine
@@ -252,3 +252,11 @@ def test_numbers() -> None:
 def test_bench_refuses_what_it_would_ignore(command: Callable[..., Any], words: list[str], message: str) -> None:
     done = command("bench", "n1-c8x8x8-k8x3x3", *words)
     assert done.status == 2 and message in done.err
+
+
+def test_tensors_of_bfloat16_keep_their_type(tmp_path: Path) -> None:
+    """numpy stores them as pairs of bytes."""
+    values = np.array([1.5, -2.0], "bfloat16")
+    np.save(tmp_path / "x.npy", values)
+    found = tensors.named([f"x={tmp_path / 'x.npy'}"])["x"]
+    assert found.dtype == values.dtype and (found == values).all()
