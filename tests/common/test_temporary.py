@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from im2win.common.temporary import temporary_folder
+from im2win.common.temporary import YOUNG_S, TemporaryFolder
 
 HOLD = """
 import time
-from im2win.common.temporary import temporary_folder
-held = temporary_folder("tune")
+from im2win.common.temporary import TemporaryFolder
+held = TemporaryFolder("tune")
 print(held.name, flush=True)
 time.sleep(60)
 """
@@ -30,28 +30,42 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def aged(path: Path) -> None:
+    """Makes a folder as old as those that are not left alone."""
+    then = time.time() - YOUNG_S - 1
+    os.utime(path, (then, then))
+
+
 def test_it_is_gone_at_its_end(tmp_path: Path) -> None:
-    with temporary_folder("tune") as name:
-        assert Path(name).parent == tmp_path and Path(name).name.startswith(f"im2win-tune-p{os.getpid()}-")
+    with TemporaryFolder("tune") as name:
+        assert Path(name).parent == tmp_path and Path(name).name.startswith("im2win-tune-held-")
+    folder = TemporaryFolder("tune")
+    folder.cleanup()
+    folder.cleanup()
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    other = [tmp_path / name for name in ("im2win-tune-abc", "im2win-model-p1-1-x", "im2win-tune-p1", f"im2win-other-p{2**22}-1-x")]
+    """A folder that is held, whatever its age; of another purpose or name; a link; and one whose maker may be about to lock it."""
+    other = [tmp_path / name for name in ("im2win-tune-abc", "im2win-model-held-x", "im2win-tune-held-young")]
     for path in other:
         path.mkdir()
-    again = tmp_path / f"im2win-tune-p{os.getpid()}-1-x"  # of a process that had this one's number
-    again.mkdir()
+    for path in other[:2]:
+        aged(path)
+    link = tmp_path / "im2win-tune-held-link"
+    link.symlink_to(other[0])
+    os.utime(link, (0, 0), follow_symlinks=False)
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         held = Path(process.stdout.readline().strip())
         (held / "library.so").touch()
-        with temporary_folder("tune"):
-            assert held.exists() and not again.exists()
+        aged(held)
+        with TemporaryFolder("tune"):
+            assert (held / "library.so").exists()
         process.send_signal(signal.SIGKILL)
     assert held.exists()
-    with temporary_folder("tune") as name:
-        assert sorted(tmp_path.iterdir()) == sorted([*other, Path(name)])
+    with TemporaryFolder("tune") as name:
+        assert sorted(tmp_path.iterdir()) == sorted([*other, link, Path(name)])
 
 
 def test_a_tuner_that_is_asked_to_end_leaves_nothing(tmp_path: Path) -> None:

@@ -99,5 +99,11 @@ def test_the_command(command: Any, tmp_path: Path) -> None:
     [one] = values["layers"]
     assert one["conv"] == str(SMALL) and one["bound"] in one["roofs"] and one["tier"] in TIERS
     assert set(one["chosen"]) == {"algorithm", "tile", "measured_s", "expected_s"}
+    lines = [json.dumps({"schema": 1, "conv": str(conv), "count": 1, "target": "cpu"}) for conv in (HALF, SMALL)]
+    (tmp_path / "two.jsonl").write_text("\n".join(lines))
+    done = command("explain", tmp_path / "two.jsonl", "--logs", tmp_path)
+    assert done.status == 0 and f"skipped: {HALF}: no algorithm computes" in done.out and f"{SMALL} on " in done.out
+    done = command("explain", HALF)
+    assert done.status == 2 and "no algorithm computes" in done.err
     done = command("explain", SMALL, "--device", "abacus-1t")
     assert done.status == 2 and "`--device` (=abacus-1t) must have shipped records" in done.err

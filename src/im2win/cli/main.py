@@ -65,7 +65,7 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    """Run the command line and exit: 0 done, 2 bad input (one line on stderr), 130 interrupted, 143 terminated."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)

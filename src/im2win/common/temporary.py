@@ -1,40 +1,54 @@
-"""Temporary folders that do not stay for good where a process is killed: the next one that makes such a folder removes them."""
+"""Temporary folders that do not stay for good where a process is killed: the next one that makes such a folder removes them.
+
+A process holds a lock on its folder, which the system releases however the process ends. Neither the clock nor the numbers of processes
+matter, which may change or belong to another container.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import re
 import shutil
 import tempfile
+import time
+import weakref
 from pathlib import Path
 
-import psutil
-
-_NAME = re.compile(r"im2win-[a-z]+-p(\d+)-(\d+)-\w+")
+YOUNG_S = 60.0  # age up to which a folder is left alone: its maker may be about to lock it
 
 
-def temporary_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder of this process for a purpose, one word; what earlier processes of this user left for it is removed first."""
-    folder = Path(tempfile.gettempdir())
-    for left in folder.glob(f"im2win-{purpose}-p*"):
-        with contextlib.suppress(OSError):  # another process may be removing it
-            if _abandoned(left):
-                shutil.rmtree(left)
-    return tempfile.TemporaryDirectory(prefix=f"im2win-{purpose}-p{os.getpid()}-{_started(os.getpid())}-", dir=folder)
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
+    """A folder for a purpose, one word; what killed processes of this user left of such folders is removed first."""
+
+    def __init__(self, purpose: str) -> None:
+        prefix, folder = f"im2win-{purpose}-held-", Path(tempfile.gettempdir())
+        for left in folder.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):  # in use, or being removed by another process
+                _remove_abandoned(left)
+        super().__init__(prefix=prefix, dir=folder)
+        held = os.open(self.name, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self._release = weakref.finalize(self, os.close, held)
+
+    def cleanup(self) -> None:
+        """Removes the folder."""
+        super().cleanup()
+        self._release()
 
 
-def _abandoned(path: Path) -> bool:
-    """Whether the process that made a folder has ended. A folder of another user is not asked."""
-    found = _NAME.fullmatch(path.name)
-    if found is None or (hasattr(os, "getuid") and path.lstat().st_uid != os.getuid()):
-        return False
-    return _started(int(found[1])) != int(found[2])
+def _remove_abandoned(path: Path) -> None:
+    """Removes a folder of this user that no process holds.
 
-
-def _started(process: int) -> int:
-    """When a process started, in whole seconds; 0 if there is none. Numbers of processes are used again, but not at once."""
+    Raises:
+        OSError: a process holds it.
+    """
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < YOUNG_S:
+        return
+    tried = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return int(psutil.Process(process).create_time())
-    except psutil.Error:
-        return 0
+        fcntl.flock(tried, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(tried)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from im2win.common.temporary import temporary_folder
+from im2win.common.temporary import TemporaryFolder
 from im2win.common.worker_pool import WorkerError, in_order
 from im2win.registry.interface import Kernel
 from im2win.registry.schedules import schedule_of
@@ -27,7 +27,7 @@ class Measurement:
 
     def __init__(self, session: Session, pool: Pool) -> None:
         self.session, self.builders, self.runner = session, pool.builders, pool.runner
-        self.folder = temporary_folder("tune")
+        self.folder = TemporaryFolder("tune")
         self.libraries: dict[Any, Path] = {}
         self.kernels: dict[Any, Kernel | None] = {}
         self._serial = 0

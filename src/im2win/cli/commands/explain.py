@@ -47,10 +47,15 @@ def explain(
         found = []
         for done, layer in enumerate(wanted):
             reporter.step(done, layer.name)
-            found.append(explained(layer.conv, on, logs, made, ceilings))
+            try:
+                found.append(explained(layer.conv, on, logs, made, ceilings))
+            except ValueError as error:
+                if len(wanted) == 1:
+                    raise
+                skipped.append(f"{layer.name}: {error}")
         reporter.step(len(wanted))
     if json:
-        tables.print_json({"schema": 1, "layers": [one.as_dict() for one in found], "skipped": list(skipped)})
+        tables.print_json({"schema": 1, "layers": [one.as_dict() for one in found], "skipped": skipped})
         return
     console = tables.console()
     for line in skipped:
@@ -92,7 +97,8 @@ def lines(one: Explanation) -> list[str]:
     said.append(f"  time goes to, as the cost model counts: {causes}")
     if one.bound is not None:
         roofs = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in one.roofs.items())
-        far = f"; the kernel is at {one.share:.0%} of it" if one.share is not None else ""
+        expected = "" if one.chosen.measured_s is not None else "expected "
+        far = f"; the kernel is {expected}at {one.share:.0%} of it" if one.share is not None else ""
         said.append(f"  roof: {one.bound} (at least: {roofs}){far}")
     if one.runner_up is not None:
         said.append(f"  runner-up: {methods.shown(one.runner_up.algorithm)}, {_time(one.runner_up)}{_beside(one.runner_up, one.chosen)}")
